@@ -46,7 +46,7 @@ from pagewood.schedpolicy.requests import (
 from pagewood.schedpolicy.reserve import NewTokenRatio, StepReserve
 from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
-from pagewood.schedpolicy.shuffled import ShuffledOrder
+from pagewood.schedpolicy.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.tagged import TagAffinity
@@ -67,13 +67,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
-    "ByLongestMatch", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "DynamicChunk",
-    "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt", "HasTag",
-    "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
-    "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead",
-    "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers", "TooLate",
-    "TreeControl", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named",
-    "by_arrival", "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority",
-    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
-    "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
+    "ByLongestMatch", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
+    "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt",
+    "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
+    "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget",
+    "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers", "TooLate", "TreeControl",
+    "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named", "by_arrival",
+    "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first",
+    "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share", "order_named", "prefill_first",
+    "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from random import Random
 from typing import Any
 
 from pagewood.schedpolicy.adaptive import AdaptiveOrder
@@ -19,7 +18,7 @@ from pagewood.schedpolicy.ranked import (
 )
 from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import fair_share, weighted_round_robin
-from pagewood.schedpolicy.shuffled import ShuffledOrder
+from pagewood.schedpolicy.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
 
@@ -74,8 +73,8 @@ def order_named(
         case "hrrn":
             return by_tier(lambda: HighestResponseRatio[Any](notified=notified))
         case "random":
-            rng = Random(seed)
-            return by_tier(lambda: ShuffledOrder[Any](rng))
+            draws = Draws(seed)
+            return by_tier(lambda: ShuffledOrder[Any](draws))
         case "adaptive":
             return AdaptiveOrder[Any](
                 lambda: order_named("lpm", notified=notified), lambda: order_named("fcfs", notified=notified)

@@ -1,77 +1,96 @@
-"""Random order, drawn again in each pass."""
+"""Random order, drawn again after each admission."""
 
 from collections.abc import Iterator
 from random import Random
 from typing import Generic
 
 from pagewood.schedpolicy.order import W, absent, changed_during_pass
+from pagewood.schedpolicy.sorted_queue import SortedQueue
+
+
+class Draws:
+    """The random numbers of the passes. Invariant: they depend only on the seed and on the number of admissions.
+
+    Several orders can share one, as in `Tiers`: an admission from one of them gives all of them other numbers.
+    """
+
+    __slots__ = ("_num_admitted", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        """Start with no admission."""
+        self._seed = seed
+        self._num_admitted = 0  # written by: admit
+
+    def admit(self) -> None:
+        """Count an admission: the next pass gets other numbers."""
+        self._num_admitted += 1
+
+    def of_pass(self) -> Random:
+        """Return the generator of a pass; all passes between two admissions get the same numbers."""
+        return Random(f"{self._seed} {self._num_admitted}")
 
 
 class ShuffledOrder(Generic[W]):
-    """Yields every pass in a new random order: no request is preferred, and none starves.
+    """Yields the requests in a random order, a new one after each admission: no request is preferred, and none starves.
 
-    If a pass takes k of at most n requests, each waiting request is among them with a probability of at least k / n,
-    independently of earlier passes. Invariant: the same calls and the same generator give the same orders.
+    If k of at most n requests are admitted from a pass, each waiting request is among them with a probability of at
+    least k / n, independently of earlier admissions. Invariant: an order depends only on the draws and on which
+    requests wait. How often it was asked for, and in which order requests came and left, does not matter. So two
+    schedulers that make the same admissions agree on the next one, even if one of them looks at the queue more often.
     """
 
-    __slots__ = ("_num_changes", "_places", "_requests", "_rng")
+    __slots__ = ("_by_arrival", "_draws", "_num_changes")
 
-    def __init__(self, rng: Random) -> None:
-        """Start empty; each request yielded draws one number from `rng`."""
-        self._rng = rng
+    def __init__(self, draws: Draws) -> None:
+        """Start empty."""
+        self._draws = draws
         self._num_changes = 0  # written by: add, remove
-        self._requests: list[W] = []  # written by: add, remove, ordered
-        self._places: dict[int, int] = {}  # in it, by arrival; written by: add, remove, ordered
+        self._by_arrival = SortedQueue[W]()
 
     def add(self, request: W) -> None:
         """Add a request."""
-        if request.arrival in self._places:
-            raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
+        self._by_arrival.add(request, ())
         self._num_changes += 1
-        self._places[request.arrival] = len(self._requests)
-        self._requests.append(request)
 
     def remove(self, request: W) -> None:
-        """Remove a request; the last one takes its place."""
-        place = self._places.pop(request.arrival, None)
-        if place is None:
-            raise absent(request)
+        """Remove a request."""
+        self._by_arrival.discard(request)
         self._num_changes += 1
-        last = self._requests.pop()
-        if place < len(self._requests):
-            self._requests[place] = last
-            self._places[last.arrival] = place
 
-    admit = remove
     park = remove
+
+    def admit(self, request: W) -> None:
+        """Remove a request that starts to run; the next pass has a new order."""
+        self.remove(request)
+        self._draws.admit()
 
     def stop(self, request: W) -> None:
         """Do nothing: running requests do not affect this order."""
 
     def update(self, request: W) -> None:
         """Do nothing: the attributes of a request do not affect this order."""
-        if request.arrival not in self._places:
+        if request not in self._by_arrival:
             raise absent(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
         """Yield the waiting requests, shuffling only as many as are taken.
 
-        Source: the shuffle of Fisher and Yates.
+        Source: the shuffle of Fisher and Yates, of the requests by arrival.
         """
-        requests, num_changes = self._requests, self._num_changes
+        requests, num_changes, rng = self._by_arrival, self._num_changes, self._draws.of_pass()
+        moved: dict[int, int] = {}  # place -> place by arrival of the request that was moved there
         for place in range(len(requests)):
-            other = self._rng.randrange(place, len(requests))
-            requests[place], requests[other] = requests[other], requests[place]
-            self._places[requests[place].arrival] = place
-            self._places[requests[other].arrival] = other
-            yield requests[place]
+            other = rng.randrange(place, len(requests))
+            taken = moved.get(other, other)
+            moved[other] = moved.pop(place, place)
+            yield requests[taken]
             if self._num_changes != num_changes:
                 raise changed_during_pass()
 
     def __contains__(self, request: W) -> bool:
         """Return whether a request is waiting here."""
-        return request.arrival in self._places
+        return request in self._by_arrival
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return len(self._requests)
+        return len(self._by_arrival)

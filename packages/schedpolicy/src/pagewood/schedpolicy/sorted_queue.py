@@ -71,6 +71,10 @@ class SortedQueue(Generic[W]):
         """Return the request with the smallest key, or None if the queue is empty."""
         return self._entries[0][-1] if self._entries else None
 
+    def __getitem__(self, place: int) -> W:
+        """Return the request at a place, smallest key first."""
+        return self._entries[place][-1]
+
     def __iter__(self) -> Iterator[W]:
         """Yield the requests, smallest key first.
 

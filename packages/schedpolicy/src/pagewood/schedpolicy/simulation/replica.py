@@ -347,8 +347,6 @@ class Replica:
                 admitted.append(request)
             elif not policies.skip_ahead.pass_over(request):
                 break
-        for request in deferred:
-            self._queue.park(request)
         for request in admitted:
             self._queue.admit(request)
             self._recorder.observed.service.leave(request.tenant)
@@ -357,6 +355,8 @@ class Replica:
                 request.admitted_s = now_s
             else:
                 request.num_recomputed += request.num_tokens - request.num_matched
+        for request in deferred:
+            self._queue.park(request)
 
     def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
         """Return whether the tenant may run a request; checks a tenant at its `max_running` only once in a pass."""
