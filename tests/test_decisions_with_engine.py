@@ -283,10 +283,7 @@ def test_requests_are_preempted_alike(prefill_first: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ORDERS)
 def test_many_traces_have_the_same_grants(policy: str) -> None:
-    # Rarely the two differ: "random" in seeds 11, 64 and 87, "dfs-weight" in 20, 64 and 79, where another candidate is
-    # the next one. Why is not known, so these seeds are left out here, and not justified.
-    first = {"random": 12, "dfs-weight": 80}.get(policy, 0)
-    settings = {seed: random_setting(Random(f"{seed} {policy}"), policy) for seed in range(first, first + 50)}
+    settings = {seed: random_setting(Random(f"{seed} {policy}"), policy) for seed in range(50)}
     assert sum(compare(seed, setting, over_radix=seed % 2 == 0) for seed, setting in settings.items()) > 10
 
 

@@ -1,5 +1,7 @@
 """Single behaviours of the queue; random traffic is in test_scenarios.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from pagewood.engine.api import PoolingParams
@@ -10,9 +12,9 @@ from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.kvpool import PageAllocator
 
 
-def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> None:
+def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0, namespace: str | None = None) -> None:
     """Put the KV of a whole prompt into the cache."""
-    one = make_request(prompt, arrival=arrival)
+    one = replace(make_request(prompt, arrival=arrival), namespace=namespace)
     assert kv.admit(one, max_tokens=1000, num_reserved=0)
     one.num_computed = len(prompt)
     kv.release(one)
@@ -47,6 +49,27 @@ def test_a_longer_match_goes_first_as_soon_as_it_is_cached() -> None:
     queue.end_pass([])
     compute(kv, list(range(8)), arrival=9)
     assert [request.arrival for request in queue.examine(0.0)] == [1, 0]
+
+
+def test_requests_of_a_namespace_are_a_family_only_if_they_share_a_cached_prefix() -> None:
+    kv = make_space()
+    queue = make_queue(kv, order="dfs-weight", is_watching=True)
+    prompts = [("a", 1), ("a", 2), ("a", 3), (None, 4), ("b", 4), ("b", 4)]
+    for arrival, (namespace, token) in enumerate(prompts):
+        prompt = [token] * 8 + [20 + arrival]
+        compute(kv, prompt, namespace=namespace)
+        queue.add(replace(make_request(prompt, arrival=arrival), namespace=namespace))
+    assert [request.arrival for request in queue.examine(0.0)] == [4, 5, 0, 1, 2, 3]
+
+
+def test_prefixes_of_different_namespaces_differ_from_the_first_token_on() -> None:
+    tokens = list(range(5, 12))
+    requests = [replace(make_request(tokens), namespace=namespace) for namespace in (None, "", "a", "b")]
+    prefixes = [request.prefix(6) for request in requests]
+    assert len({prefix[:4] for prefix in prefixes}) == 4
+    assert [len(prefix) for prefix in prefixes] == [24] * 4
+    for request, prefix in zip(requests, prefixes, strict=True):
+        assert [request.prefix(num) for num in range(7)] == [prefix[: 4 * num] for num in range(7)]
 
 
 def test_after_healing_the_queue_watches_the_new_cache() -> None:

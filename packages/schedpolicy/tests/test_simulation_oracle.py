@@ -84,8 +84,7 @@ class Naive:
         return self.page_size * num_pages
 
     def prefix(self, num_tokens: int) -> bytes:
-        num_pages = min(num_tokens, self.spec.num_prompt) // self.page_size
-        return b"".join(key.to_bytes(4, "little", signed=True) for key in self.keys[:num_pages])
+        return b"".join(key.to_bytes(4, "little", signed=True) for key in self.keys[: num_tokens // self.page_size])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

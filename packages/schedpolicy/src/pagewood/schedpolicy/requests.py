@@ -63,14 +63,16 @@ class Running(Request, Protocol):
 
 
 class HasPrefix(Protocol):
-    """A request whose prompt can be compared with other prompts."""
+    """A request whose tokens can be compared with those of others."""
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return bytes that identify the first `num_tokens` tokens of the prompt (all of it, if it is shorter).
+        """Return bytes that identify the first `num_tokens` tokens (all of them, if there are fewer).
 
+        These are the tokens of the prompt, and after a preemption those of the output too, because both are cached.
         Four bytes stand for one token, or for one page of the cache. If one token sequence is a prefix of another, so
-        are their bytes. Prompts that must not share KV start with different bytes, for example a hash of their
-        namespace, padded to a multiple of four bytes.
+        are their bytes. If two requests may not share KV, their first four bytes differ: for example, those of a
+        request in a namespace are a hash of the namespace and the first token. With a hash of the namespace alone, all
+        requests of a namespace would be one family.
         """
         ...
 

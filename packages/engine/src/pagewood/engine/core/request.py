@@ -13,6 +13,7 @@ retired, because steps may yield fewer tokens than they promised.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import inf
 from typing import Literal
 
@@ -26,7 +27,7 @@ from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.grammar.matcher import Matcher
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
-_NO_TOKEN = b"\xff\xff\xff\xff"
+_TOKEN_BYTES = 4
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -188,12 +189,16 @@ class Request:
         return int(end == self.num_known + self.num_unseen and self.pool is None)
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return its first tokens as bytes, after its namespace between two int32 that are not token ids."""
+        """Return its first tokens as bytes; in a namespace, a hash of both stands for the first token.
+
+        So requests of different namespaces have no first token in common, and those of one namespace have it in common
+        only if it is the same.
+        """
         tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
-        if self.namespace is None:
+        if self.namespace is None or not tokens:
             return tokens
-        name = self.namespace.encode()
-        return _NO_TOKEN + name + bytes(-len(name) % len(_NO_TOKEN)) + _NO_TOKEN + tokens
+        first, rest = tokens[:_TOKEN_BYTES], tokens[_TOKEN_BYTES:]
+        return blake2b(first + self.namespace.encode(), digest_size=_TOKEN_BYTES).digest() + rest
 
     def window(self, start: int, end: int) -> bytes:
         """Return the known tokens at positions [start, end) as bytes."""

@@ -104,13 +104,13 @@ class SimRequest:
         return self._clock is not None
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return four bytes for each whole page of the first `num_tokens` tokens of the prompt."""
+        """Return four bytes for each whole page of the first `num_tokens` tokens, prompt and output."""
         return self.window(0, num_tokens)
 
     def window(self, start: int, end: int) -> bytes:
-        """Return four bytes for each page of the tokens [start, end) of the prompt."""
+        """Return four bytes for each page of the tokens [start, end)."""
         if self._prefix is None:
-            self._prefix = array("i", self.keys[: self._num_prompt_pages]).tobytes()
+            self._prefix = array("i", self.keys).tobytes()
         return self._prefix[4 * (start // self._page_size) : 4 * (end // self._page_size)]
 
     def num_shared(self, other: "SimRequest") -> int:
