@@ -207,17 +207,20 @@ def control(options: Options) -> None:
                 "adaptive",
                 options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance),
             )
-            for batch in (1, 4) if options.smoke else BATCHES:
+            for batch in (1, 4) if options.smoke else options.batches:
                 # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
                 prompts = _random_prompts(batch if options.smoke else max(8, 3 * batch))
                 limits = [random.Random(i).randint(1, 2 * _num_output(options)) for i in range(len(prompts))]
-                pairs: list[tuple[Run, Run]] = []
-                for _ in range(options.num_repeats):
-                    runs = [
-                        one.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
-                        for one in (plain, adaptive)
-                    ]
-                    pairs.append((runs[0], runs[1]))
+                systems, pairs = (plain, adaptive), list[tuple[Run, Run]]()
+                for system in systems:  # both have the prompts in their caches then
+                    system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
+                for index in range(options.num_repeats):
+                    order = systems if index % 2 else systems[::-1]
+                    runs = {
+                        system.name: system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
+                        for system in order
+                    }
+                    pairs.append((runs["plain"], runs["adaptive"]))
                 ratio = median(new.tokens_per_s / old.tokens_per_s for old, new in pairs)
                 speed = median(old.tokens_per_s for old, _ in pairs)
                 drafts = sum(new.num_drafted for _, new in pairs) / sum(new.num_steps for _, new in pairs)
