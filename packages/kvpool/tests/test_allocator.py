@@ -1,5 +1,6 @@
 import re
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -177,6 +178,46 @@ def test_a_wrong_free_of_almost_consecutive_pages_frees_nothing(wrong: NDArray[n
         assert allocator.held_pages().tolist() == [0, 1, 2, 3, 7]
     allocator.free(pages(0, 1, 2, 3))
     assert allocator.alloc(7).tolist() == [0, 1, 2, 3, 5, 6, 4]
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_thousands_of_pages_in_a_few_runs(data: st.DataObject):
+    allocator, num_pages = PageAllocator(20_000), 20_000
+    free = list(range(num_pages))  # as a stack whose top is at the front
+    held: list[list[int]] = []  # runs, as they were allocated or cut
+    for _ in range(data.draw(st.integers(1, 8))):
+        number = data.draw(st.sampled_from([1, 30, 4500, 6000]))
+        if number <= len(free):
+            held.append(free[:number])
+            del free[:number]
+            assert allocator.alloc(number).tolist() == held[-1]
+        cuts = [run for run in held if len(run) > 1]
+        if cuts:
+            run = data.draw(st.sampled_from(cuts))
+            at = data.draw(st.integers(1, len(run) - 1))
+            held.remove(run)
+            held += [run[:at], run[at:]]
+        freed = data.draw(st.lists(st.sampled_from(held), max_size=4, unique_by=id)) if held else []
+        ids = [page for run in freed for page in run]
+        is_parked = data.draw(st.booleans())
+        spoiled = data.draw(st.sampled_from(["no", "twice", "free", "beyond", "negative"]))
+        wrong = {"twice": ids[-1:], "free": free[:1], "beyond": [num_pages], "negative": [-1]}.get(spoiled)
+        if wrong and ids:
+            at = data.draw(st.sampled_from([0, len(freed[0]), len(ids)]))
+            with pytest.raises(ValueError, match="pages must be"):
+                allocator.free(np.array(ids[:at] + wrong + ids[at:], np.int32))
+        if is_parked:
+            with allocator.batched_frees():
+                allocator.free(np.array(ids, np.int32))
+                with pytest.raises(ValueError, match="pages must be held") if ids else nullcontext():
+                    allocator.free(np.array(ids, np.int32))
+        else:
+            allocator.free(np.array(ids, np.int32))
+        free = ids + free
+        held = [run for run in held if not any(run is one for one in freed)]
+        assert allocator.held_pages().tolist() == sorted(page for run in held for page in run)
+    assert allocator.alloc(len(free)).tolist() == free
 
 
 def test_pages_are_written_to_the_callers_array():

@@ -57,3 +57,30 @@ def test_many_pages_with_one_twice(number: int, span: int) -> None:
     with pytest.raises(ValueError, match=f"distinct, got page {some[7]} twice"):
         pages.adopt(twice)
     assert len(pages) == number
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_thousands_of_pages_in_a_few_runs(seed: int) -> None:
+    rng, pages = Random(seed), PageSet()
+    held: set[int] = set()
+    for _ in range(60):
+        starts = [rng.randrange(-3, 40_000) for _ in range(rng.randint(1, 4))]
+        runs = [range(start, start + rng.choice([1, 600, 2500, 5000])) for start in starts]
+        offered = [page for run in runs for page in run]
+        if len(set(offered)) == len(offered) and not held & set(offered) and min(offered) >= 0:
+            pages.adopt(np.array(offered, np.int32))
+            held |= set(offered)
+        else:
+            with pytest.raises(ValueError, match="pages must"):
+                pages.adopt(np.array(offered, np.int32))
+        dropped = {page for page in range(*sorted(rng.sample(range(42_000), 2))) if page in held}
+        pages.drop(np.array(sorted(dropped), np.int32))
+        held -= dropped
+        assert len(pages) == len(held)
+        assert all(page in pages for page in held)
+
+
+def test_a_page_that_wraps_around_is_negative() -> None:
+    high, low = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+    with pytest.raises(ValueError, match=f"pages must be >= 0, got page {low}"):
+        PageSet().adopt(np.concatenate([np.arange(5000), [high, low]]).astype(np.int32))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.kvpool.runs import Part, as_index, parts_of, taken
+
 # Up to this many pages, a loop over Python ints is faster than calls of numpy.
 _FEW = 24
 _INT32 = np.dtype(np.int32)
@@ -165,10 +167,13 @@ class PageAllocator:
         """
         if pages.size <= _FEW and pages.dtype == _INT32 and pages.ndim == 1 and self._free_few(pages.tolist()):
             return
-        index = _index(pages, self._num_pages)
-        if len(pages) > self._first - self._num_parked or not self._all_held(pages, index):
+        parts = parts_of(pages, self._num_pages)
+        if len(pages) > self._first - self._num_parked:
             raise ValueError(self._complaint(pages))
-        if not self._push(pages, index):
+        for ids, index in parts:
+            if not self._all_held(ids, index):
+                raise ValueError(self._complaint(pages))
+        if not self._push(pages, parts):
             raise ValueError(self._complaint(pages))
 
     @contextmanager
@@ -302,7 +307,7 @@ class PageAllocator:
         Raises:
             ValueError: A source is not held, a destination is not free, or an id occurs twice. Nothing changes.
         """
-        src, dst = _as_intp(moves.src), _as_intp(moves.dst)
+        src, dst = as_index(moves.src), as_index(moves.dst)
         if len(src) != len(dst) or len(np.unique(np.concatenate((src, dst)))) != 2 * len(src):
             raise ValueError("moves must have distinct pages, one destination for each source")
         if not self._all_held(moves.src, src):
@@ -350,10 +355,9 @@ class PageAllocator:
             is_live |= position < self._num_parked
         elif not np.count_nonzero(is_live):
             return True  # as after an `alloc` below which nothing was freed
-        # `take` is twice as fast as an index of int32.
-        return not np.count_nonzero(is_live & (self._stack.take(position) == pages))
+        return not np.count_nonzero(is_live & (taken(self._stack, position) == pages))
 
-    def _push(self, pages: NDArray[np.int32], index: NDArray[np.intp] | slice) -> bool:
+    def _push(self, pages: NDArray[np.int32], parts: list[Part]) -> bool:
         """Put held pages on the stack, or among the parked pages in an open batch.
 
         Returns:
@@ -361,14 +365,17 @@ class PageAllocator:
         """
         start = self._num_parked if self._batch_depth else self._first - len(pages)
         end = start + len(pages)
-        if isinstance(index, slice):
-            np.add(pages, np.int32(start - index.start), out=self._position[index])
-        else:
-            position = np.arange(start, end, dtype=np.int32)
-            self._position[index] = position
-            # A page that occurs twice has kept one of its positions only. The stack is unchanged: all are still held.
-            if self._position[index].tobytes() != position.tobytes():
-                return False
+        place = start
+        for ids, index in parts:
+            if isinstance(index, slice):
+                np.add(ids, np.int32(place - index.start), out=self._position[index])
+            else:
+                position = np.arange(place, place + len(ids), dtype=np.int32)
+                self._position[index] = position
+                # A page that occurs twice has kept one of its positions. The stack is unchanged: all are still held.
+                if self._position[index].tobytes() != position.tobytes():
+                    return False
+            place += len(ids)
         self._stack[start:end] = pages
         if self._batch_depth:
             self._num_parked = end
@@ -396,7 +403,7 @@ class PageAllocator:
             if page == previous:
                 return f"pages must be distinct, got page {page} twice"
             one = np.array([page], dtype=np.int32)
-            if not self._all_held(one, _as_intp(one)):
+            if not self._all_held(one, as_index(one)):
                 return f"pages must be held, got page {page}, which is free"
             previous = page
         raise AssertionError("every page is held and distinct")
@@ -405,20 +412,3 @@ class PageAllocator:
 def _check_num_pages(num_pages: int) -> None:
     if not 1 <= num_pages <= _MAX_PAGES:
         raise ValueError(f"num_pages must be in [1, {_MAX_PAGES}], got {num_pages}")
-
-
-def _index(pages: NDArray[np.int32], num_pages: int) -> NDArray[np.intp] | slice:
-    """Return the ids as an index, which is a slice for consecutive pages in [0, num_pages): these cost less."""
-    if pages.dtype == _INT32 and pages.ndim == 1 and len(pages):
-        first, last = int(pages[0]), int(pages[-1])
-        is_run = last - first == len(pages) - 1 and not np.count_nonzero(pages[1:] <= pages[:-1])
-        if is_run and first >= 0 and last < num_pages:
-            return slice(first, last + 1)
-    return _as_intp(pages)
-
-
-def _as_intp(pages: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return the ids as indices; negative ids become larger than any page."""
-    if pages.dtype != np.int32 or pages.ndim != 1:
-        raise ValueError(f"pages must be a one-dimensional int32 array, got {pages.dtype} of shape {pages.shape}")
-    return pages.view(np.uint32).astype(np.intp)

@@ -18,6 +18,9 @@ _INT32 = np.dtype(np.int32)
 _MAX_COPIED = 8192
 """Up to this many tokens, a copy costs less than what bytes save: they can be compared and cut without views."""
 
+_BLOCK_BYTES = 32768
+"""Bytes of a key that one memcmp compares to find where keys differ."""
+
 
 def require_int32(name: str, array: Int32) -> None:
     """Check an array at run time, because callers may not use a type checker.
@@ -48,9 +51,14 @@ def as_key(tokens: Int32, num_tokens: int) -> Key:
 def num_common_items(left: bytes, right: Key, offset: int) -> int:
     """Return the number of leading int32 items that `left` and `right[offset:]` have in common.
 
-    One vectorised pass. The tree calls it only after a memcmp has found a difference, so at most once per descent.
+    The tree calls it only after a memcmp has found a difference, so at most once per descent. Long keys are compared
+    block by block with memcmp first, and one block item by item.
     """
-    count = min(len(left), len(right) - offset) // ITEM_BYTES
-    differs = np.frombuffer(left, _INT32, count) != np.frombuffer(right, _INT32, count, offset)
+    num_bytes = min(len(left), len(right) - offset) // ITEM_BYTES * ITEM_BYTES
+    start, end = 0, _BLOCK_BYTES
+    while end < num_bytes and left.startswith(right[offset + start : offset + end], start):
+        start, end = end, end + _BLOCK_BYTES
+    count = (min(end, num_bytes) - start) // ITEM_BYTES
+    differs = np.frombuffer(left, _INT32, count, start) != np.frombuffer(right, _INT32, count, offset + start)
     first = int(differs.argmax()) if count else 0
-    return first if count and differs[first] else count
+    return start // ITEM_BYTES + (first if count and differs[first] else count)

@@ -9,6 +9,10 @@ _FEW = 32
 """Up to this many ids, a loop over Python ints is faster than calls of numpy."""
 _MANY, _DENSE = 4096, 16
 """From _MANY ids on, in a range of up to _DENSE times as many, counting finds repeated ids faster than sorting."""
+_GROWTH = 4096
+"""The flags grow by multiples of this, which is a page of memory: what no id needs is not touched."""
+_RUN = 512
+"""Of at least _MANY ids, those in runs of _RUN on average are adopted as slices, which are faster than an index."""
 
 
 class PageSet:
@@ -37,21 +41,18 @@ class PageSet:
         """
         if len(pages) <= _FEW and self._adopt_few(pages.tolist()):
             return
+        if self._adopt_runs(pages):
+            return
         lowest, highest, is_distinct = _range(pages)
         if lowest < 0:
             raise ValueError(f"pages must be >= 0, got page {lowest}")
-        if highest >= len(self._flags):
-            larger = bytearray(max(highest + 1, len(self._flags) + len(self._flags) // 8))
-            larger[: len(self._flags)] = self._flags
-            self._flags, self._is_held = larger, np.frombuffer(larger, np.bool_)
-        within = slice(lowest, highest + 1)
-        # A slice is faster than an index, and the pages of a long new prompt are often consecutive.
-        is_run = is_distinct and highest - lowest == len(pages) - 1
-        index = within if is_run else pages.astype(np.intp)
+        self._reserve(highest + 1)
+        index = pages.astype(np.intp)
         if np.count_nonzero(self._is_held[index]):
             _sorted(pages)
             first = next(page for page in pages.tolist() if self._flags[page])
             raise ValueError(f"pages must not be in the tree already, got page {first}")
+        within = slice(lowest, highest + 1)
         num_held = 0 if is_distinct else np.count_nonzero(self._is_held[within])
         self._is_held[index] = True
         if not is_distinct and np.count_nonzero(self._is_held[within]) - num_held < len(pages):
@@ -84,8 +85,50 @@ class PageSet:
             flags[page] = 1
         return True
 
+    def _adopt_runs(self, pages: Int32) -> bool:
+        """Add pages and return True; return False, with nothing changed, if one is wrong or they are not in a few runs.
+
+        The pages of a long new prompt are often consecutive, but for what shorter requests have left between them.
+        """
+        runs = _runs(pages)
+        if not runs or runs[0][0] < 0:
+            return False
+        self._reserve(runs[-1][1])
+        previous = 0
+        for start, end in runs:
+            if start < previous or self._flags.find(1, start, end) >= 0:
+                return False
+            previous = end
+        for start, end in runs:
+            self._is_held[start:end] = True
+        return True
+
+    def _reserve(self, num_flags: int) -> None:
+        """Make room for the ids below `num_flags`; the flags grow in place where the C library can do it."""
+        if num_flags > len(self._flags):
+            more = bytes(-(-num_flags // _GROWTH) * _GROWTH - len(self._flags))
+            del self._is_held  # while there is a view, the bytes cannot grow
+            try:
+                self._flags.extend(more)
+            finally:
+                self._is_held = np.frombuffer(self._flags, np.bool_)
+
     def __len__(self) -> int:
         return int(np.count_nonzero(self._is_held))
+
+
+def _runs(pages: Int32) -> list[tuple[int, int]]:
+    """Return the ranges `[start, end)` of consecutive ids that the pages are, sorted; empty if these are short."""
+    first, last = int(pages[0]), int(pages[-1])
+    if last - first == len(pages) - 1 and not np.count_nonzero(pages[1:] <= pages[:-1]):
+        return [(first, last + 1)]
+    if len(pages) < _MANY:
+        return []
+    is_break = pages[1:] - pages[:-1] != 1
+    if np.count_nonzero(is_break) >= len(pages) // _RUN:
+        return []
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, np.flatnonzero(is_break) + 1)]
+    return sorted(runs) if sum(end - start for start, end in runs) == len(pages) else []
 
 
 def _range(pages: Int32) -> tuple[int, int, bool]:
