@@ -91,7 +91,7 @@ class PageSet:
         The pages of a long new prompt are often consecutive, but for what shorter requests have left between them.
         """
         runs = _runs(pages)
-        if not runs or runs[0][0] < 0:
+        if not runs:
             return False
         self._reserve(runs[-1][1])
         previous = 0
