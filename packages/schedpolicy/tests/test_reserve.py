@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy import NewTokenRatio
+from pagewood.schedpolicy import NewTokenRatio, StepReserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,26 @@ def test_with_room_for_all_limits_nothing_is_estimated_and_the_verdict_is_the_sa
             num_available -= num_pages
             for step in (quick, exact):
                 step.admit(candidate, num_to_complete=0)
+
+
+@pytest.mark.parametrize("num_running", [23, 24, 25, 60])
+def test_many_requests_reserve_the_same_together_as_one_by_one(num_running: int):
+    ratio = learned(*[10] * 20, *[40] * 20, *[100] * 10)
+    for step in range(3):
+        running = [
+            Runner(7 * index + step, 300 + 50 * (index % 3), 400 + 9 * index + step, arrival=index)
+            for index in range(num_running)
+        ]
+        together = ratio.open(running, page_size=16, num_to_complete=2)
+        one_by_one = StepReserve(ratio, tuple(running), None, page_size=16, num_to_complete=2)
+        for limit, num_available in ((100, 0), (100, 10_000), (350, 200), (2000, 200)):
+            candidate = Runner(0, limit, 60, arrival=num_running)
+            found = {one.num_reserved(candidate, num_available=num_available) for one in (together, one_by_one)}
+            assert len(found) == 1
+            if limit == 350:
+                for one in (together, one_by_one):
+                    one.admit(candidate, num_to_complete=1)
+        assert together.num_pages == one_by_one.num_pages > 0
 
 
 def test_a_larger_limit_extends_the_look_ahead():

@@ -2,21 +2,22 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS, LengthReader, Lengths, part_of
+from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
 from pagewood.schedpolicy.pages import pages_of
-from pagewood.schedpolicy.requests import Request, Running, Waiting
+from pagewood.schedpolicy.requests import Running, Waiting
 
-# Limit on the tokens that one request is expected to generate from now on: few requests generate more.
-_MAX_RESERVED_TOKENS = 4096
-# Progress of a request is counted in hundredths of its limit.
-_NUM_PARTS = 100
 # Ended requests by which others are judged.
 _NUM_OBSERVED = 64
 # Imagined requests that use all of their limit: they stand for what has not been observed yet.
 _NUM_IMAGINED = 4
-# Moments of the future at which the demand for memory is estimated.
-_NUM_MOMENTS = 16
+# Running requests from which on columns of all are faster than one request after the other.
+_NUM_MANY = 24
 # Sums of probabilities that differ by less count as equal, so that the order of summation does not matter.
 _ROUNDING = 1e-6
 
@@ -48,7 +49,7 @@ class NewTokenRatio:
     2507.10150), which draws lengths where this takes probabilities.
     """
 
-    __slots__ = ("_latest", "_num_ended", "_num_held", "hold_steps", "scale")
+    __slots__ = ("_latest", "_num_ended", "_num_held", "_reader", "hold_steps", "scale")
 
     def __init__(self, *, scale: float = 1.0, hold_steps: int = 60) -> None:
         """Know nothing of outputs.
@@ -68,12 +69,13 @@ class NewTokenRatio:
         self.hold_steps = hold_steps
         self._num_held = 0  # steps of caution that are left; written by: on_step, on_preempt
         self._latest: deque[int] = deque()  # at which part the latest requests ended; written by: on_end
-        self._num_ended = [0] * (_NUM_PARTS + 1)  # how many of them ended at each part; written by: on_end
+        self._num_ended = np.zeros(NUM_PARTS + 1, np.int64)  # how many of them ended at each part; written by: on_end
+        self._reader = LengthReader()
 
     @property
     def ratio(self) -> float:
         """The part of its allowed output that a request which starts now is expected to generate."""
-        return sum(self.survival(())[1:]) / _NUM_PARTS
+        return sum(self.survival(())[1:]) / NUM_PARTS
 
     def on_step(self) -> None:
         """Record a step without preemption."""
@@ -101,19 +103,18 @@ class NewTokenRatio:
             For each number of hundredths of the limit, from 0 to 100: the share of requests that do not end before, in
             (0, 1].
         """
-        if self._num_held:
-            return [1.0] * (_NUM_PARTS + 1)
-        num_beyond = self._num_ended.copy()
-        for request in running:
-            num_beyond[part_of(request)] += 1
+        return self.survival_beside([part_of(request) for request in running]).tolist()
+
+    def survival_beside(self, parts: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return `survival` as `[101]`, given `part_of` each running request."""
+        found = np.ones(NUM_PARTS + 1)
+        if self._num_held or not self._latest:
+            return found
+        num_beyond = np.bincount(np.asarray(parts, np.intp), minlength=NUM_PARTS + 1)
+        num_beyond += self._num_ended
         # The share of the requests that reach a part and do not end there. A request at its limit has not ended early.
-        num_came, going_on = _NUM_IMAGINED + num_beyond[_NUM_PARTS], [1.0] * _NUM_PARTS
-        for part in range(_NUM_PARTS - 1, -1, -1):
-            num_came += num_beyond[part]
-            going_on[part] = 1 - self._num_ended[part] / num_came
-        found = [1.0]
-        for share in going_on:
-            found.append(found[-1] * share)
+        num_came = np.add.accumulate(num_beyond[::-1])[:0:-1] + _NUM_IMAGINED
+        np.multiply.accumulate(1 - self._num_ended[:-1] / num_came, out=found[1:])
         return found
 
     def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:
@@ -128,11 +129,14 @@ class NewTokenRatio:
         """Return the reserve of one step; reads each running request once.
 
         Args:
-            running: Requests that run when the step begins.
+            running: Requests that run when the step begins. Their prompts and limits do not change, and are read again
+                only if requests with other arrival numbers run than when this was called last.
             page_size: Tokens of a page.
             num_to_complete: Pages that these requests still need for their `num_tokens`.
         """
-        return StepReserve(self, tuple(running), page_size=page_size, num_to_complete=num_to_complete)
+        requests = tuple(running)
+        lengths = self._reader.read(requests, page_size=page_size) if len(requests) >= _NUM_MANY else None
+        return StepReserve(self, requests, lengths, page_size=page_size, num_to_complete=num_to_complete)
 
     def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
         """Estimate the memory that a waiting request needs from admission to its end, beyond its cached prefix.
@@ -147,44 +151,51 @@ class NewTokenRatio:
 class StepReserve:
     """Memory reserved in one step while requests are admitted; made by `NewTokenRatio.open`.
 
-    The demand is estimated at 16 moments, as what those that are expected to run at the moment before hold at this one;
-    so it is never too low between two. To ask about a candidate takes a time that does not depend on how many run,
+    The demand is that of a `LookAhead`. To ask about a candidate takes a time that does not depend on how many run,
     unless its limit is larger than all of theirs. Nothing is estimated while there is room for all of their limits.
 
     Invariant: `_growth` counts all running requests, including those admitted in this step, once it is estimated.
     """
 
     __slots__ = (
-        "_began", "_growth", "_limit", "_moments", "_most", "_num_to_complete", "_page_size", "_ratio", "_running",
-        "_survival", "_top",
+        "_admitted", "_ahead", "_began", "_growth", "_lengths", "_limit", "_most", "_num_to_complete", "_page_size",
+        "_ratio",
     )  # fmt: skip
 
     def __init__(
-        self, ratio: NewTokenRatio, running: tuple[Running, ...], *, page_size: int, num_to_complete: int
+        self,
+        ratio: NewTokenRatio,
+        running: tuple[Running, ...],
+        lengths: Lengths | None,
+        *,
+        page_size: int,
+        num_to_complete: int,
     ) -> None:
-        """Begin with the requests that run when the step begins."""
+        """Begin with the requests that run when the step begins; `lengths` are theirs if they are many."""
         self._ratio = ratio
         self._page_size = page_size
         self._num_to_complete = num_to_complete  # written by: admit
         self._began = running
-        self._running = list(running)  # written by: admit
-        self._limit = max((request.max_new_tokens for request in running), default=0)  # of all; written by: admit
-        self._most = sum(map(self._most_of, running))  # pages, if all use all of their limit; written by: admit
-        self._survival: list[float] = []  # written by: _look_ahead
-        self._top = -1  # up to which output it was looked ahead, tokens; -1: not yet; written by: _look_ahead
-        self._moments: list[tuple[int, int, int]] = []  # written by: _look_ahead
-        """Number of each moment, and the steps from now to the moment before and to itself."""
+        self._lengths = lengths
+        self._admitted: list[Running] = []  # contents written by: admit
+        if lengths is None:
+            self._limit = max((request.max_new_tokens for request in running), default=0)  # of all; written by: admit
+            self._most = sum(map(self._most_of, running))  # pages, if all use all of their limit; written by: admit
+        else:
+            self._limit = lengths.kept.max_limit
+            self._most = lengths.num_most_pages()
+        self._ahead: LookAhead | None = None  # written by: _look_ahead
         self._growth: list[float] = []  # pages beyond those held now, at each moment; written by: admit, _look_ahead
 
     @property
     def num_running(self) -> int:
         """Running requests."""
-        return len(self._running)
+        return len(self._began) + len(self._admitted)
 
     @property
     def num_pages(self) -> int:
         """Available pages that running requests are expected to take."""
-        if self._running:
+        if self.num_running:
             self._look_ahead(self._limit)
         return self._num_to_complete + self._worst(self._growth)
 
@@ -196,71 +207,51 @@ class StepReserve:
             num_available: pages that can be given away. If they are enough for the limits of all requests, what these
                 would take is returned, which may be more than is expected.
         """
-        if not self._running:
+        if not self.num_running:
             return 0
         most = math.ceil(self._ratio.scale * (self._most + self._most_of(candidate))) + self._num_to_complete
         if most + pages_of(candidate.num_tokens, self._page_size) <= num_available:
             return most
-        self._look_ahead(max(candidate.max_new_tokens, self._limit))
+        ahead = self._look_ahead(max(candidate.max_new_tokens, self._limit))
         growth = self._growth.copy()
-        self._count(candidate, growth)
+        ahead.add(candidate, growth)
         return self._num_to_complete + self._worst(growth)
 
     def admit(self, request: Running, *, num_to_complete: int) -> None:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
         self._num_to_complete += num_to_complete
-        self._running.append(request)
+        self._admitted.append(request)
         self._limit = max(self._limit, request.max_new_tokens)
         self._most += self._most_of(request)
-        if self._top >= 0:
-            self._count(request, self._growth)
+        if self._ahead is not None:
+            self._ahead.add(request, self._growth)
 
     def _most_of(self, request: Running) -> int:
         """Return the pages that a request takes beyond its present ones if it uses all of its limit."""
         num_tokens, page_size = request.num_tokens, self._page_size
-        num_left = max(0, min(request.max_new_tokens - request.num_generated, _MAX_RESERVED_TOKENS))
+        num_left = max(0, min(request.max_new_tokens - request.num_generated, MAX_EXPECTED_TOKENS))
         return -(-(num_tokens + num_left) // page_size) - -(-num_tokens // page_size)
 
-    def _look_ahead(self, num_most: int) -> None:
-        """Unless that is done, choose the moments up to an output of `num_most` tokens, and count running requests."""
-        num_most = min(num_most, _MAX_RESERVED_TOKENS)
-        if self._top >= num_most:
-            return
-        self._top = num_most
-        self._survival = self._ratio.survival(self._began)
-        # They are denser soon, when most requests end.
-        steps = [-(-num_most * number * number // _NUM_MOMENTS**2) for number in range(_NUM_MOMENTS + 1)]
-        self._moments = [(number, steps[number], steps[number + 1]) for number in range(_NUM_MOMENTS)]
-        self._growth = [0.0] * _NUM_MOMENTS
-        for request in self._running:
-            self._count(request, self._growth)
-
-    def _count(self, request: Running, growth: list[float]) -> None:
-        """Add what one request is expected to hold beyond its present pages, at each moment."""
-        page_size, survival = self._page_size, self._survival
-        num_tokens, num_generated, num_most = request.num_tokens, request.num_generated, request.max_new_tokens
-        num_left = min(num_most - num_generated, _MAX_RESERVED_TOKENS)
-        num_shared = -(-(num_tokens - num_generated) // page_size)  # it stays, as the pages of a prompt may do
-        num_own = -(-num_tokens // page_size) - num_shared
-        now = part_of(request)
-        divisor = survival[min(now + 1, _NUM_PARTS)]
-        for index, before, moment in self._moments:  # nothing is called here, because an engine does this in every step
-            if before >= num_left:
-                growth[index] -= num_own
-                continue
-            num_then = -(-(num_tokens + (moment if moment < num_left else num_left)) // page_size) - num_shared
-            part = (num_generated + before) * _NUM_PARTS // num_most
-            if part > now:
-                growth[index] += num_then * survival[part] / divisor - num_own
-            else:
-                growth[index] += num_then - num_own
+    def _look_ahead(self, num_most: int) -> LookAhead:
+        """Return one up to an output of `num_most` tokens at least; if it is new, count running requests."""
+        num_most = min(num_most, MAX_EXPECTED_TOKENS)
+        if self._ahead is not None and self._ahead.num_most >= num_most:
+            return self._ahead
+        lengths, ratio = self._lengths, self._ratio
+        if lengths is None:
+            survival = ratio.survival_beside([part_of(request) for request in self._began])
+            ahead = LookAhead(survival, num_most=num_most, page_size=self._page_size)
+            self._growth = [0.0] * NUM_MOMENTS
+            for request in self._began:
+                ahead.add(request, self._growth)
+        else:
+            part = lengths.part()
+            ahead = LookAhead(ratio.survival_beside(part), num_most=num_most, page_size=self._page_size)
+            self._growth = ahead.of_many(lengths, part)
+        for request in self._admitted:
+            ahead.add(request, self._growth)
+        self._ahead = ahead
+        return ahead
 
     def _worst(self, growth: list[float]) -> int:
         return max(0, math.ceil(self._ratio.scale * max(growth, default=0.0) - _ROUNDING))
-
-
-def part_of(request: Request) -> int:
-    """Return the part of its limit that a request has generated, in hundredths, rounded down."""
-    if request.num_generated >= request.max_new_tokens:
-        return _NUM_PARTS
-    return request.num_generated * _NUM_PARTS // request.max_new_tokens

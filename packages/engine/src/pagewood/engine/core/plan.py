@@ -426,8 +426,10 @@ class Planner:
             give_back(state, kv)
 
     def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
-        num_to_complete = sum(map(self._num_to_complete, running))
-        return self._reserve.open(running, page_size=self._kv.page_size, num_to_complete=num_to_complete)
+        page_size = self._kv.page_size
+        lacking = [request for request in running if request.num_known > request.num_pages * page_size]
+        num_to_complete = sum(map(self._num_to_complete, lacking))
+        return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
 
     def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:
         assert self._notes is not None
