@@ -4,6 +4,7 @@
 
     python benchmarks/scheduler_overhead.py host               # microseconds by part; a minute
     python benchmarks/scheduler_overhead.py waiting            # 10 against 10,000 waiting requests; a minute
+    python benchmarks/scheduler_overhead.py shortage           # waiting for memory; two minutes
     python benchmarks/scheduler_overhead.py idle               # idle share, page 16; two minutes
     python benchmarks/scheduler_overhead.py idle --page-size 1
     python benchmarks/scheduler_overhead.py idle --with grammar          # or drafts
@@ -15,8 +16,9 @@ own, and makes up tokens. Host times are CPU times of the engine's thread, media
 what else the machine does; idle shares do, so measure them on a quiet machine.
 
 Loops: plain launches a step when the one before has been retired; overlapped launches it before that; several launches
-four decode steps after one decision. With grammar: every eighth request follows one. With drafts: four draft tokens
-for each request in every step, half of which are accepted.
+four decode steps after one decision. Shortage: a place is free and requests wait, but running requests may need all
+memory, so each step looks ahead how much they will hold. With grammar: every eighth request follows one. With drafts:
+four draft tokens for each request in every step, half of which are accepted.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ LOOPS: dict[str, dict[str, Any]] = {
 Extra = Literal["nothing", "grammar", "drafts"]
 PARTS = ("plan", "build", "retire", "rest")
 NUM_PROMPT = 100
+SHORT_OUTPUT = 4_000
+"""Tokens, fewer than are looked ahead, so that running requests are expected to need all memory."""
 VOCAB_SIZE = 512
 """That of the embedded model, whose tokens the grammars are made of."""
 EVERY_GRAMMAR = 8
@@ -56,7 +60,7 @@ EVERY_GRAMMAR = 8
 def main() -> None:
     """Measure the part of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("host", "waiting", "idle"))
+    parser.add_argument("part", choices=("host", "waiting", "shortage", "idle"))
     parser.add_argument("--batch", type=int, nargs="+", help="running requests (default: 1 64 256, host also 1024)")
     parser.add_argument("--page-size", type=int, nargs="+", help="(default: 16; host 1 and 16)")
     parser.add_argument("--loop", choices=LOOPS, nargs="+", default=list(LOOPS))
@@ -71,7 +75,8 @@ def main() -> None:
         arguments.step_ms = [2.0]
     gc.freeze()
     gc.set_threshold(20_000)  # as in the server's engine process
-    {"host": print_host, "waiting": print_waiting, "idle": print_idle}[arguments.part](arguments)
+    parts = {"host": print_host, "waiting": print_waiting, "shortage": print_shortage, "idle": print_idle}
+    parts[arguments.part](arguments)
 
 
 def print_host(arguments: argparse.Namespace) -> None:
@@ -108,6 +113,22 @@ def print_waiting(arguments: argparse.Namespace) -> None:
                     found[count].append(sum(times.values()))
             few, many = (median(found[count]) for count in counts)
             print(f"| {'off' if threshold is None else 'on'} | {order} | {few:.0f} | {many:.0f} | {many / few:.2f} |")
+
+
+def print_shortage(arguments: argparse.Namespace) -> None:
+    """Print the time of planning without waiting requests, and with one or ten that wait for memory, alternately."""
+    counts = (0, 1, 10)
+    print("| running | " + " | ".join(f"{count} waiting: plan, us" for count in counts) + " |")
+    print("|--:|" + "--:|" * len(counts))
+    for batch in arguments.batch or (1, 32, 256, 1024):
+        found: dict[int, list[float]] = {count: [] for count in counts}
+        for _ in range(3):
+            for count in counts:
+                times = host_times(
+                    "overlapped", batch, num_waiting=count, is_short=count > 0, num_steps=arguments.steps // 3
+                )
+                found[count].append(times["plan"])
+        print(f"| {batch} | " + " | ".join(f"{median(found[count]):.0f}" for count in counts) + " |")
 
 
 def print_idle(arguments: argparse.Namespace) -> None:
@@ -150,11 +171,19 @@ def host_times(
     num_waiting: int = 0,
     order: str = "fcfs",
     threshold: int | None = None,
+    is_short: bool = False,
     num_steps: int,
 ) -> dict[str, float]:
     """Return microseconds of a decode step by part, medians over steps."""
     with decoding_engine(
-        name, batch, page_size=page_size, extra=extra, num_waiting=num_waiting, order=order, threshold=threshold
+        name,
+        batch,
+        page_size=page_size,
+        extra=extra,
+        num_waiting=num_waiting,
+        order=order,
+        threshold=threshold,
+        is_short=is_short,
     ) as simulated:
         watch = Stopwatch(simulated)
         try:
@@ -249,14 +278,15 @@ def decoding_engine(
     num_waiting: int = 0,
     order: str = "fcfs",
     threshold: int | None = None,
+    is_short: bool = False,
     step_s: float | Callable[[Any], float] = 0.0,
 ) -> Iterator[SimulatedEngine]:
-    """An engine in which `batch` requests decode, and others wait because no row is left."""
-    num_output = 8_000
+    """An engine in which `batch` requests decode; others wait because no row is left, or no memory if it is short."""
+    num_output = SHORT_OUTPUT if is_short else 8_000
     max_length = NUM_PROMPT + num_output
     config = EngineConfig(
-        page_size=page_size, max_running=batch, chunked_prefill_size=8192, preemption_threshold=threshold,
-        max_prefills=256, schedule_policy=order, speculative="ngram" if extra == "drafts" else "off",
+        page_size=page_size, max_running=batch + 8 * is_short, chunked_prefill_size=8192, max_prefills=256,
+        preemption_threshold=threshold, schedule_policy=order, speculative="ngram" if extra == "drafts" else "off",
         speculative_num_tokens=4, speculative_control="fixed", **LOOPS[name],
     )  # fmt: skip
     simulated = simulated_engine(

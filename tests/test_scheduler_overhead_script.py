@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parent.parent / "benchmarks" / "scheduler_overhead.py"
     [
         (["host"], [f"| {loop} | {page} | 8 |" for loop in ("plain", "overlapped", "several") for page in (1, 16)]),
         (["idle", "--with", "grammar"], ["| 16 | 1 | 2 |", "| 16 | 8 | 2 |"]),
+        pytest.param(["shortage"], ["| 1 |", "| 8 |"], marks=pytest.mark.slow),
         pytest.param(["waiting"], ["| off | fcfs |", "| on | lpm |"], marks=pytest.mark.slow),
         pytest.param(["idle", "--with", "drafts", "--page-size", "1"], ["| 1 | 8 | 2 |"], marks=pytest.mark.slow),
     ],

@@ -181,6 +181,25 @@ def test_many_requests_reserve_the_same_together_as_one_by_one(num_running: int)
         assert together.num_pages == one_by_one.num_pages > 0
 
 
+def test_candidates_are_alike_if_their_prompts_end_at_the_same_place_of_a_page():
+    running = [Runner(index, 300, 100 + index, arrival=index) for index in range(8)]
+    candidates = [Runner(0, 100, prompt, arrival=8) for prompt in (32, 16, 33, 17, 47, 31, 32, 16)]
+    candidates += [Runner(5, 100, 37), Runner(5, 90, 37), Runner(6, 100, 38), Runner(0, 400, 32), Runner(0, 100, 32)]
+
+    def opened() -> StepReserve:
+        return learned(*[40] * 20).open(running, page_size=16, num_to_complete=1)
+
+    step, largest = opened(), 300
+    for candidate in candidates:
+        largest, alone = max(largest, candidate.max_new_tokens), opened()
+        alone.num_reserved(Runner(0, largest))
+        assert step.num_reserved(candidate) == alone.num_reserved(candidate)
+    longest = Runner(0, 400, 32, arrival=8)
+    before = step.num_reserved(longest)
+    step.admit(longest, num_to_complete=0)
+    assert step.num_reserved(longest) > before
+
+
 def test_a_larger_limit_extends_the_look_ahead():
     step = NewTokenRatio().open([Runner(98, 100, 98)], page_size=1, num_to_complete=0)
     assert step.num_reserved(Runner(0, 1000, 0)) == 1000 - 98  # the other one's output makes room before that

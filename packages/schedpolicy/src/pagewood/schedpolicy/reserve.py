@@ -152,14 +152,15 @@ class StepReserve:
     """Memory reserved in one step while requests are admitted; made by `NewTokenRatio.open`.
 
     The demand is that of a `LookAhead`. To ask about a candidate takes a time that does not depend on how many run,
-    unless its limit is larger than all of theirs. Nothing is estimated while there is room for all of their limits.
+    unless its limit is larger than all of theirs, and hardly any for one like another that was asked about. Nothing is
+    estimated while there is room for all of their limits.
 
     Invariant: `_growth` counts all running requests, including those admitted in this step, once it is estimated.
     """
 
     __slots__ = (
         "_admitted", "_ahead", "_began", "_growth", "_lengths", "_limit", "_most", "_num_to_complete", "_page_size",
-        "_ratio",
+        "_ratio", "_worst_with",
     )  # fmt: skip
 
     def __init__(
@@ -186,6 +187,8 @@ class StepReserve:
             self._most = lengths.num_most_pages()
         self._ahead: LookAhead | None = None  # written by: _look_ahead
         self._growth: list[float] = []  # pages beyond those held now, at each moment; written by: admit, _look_ahead
+        self._worst_with: dict[tuple[int, int, int], int] = {}  # contents written by: num_reserved, admit, _look_ahead
+        """What is reserved beside a candidate, by the tokens in its prompt's last page, its output and its limit."""
 
     @property
     def num_running(self) -> int:
@@ -213,9 +216,15 @@ class StepReserve:
         if most + pages_of(candidate.num_tokens, self._page_size) <= num_available:
             return most
         ahead = self._look_ahead(max(candidate.max_new_tokens, self._limit))
-        growth = self._growth.copy()
-        ahead.add(candidate, growth)
-        return self._num_to_complete + self._worst(growth)
+        num_generated = candidate.num_generated
+        num_in_page = (candidate.num_tokens - num_generated) % self._page_size
+        alike = num_in_page, num_generated, candidate.max_new_tokens
+        worst = self._worst_with.get(alike)
+        if worst is None:
+            growth = self._growth.copy()
+            ahead.add(candidate, growth)
+            worst = self._worst_with[alike] = self._worst(growth)
+        return self._num_to_complete + worst
 
     def admit(self, request: Running, *, num_to_complete: int) -> None:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
@@ -225,6 +234,7 @@ class StepReserve:
         self._most += self._most_of(request)
         if self._ahead is not None:
             self._ahead.add(request, self._growth)
+            self._worst_with.clear()
 
     def _most_of(self, request: Running) -> int:
         """Return the pages that a request takes beyond its present ones if it uses all of its limit."""
@@ -251,6 +261,7 @@ class StepReserve:
         for request in self._admitted:
             ahead.add(request, self._growth)
         self._ahead = ahead
+        self._worst_with.clear()
         return ahead
 
     def _worst(self, growth: list[float]) -> int:
