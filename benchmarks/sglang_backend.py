@@ -14,6 +14,7 @@ import argparse
 import random
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -99,7 +100,13 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=40, help="(default: %(default)s)")
     parser.add_argument("--turns", type=int, default=6, help="(default: %(default)s)")
     arguments = parser.parse_args()
-    test_sglang.publish_server_args()
+    with tempfile.TemporaryDirectory() as folder:
+        test_sglang.publish_server_args(Path(folder))
+        compare(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print the times of the trees in turn, for each page size."""
     print("CPU microseconds of the tree calls of a request: median (least to most)")
     for page_size in (1, 16, 64):
         all_times: dict[str, list[float]] = {name: [] for name in TREES}

@@ -9,7 +9,6 @@ that is not shows a position, a slot or a token that is wrong.
 
 from __future__ import annotations
 
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import JointLayout, MultiHeadLayout
 from pagewood.kvpool.memory import allocate_joint
 from pagewood.kvpool.storage import KVStorage
+from scratch import scratch_folder
 
 DIM = 16
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5
@@ -46,7 +46,7 @@ ROOT = -77
 
 @cache
 def folder_of(seed: int, head_dim: int, scale: float) -> Path:
-    folder = Path(tempfile.mkdtemp())
+    folder = scratch_folder()
     torch.manual_seed(seed)
     config: Any = transformers.Qwen3Config(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

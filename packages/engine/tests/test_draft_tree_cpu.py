@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.splitmix import exponentials, row_keys
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
+from scratch import scratch_folder
 from stand_ins.tiny_heads import DIM, VOCAB, folders, load, prompts_of
 from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
 
@@ -226,7 +226,7 @@ def test_a_tree_has_the_nodes_of_an_independent_expansion(
 @cache
 def certain_folder() -> Path:
     """Return the folder of a target that is sure of every token."""
-    source, folder = folders()[0], Path(tempfile.mkdtemp())
+    source, folder = folders()[0], scratch_folder()
     shutil.copytree(source, folder, dirs_exist_ok=True)
     tensors = load_file(source / "model.safetensors")
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * 100

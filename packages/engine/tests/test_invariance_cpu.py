@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from scratch import scratch_folder
 
 LENGTH = 150
 VOCAB_SIZE = 61
@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def folder_of(model: str) -> Path:
-    folder = Path(tempfile.mkdtemp())
+    folder = scratch_folder()
     torch.manual_seed(5)
     config: Any = transformers.Qwen3Config(
         vocab_size=VOCAB_SIZE, hidden_size=40, intermediate_size=72, num_hidden_layers=2, initializer_range=0.3,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
+from scratch import scratch_folder
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB, NAN_TOKEN = 16, 32, 40, 30, 39
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS, MAX_ROWS = 3000, 60, 4, 250
@@ -38,7 +38,7 @@ PROMPT = [3, 11, 7]
 
 
 def saved_model(seed: int, *, has_nan: bool = False) -> Path:
-    folder = Path(tempfile.mkdtemp())
+    folder = scratch_folder()
     torch.manual_seed(seed)
     config: Any = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=SIZE, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
@@ -57,7 +57,7 @@ def folder_of(name: str) -> Path:
     """Return the folder of a target, a draft model that knows nothing of it, or a head of random weights."""
     if name != "eagle":
         return saved_model({"target": 3, "draft": 4, "broken": 3, "broken draft": 4}[name], has_nan="broken" in name)
-    folder = Path(tempfile.mkdtemp())
+    folder = scratch_folder()
     torch.manual_seed(5)
     shapes = {
         "self_attn.q_proj": (64, 2 * SIZE), "self_attn.k_proj": (32, 2 * SIZE), "self_attn.v_proj": (32, 2 * SIZE),

@@ -8,10 +8,8 @@ Chains come from a lookup that knows the text and errs at random, trees from a d
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +37,7 @@ from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from scratch import scratch_folder
 
 DIM = 16
 NUM_PAGES, MAX_LENGTH, MAX_NODES = 4000, 96, 24
@@ -48,7 +47,7 @@ SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
 @cache
 def model(window: int | None = None, nan_token: int | None = None) -> Decoder[Buffer]:
     """Return a model; the embedding of `nan_token` is NaN."""
-    folder = Path(tempfile.mkdtemp())
+    folder = scratch_folder()
     torch.manual_seed(3)
     config: Any = transformers.Qwen3Config(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -9,7 +9,6 @@ All have the same vocabulary, whose token 0 ends a text, and heads of the same s
 from __future__ import annotations
 
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from scratch import scratch_folder
 
 VOCAB_SIZE, SIZE, HEAD_DIM, WIDTH = 60, 32, 16, 48
 NUM_HEADS, NUM_KV_HEADS = 4, 2
@@ -46,7 +47,7 @@ def model_folder(architecture: str, *, seed: int = 0, noise: float = 0.0, has_mt
         num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, max_position_embeddings=256,
         initializer_range=0.3, bos_token_id=None, eos_token_id=0, **extra,
     )  # fmt: skip
-    folder = Path(tempfile.mkdtemp(prefix="tiny-"))
+    folder = scratch_folder()
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -118,7 +119,7 @@ def cyclic_folders() -> tuple[Path, Path]:
                 parameter.zero_()
         model.model.embed_tokens.weight.copy_(torch.eye(size))
         model.lm_head.weight.copy_(20.0 * step)
-    folder = Path(tempfile.mkdtemp(prefix="cyclic-"))
+    folder = scratch_folder()
     model.save_pretrained(folder)
     keys = HEAD_DIM * NUM_KV_HEADS
     eye = torch.eye(size)
@@ -147,7 +148,7 @@ def _head(
     draft_vocab_size: int = DRAFT_VOCAB_SIZE,
     norm_before_residual: bool = False,
 ) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="head-"))
+    folder = scratch_folder()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -4,7 +4,6 @@
 
 import json
 import random
-import tempfile
 from array import array
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,13 +36,15 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server_args():
-    return publish_server_args()
+def server_args(tmp_path_factory):
+    return publish_server_args(tmp_path_factory.mktemp("model"))
 
 
-def publish_server_args() -> ServerArgs:
-    """Register the backend, and give SGLang's code the arguments of a server that uses it."""
-    folder = Path(tempfile.mkdtemp())
+def publish_server_args(folder: Path) -> ServerArgs:
+    """Register the backend, and give SGLang's code the arguments of a server that uses it and the model in `folder`.
+
+    The folder gets the model's config.json.
+    """
     (folder / "config.json").write_text(json.dumps(CONFIG))
     ours.register()
     args = ServerArgs(model_path=str(folder), device="cpu", skip_tokenizer_init=True, radix_cache_backend="pagewood")

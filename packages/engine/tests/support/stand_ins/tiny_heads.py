@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from pagewood.engine.load import load_head, load_model
 from pagewood.engine.models.decoder import Ops
+from scratch import scratch_folder
 from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
@@ -28,7 +28,7 @@ KINDS = ["eagle", "mtp"]
 @cache
 def folders() -> tuple[Path, Path]:
     """Return the folders of a target with a layer for multi-token prediction, and of an EAGLE-3 head."""
-    target, head = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp())
+    target, head = scratch_folder(), scratch_folder()
     torch.manual_seed(3)
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB, "hidden_size": SIZE, "intermediate_size": 48, "num_hidden_layers": 4,
