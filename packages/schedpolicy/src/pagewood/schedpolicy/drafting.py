@@ -499,8 +499,9 @@ class DraftControl(Generic[D]):
                 if self._kept_reason == "gain":
                     self._num_speculated += 1
                 return self._kept_reason, self._kept_of(requests)
-        if 4 * size < 3 * self._last_size:  # what a probe costs now is not known yet
+        if 4 * size < 3 * self._last_size:  # what a probe costs now is not known yet; drafters read each request
             self._probe_interval = min(self._probe_interval, _MIN_INTERVAL)
+            self._wake_s *= size / self._last_size
         self._last_size, self._last_plain = size, num_plain
         kept.drop()
         self._num_decisions += 1
