@@ -75,8 +75,11 @@ def _argument(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(value: Any) -> Any:
-    """Return a tensor if a Python number was passed in place of one."""
-    return torch.tensor(value) if isinstance(value, (bool, int, float)) else value
+    """Return a tensor if a Python number was passed in place of one; torch takes 64 bits with a sign or without."""
+    if not isinstance(value, (bool, int, float)):
+        return value
+    is_unsigned = isinstance(value, int) and value >= 1 << 63
+    return torch.tensor(value, dtype=torch.uint64 if is_unsigned else None)
 
 
 def _device(value: Any) -> Any:

@@ -98,6 +98,7 @@ size_t num_bytes_taken = 0;
 std::map<std::string, unsigned long long> counts;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local Launch pushed;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 void count(const std::string& what, unsigned long long by = 1) {
   Guard guard(mutex);
@@ -202,7 +203,8 @@ void enqueue(Stream& stream, Task task) {
 template <class F>
 cudaError_t wait(const char* what, F is_done) {
   count(std::string("wait: ") + what);
-  if (num_capturing) return refuse(cudaErrorStreamCaptureUnsupported, "the host waits while a graph is captured");
+  if (num_capturing && capture_mode != cudaStreamCaptureModeRelaxed)
+    return refuse(cudaErrorStreamCaptureUnsupported, "the host waits while a graph is captured");
   run_until(is_done);
   return cudaSuccess;
 }

@@ -194,6 +194,8 @@ static int encode_tiles(
     void* map, int type, unsigned rank, void* address, const uint64_t* size, const uint64_t* stride, const uint32_t* box,
     const uint32_t*, int, int swizzle, int, int) {
   static const uint8_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+  if (rank < 1 || rank > 5)
+    return refuse(cudaErrorInvalidValue, "a tensor map has " + std::to_string(rank) + " dimensions");
   TileMap tiles{static_cast<uint8_t*>(address), {}, {}, {}, bytes[type], uint8_t(swizzle)};
   std::copy_n(size, rank, tiles.size);
   std::copy_n(stride, rank - 1, tiles.stride);
@@ -285,6 +287,8 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { return *priority = 0, cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (of(stream).captured)
+    return refuse(cudaErrorStreamCaptureUnsupported, "the host waits for a stream that is captured");
   return wait("stream", [=] { return is_idle(of(stream)); });
 }
 
@@ -385,8 +389,7 @@ cudaError_t cudaStreamGetCaptureInfo(
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  std::swap(current, *mode);
+  std::swap(capture_mode, *mode);
   return cudaSuccess;
 }
 
