@@ -208,8 +208,8 @@ def gallery(session: nox.Session) -> None:
 @nox.session
 def mutation(session: nox.Session) -> None:
     """Mutate the scheduling arithmetic, one operator or number at a time; fails if no test notices (takes minutes)."""
-    session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
-    arithmetic = "ageing budget deadlines latency lengths look_ahead quotas reserve shares skip_ahead victim"
+    session.install("-c", "constraints.txt", "-e", "packages/schedpolicy[fast]", *TEST_TOOLS)
+    arithmetic = "ageing budget columns deadlines latency lengths look_ahead quotas reserve shares skip_ahead victim"
     modules = session.posargs or arithmetic.split()
     session.run("python", "tools/mutate.py", "packages/schedpolicy", *modules)
 

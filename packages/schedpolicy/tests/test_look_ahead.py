@@ -1,14 +1,15 @@
-"""What requests are expected to hold at moments to come, one by one, as columns, and by the definition."""
+"""What requests are expected to hold at moments to come, compared with the definition."""
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy.lengths import LengthReader, part_of
+from pagewood.schedpolicy.lengths import part_of
 from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
 
 
@@ -39,13 +40,6 @@ page_sizes = st.one_of(st.integers(1, 64), st.integers(1, 1000))
 shares = st.lists(st.sampled_from([1.0, 1.0, 0.97, 0.5, 0.1]), min_size=100, max_size=100)
 
 
-def survival_of(going_on: list[float]) -> list[float]:
-    found = [1.0]
-    for share in going_on:
-        found.append(found[-1] * share)
-    return found
-
-
 def added(ahead: LookAhead, running: list[Runner]) -> list[float]:
     growth = [0.0] * NUM_MOMENTS
     for request in running:
@@ -53,23 +47,13 @@ def added(ahead: LookAhead, running: list[Runner]) -> list[float]:
     return growth
 
 
-@given(st.lists(requests, min_size=1, max_size=6).map(numbered), shares, page_sizes, st.integers(0, 4096))
-def test_requests_one_by_one_and_all_at_once_are_expected_to_hold_the_same(
-    running: list[Runner], going_on: list[float], page_size: int, num_more: int
-):
-    num_most = min(4096, max(request.max_new_tokens for request in running) + num_more)
-    ahead = LookAhead(np.array(survival_of(going_on)), num_most=num_most, page_size=page_size)
-    lengths = LengthReader().read(running, page_size=page_size)
-    assert ahead.of_many(lengths, lengths.part()) == pytest.approx(added(ahead, running), abs=1e-6)
-
-
 @given(st.lists(requests, min_size=1, max_size=2).map(numbered), shares, page_sizes)
 def test_at_each_moment_those_count_that_are_expected_to_run_at_the_one_before(
     running: list[Runner], going_on: list[float], page_size: int
 ):
-    survival = survival_of(going_on)
+    survival = list(accumulate(going_on, mul, initial=1.0))
     num_most = min(4096, max(request.max_new_tokens for request in running))
-    growth = added(LookAhead(np.array(survival), num_most=num_most, page_size=page_size), running)
+    growth = added(LookAhead(survival, num_most=num_most, page_size=page_size), running)
     for number in range(16):
         before, moment = (math.ceil(num_most * index**2 / 256) for index in (number, number + 1))
         expected = 0.0
@@ -89,6 +73,6 @@ def test_at_each_moment_those_count_that_are_expected_to_run_at_the_one_before(
 
 
 def test_moments_are_denser_soon():
-    ahead = LookAhead(np.ones(101), num_most=512, page_size=1)
+    ahead = LookAhead([1.0] * 101, num_most=512, page_size=1)
     assert added(ahead, [Runner(0, 10, 0, 512)])[:4] == [2, 8, 18, 32]
     assert added(ahead, [Runner(0, 10, 0, 512)])[-1] == 512

@@ -1,5 +1,7 @@
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -161,24 +163,38 @@ def test_with_room_for_all_limits_nothing_is_estimated_and_the_verdict_is_the_sa
                 step.admit(candidate, num_to_complete=0)
 
 
-@pytest.mark.parametrize("num_running", [23, 24, 25, 60])
-def test_many_requests_reserve_the_same_together_as_one_by_one(num_running: int):
-    ratio = learned(*[10] * 20, *[40] * 20, *[100] * 10)
-    for step in range(3):
+def random_runner(random: Random, arrival: int) -> Runner:
+    """Return a running request with a limit of up to 5,000 tokens; a few are at their limit."""
+    limit = random.choice([random.randint(0, 300), random.randint(0, 5000)])
+    num_generated = random.choice([0, limit, random.randint(0, limit)])
+    return Runner(num_generated, limit, num_generated + random.randint(1, 2000), arrival=arrival)
+
+
+@given(st.integers(0, 1 << 32), st.integers(20, 300), st.sampled_from([1, 16]))
+def test_the_same_is_reserved_with_and_without_numpy(seed: int, num_running: int, page_size: int):
+    pytest.importorskip("numpy")
+    random = Random(seed)
+    percents = [random.randint(0, 100) for _ in range(random.randint(0, 80))]
+    with_numpy = learned(*percents)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pagewood.schedpolicy.columns", None)  # cannot be imported
+        without = learned(*percents)
+    running = [random_runner(random, arrival) for arrival in range(num_running)]
+    for _ in range(2):
+        steps = [ratio.open(running, page_size=page_size, num_to_complete=2) for ratio in (with_numpy, without)]
+        for num_available in (0, 0, 1000, 100_000):
+            candidate = random_runner(random, num_running)
+            found = [step.num_reserved(candidate, num_available=num_available) for step in steps]
+            assert found[0] == found[1]
+            if random.random() < 0.5:
+                for step in steps:
+                    step.admit(candidate, num_to_complete=1)
+        assert steps[0].num_pages == steps[1].num_pages
         running = [
-            Runner(7 * index + step, 300 + 50 * (index % 3), 400 + 9 * index + step, arrival=index)
-            for index in range(num_running)
+            replace(one, num_generated=one.num_generated + 1, num_tokens=one.num_tokens + 1)
+            for one in running
+            if one.num_generated < one.max_new_tokens
         ]
-        together = ratio.open(running, page_size=16, num_to_complete=2)
-        one_by_one = StepReserve(ratio, tuple(running), None, page_size=16, num_to_complete=2)
-        for limit, num_available in ((100, 0), (100, 10_000), (350, 200), (2000, 200)):
-            candidate = Runner(0, limit, 60, arrival=num_running)
-            found = {one.num_reserved(candidate, num_available=num_available) for one in (together, one_by_one)}
-            assert len(found) == 1
-            if limit == 350:
-                for one in (together, one_by_one):
-                    one.admit(candidate, num_to_complete=1)
-        assert together.num_pages == one_by_one.num_pages > 0
 
 
 def test_candidates_are_alike_if_their_prompts_end_at_the_same_place_of_a_page():

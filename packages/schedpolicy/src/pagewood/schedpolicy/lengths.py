@@ -1,24 +1,13 @@
-"""How far requests are: one by one, and many running requests as columns."""
+"""How far requests are in their output."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagewood.schedpolicy.requests import Request, Running
+from pagewood.schedpolicy.requests import Request
 
 NUM_PARTS = 100
 """Progress of a request is counted in hundredths of its limit."""
 MAX_EXPECTED_TOKENS = 4096
 """Limit on the tokens that one request is expected to generate from now on: few requests generate more."""
-_HALF = 0.5
-"""Of a token: added before a quotient of whole numbers is rounded, so that no error of floats changes the result."""
-_LIMIT_OF_NONE = 1e-4
-"""Tokens that stand for a limit of 0: what is divided by them is beyond all parts."""
-
-Column = NDArray[np.float64]
-"""`[n]`, a number for each request."""
 
 
 def part_of(request: Request) -> int:
@@ -28,101 +17,9 @@ def part_of(request: Request) -> int:
     return request.num_generated * NUM_PARTS // request.max_new_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptLengths:
-    """What requests keep while they run. Invariant: row i of each column is about the i-th request."""
-
-    arrivals: list[int]
-    page_size: int
-    num_prompt: Column
-    num_most: Column
-    """Tokens of the prompt and of the limit together."""
-    parts_per_token: Column
-    """Hundredths of the limit that one token is."""
-    prompt_pages: Column
-    num_prompt_pages: float
-    """Sum of `prompt_pages`."""
-    max_limit: int
-    """The largest `max_new_tokens`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lengths:
-    """The lengths of running requests in one step. Invariant: row i of each column is about the i-th request."""
-
-    kept: KeptLengths
-    parts: Column
-    """Hundredths of the limit that are generated; not rounded down yet."""
-    pages: Column
-    """Pages of the tokens so far; not rounded down yet, which gives the pages that they need."""
-    pages_left: Column
-    """Pages of the tokens that it may still generate, not rounded at all; 0 or less at its limit."""
-    num_pages: float
-    """Sum of `pages`, each rounded down."""
-
-    def part(self) -> NDArray[np.intp]:
-        """Return `[n]`, `part_of` each request."""
-        return np.minimum(self.parts, NUM_PARTS).astype(np.intp)
-
-    def num_most_pages(self) -> int:
-        """Return the pages that the requests take together beyond their present ones if all use all of their limit."""
-        most = np.minimum(self.pages_left, MAX_EXPECTED_TOKENS / self.kept.page_size)
-        np.maximum(most, 0, out=most)
-        most += self.pages
-        return int(np.add.reduce(np.floor(most, out=most)) - self.num_pages)
-
-
-class LengthReader:
-    """Reads the lengths of running requests; what these keep is read again only when other requests run.
-
-    Invariant: requests are told apart by their `arrival`.
-    """
-
-    __slots__ = ("_kept",)
-
-    def __init__(self) -> None:
-        """Know no requests."""
-        self._kept: KeptLengths | None = None  # written by: read
-
-    def read(self, running: Sequence[Running], *, page_size: int) -> Lengths:
-        """Return the lengths of these requests, of which there is one at least."""
-        num_tokens = np.fromiter([request.num_tokens for request in running], np.int64, len(running))
-        arrivals = [request.arrival for request in running]
-        kept = self._kept
-        if kept is None or kept.arrivals != arrivals or kept.page_size != page_size:
-            kept = self._kept = _read_kept(running, arrivals, num_tokens, page_size)
-        parts = num_tokens - kept.num_prompt
-        parts += _HALF / NUM_PARTS
-        parts *= kept.parts_per_token
-        pages = _pages(num_tokens, page_size)
-        pages_left = kept.num_most - num_tokens
-        pages_left *= 1 / page_size
-        num_pages = float(np.add.reduce(np.floor(pages)))
-        return Lengths(kept=kept, parts=parts, pages=pages, pages_left=pages_left, num_pages=num_pages)
-
-
-def _read_kept(
-    running: Sequence[Running], arrivals: list[int], num_tokens: NDArray[np.int64], page_size: int
-) -> KeptLengths:
-    num_prompt = num_tokens - np.fromiter([request.num_generated for request in running], np.int64, len(running))
-    limits = [request.max_new_tokens for request in running]
-    limit = np.fromiter(limits, np.float64, len(running))
-    prompt_pages = np.floor(_pages(num_prompt, page_size))
-    return KeptLengths(
-        arrivals=arrivals,
-        page_size=page_size,
-        num_prompt=num_prompt.astype(np.float64),
-        num_most=num_prompt + limit,
-        parts_per_token=NUM_PARTS / np.maximum(limit, _LIMIT_OF_NONE),
-        prompt_pages=prompt_pages,
-        num_prompt_pages=float(np.add.reduce(prompt_pages)),
-        max_limit=max(limits),
-    )
-
-
-def _pages(num_tokens: NDArray[np.int64], page_size: int) -> Column:
-    """Return pages that, rounded down, are those that the tokens need."""
-    pages = num_tokens.astype(np.float64)
-    pages += page_size - _HALF
-    pages *= 1 / page_size
-    return pages
+def num_at_parts(requests: Iterable[Request]) -> list[int]:
+    """Return for each part, from 0 to 100, how many of the requests are at it."""
+    found = [0] * (NUM_PARTS + 1)
+    for request in requests:
+        found[part_of(request)] += 1
+    return found

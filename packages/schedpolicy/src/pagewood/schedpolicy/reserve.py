@@ -3,14 +3,15 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS, LengthReader, Lengths, part_of
+from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS, num_at_parts, part_of
 from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
 from pagewood.schedpolicy.pages import pages_of
 from pagewood.schedpolicy.requests import Running, Waiting
+
+if TYPE_CHECKING:
+    from pagewood.schedpolicy.columns import LengthReader, Lengths
 
 # Ended requests by which others are judged.
 _NUM_OBSERVED = 64
@@ -69,8 +70,8 @@ class NewTokenRatio:
         self.hold_steps = hold_steps
         self._num_held = 0  # steps of caution that are left; written by: on_step, on_preempt
         self._latest: deque[int] = deque()  # at which part the latest requests ended; written by: on_end
-        self._num_ended = np.zeros(NUM_PARTS + 1, np.int64)  # how many of them ended at each part; written by: on_end
-        self._reader = LengthReader()
+        self._num_ended = [0] * (NUM_PARTS + 1)  # how many of them ended at each part; written by: on_end
+        self._reader = _open_reader()
 
     @property
     def ratio(self) -> float:
@@ -103,19 +104,21 @@ class NewTokenRatio:
             For each number of hundredths of the limit, from 0 to 100: the share of requests that do not end before, in
             (0, 1].
         """
-        return self.survival_beside([part_of(request) for request in running]).tolist()
+        return self.survival_beside(num_at_parts(running))
 
-    def survival_beside(self, parts: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return `survival` as `[101]`, given `part_of` each running request."""
-        found = np.ones(NUM_PARTS + 1)
+    def survival_beside(self, num_running: Sequence[int]) -> list[float]:
+        """Return `survival`, given how many running requests are at each part."""
         if self._num_held or not self._latest:
-            return found
-        num_beyond = np.bincount(np.asarray(parts, np.intp), minlength=NUM_PARTS + 1)
-        num_beyond += self._num_ended
-        # The share of the requests that reach a part and do not end there. A request at its limit has not ended early.
-        num_came = np.add.accumulate(num_beyond[::-1])[:0:-1] + _NUM_IMAGINED
-        np.multiply.accumulate(1 - self._num_ended[:-1] / num_came, out=found[1:])
-        return found
+            return [1.0] * (NUM_PARTS + 1)
+        found: list[float] = []
+        share = 1.0
+        num_came = _NUM_IMAGINED + len(self._latest) + sum(num_running)  # requests that reach the part
+        for num_here, num_ended in zip(num_running, self._num_ended, strict=True):
+            found.append(share)
+            if num_ended:
+                share *= 1 - num_ended / num_came
+            num_came -= num_here + num_ended
+        return found  # a request that ended at its limit has not ended early, so the last `share` is left out
 
     def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:
         """Estimate the memory that running requests need beyond the pages of their `num_tokens`.
@@ -129,13 +132,13 @@ class NewTokenRatio:
         """Return the reserve of one step; reads each running request once.
 
         Args:
-            running: Requests that run when the step begins. Their prompts and limits do not change, and are read again
-                only if requests with other arrival numbers run than when this was called last.
+            running: Requests that run when the step begins. Their prompts and limits do not change, and may be read
+                again only if requests with other arrival numbers run than when this was called last.
             page_size: Tokens of a page.
             num_to_complete: Pages that these requests still need for their `num_tokens`.
         """
-        requests = tuple(running)
-        lengths = self._reader.read(requests, page_size=page_size) if len(requests) >= _NUM_MANY else None
+        requests, reader = tuple(running), self._reader
+        lengths = reader.read(requests, page_size=page_size) if reader and len(requests) >= _NUM_MANY else None
         return StepReserve(self, requests, lengths, page_size=page_size, num_to_complete=num_to_complete)
 
     def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
@@ -146,6 +149,15 @@ class NewTokenRatio:
         """
         num_pages = pages_of(waiting.num_tokens, page_size) - waiting.num_matched // page_size
         return num_pages * page_size + self.reserved_tokens((waiting,), page_size=page_size)
+
+
+def _open_reader() -> "LengthReader | None":
+    """Return a reader of many lengths at once; None without numpy, which makes many faster but is not needed."""
+    try:
+        from pagewood.schedpolicy.columns import LengthReader
+    except ModuleNotFoundError:
+        return None
+    return LengthReader()
 
 
 class StepReserve:
@@ -167,7 +179,7 @@ class StepReserve:
         self,
         ratio: NewTokenRatio,
         running: tuple[Running, ...],
-        lengths: Lengths | None,
+        lengths: "Lengths | None",
         *,
         page_size: int,
         num_to_complete: int,
@@ -249,15 +261,14 @@ class StepReserve:
             return self._ahead
         lengths, ratio = self._lengths, self._ratio
         if lengths is None:
-            survival = ratio.survival_beside([part_of(request) for request in self._began])
-            ahead = LookAhead(survival, num_most=num_most, page_size=self._page_size)
+            ahead = LookAhead(ratio.survival(self._began), num_most=num_most, page_size=self._page_size)
             self._growth = [0.0] * NUM_MOMENTS
             for request in self._began:
                 ahead.add(request, self._growth)
         else:
-            part = lengths.part()
-            ahead = LookAhead(ratio.survival_beside(part), num_most=num_most, page_size=self._page_size)
-            self._growth = ahead.of_many(lengths, part)
+            survival = ratio.survival_beside(lengths.num_at_parts())
+            ahead = LookAhead(survival, num_most=num_most, page_size=self._page_size)
+            self._growth = lengths.growth(ahead)
         for request in self._admitted:
             ahead.add(request, self._growth)
         self._ahead = ahead

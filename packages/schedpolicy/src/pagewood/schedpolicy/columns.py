@@ -1,0 +1,147 @@
+"""The lengths of many running requests as columns, which need numpy and less time than one after the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS
+from pagewood.schedpolicy.look_ahead import LookAhead, moments_until
+from pagewood.schedpolicy.requests import Running
+
+_HALF = 0.5
+"""Of a token: added before a quotient of whole numbers is rounded, so that no error of floats changes the result."""
+_LIMIT_OF_NONE = 1e-4
+"""Tokens that stand for a limit of 0: what is divided by them is beyond all parts."""
+
+Column = NDArray[np.float64]
+"""`[n]`, a number for each request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptLengths:
+    """What requests keep while they run. Invariant: row i of each column is about the i-th request."""
+
+    arrivals: list[int]
+    page_size: int
+    num_prompt: Column
+    num_most: Column
+    """Tokens of the prompt and of the limit together."""
+    parts_per_token: Column
+    """Hundredths of the limit that one token is."""
+    prompt_pages: Column
+    num_prompt_pages: float
+    """Sum of `prompt_pages`."""
+    max_limit: int
+    """The largest `max_new_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lengths:
+    """The lengths of running requests in one step. Invariant: row i of each column is about the i-th request."""
+
+    kept: KeptLengths
+    parts: Column
+    """Hundredths of the limit that are generated; not rounded down yet."""
+    pages: Column
+    """Pages of the tokens so far; not rounded down yet, which gives the pages that they need."""
+    pages_left: Column
+    """Pages of the tokens that it may still generate, not rounded at all; 0 or less at its limit."""
+    num_pages: float
+    """Sum of `pages`, each rounded down."""
+
+    def num_at_parts(self) -> list[int]:
+        """Return for each part, from 0 to 100, how many of the requests are at it."""
+        part = np.minimum(self.parts, NUM_PARTS).astype(np.intp)
+        return np.bincount(part, minlength=NUM_PARTS + 1).tolist()
+
+    def num_most_pages(self) -> int:
+        """Return the pages that the requests take together beyond their present ones if all use all of their limit."""
+        most = np.minimum(self.pages_left, MAX_EXPECTED_TOKENS / self.kept.page_size)
+        np.maximum(most, 0, out=most)
+        most += self.pages
+        return int(np.add.reduce(np.floor(most, out=most)) - self.num_pages)
+
+    def growth(self, ahead: LookAhead) -> list[float]:
+        """Return what `ahead.add` adds for all of these requests together, to within errors of floats."""
+        kept = self.kept
+        before, moment = _moment_columns(ahead.num_most)
+        survival = np.array(ahead.survival)
+        going_on = survival[1:].take(self.parts.astype(np.intp), mode="clip")
+        survival[NUM_PARTS] = 0.0  # a request that has reached its limit has ended
+        parts = before * kept.parts_per_token
+        parts += self.parts
+        chance = survival.take(parts.astype(np.intp), mode="clip")
+        chance /= going_on
+        np.minimum(chance, 1.0, out=chance)  # before the next part
+        pages = np.minimum(moment * (1 / kept.page_size), self.pages_left)
+        pages += self.pages
+        np.floor(pages, out=pages)
+        pages -= kept.prompt_pages  # they stay, as the pages of a prompt may do
+        num_own = self.num_pages - kept.num_prompt_pages
+        return (np.einsum("ij,ij->i", chance, pages) - num_own).tolist()
+
+
+class LengthReader:
+    """Reads the lengths of running requests; what these keep is read again only when other requests run.
+
+    Invariant: requests are told apart by their `arrival`.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        """Know no requests."""
+        self._kept: KeptLengths | None = None  # written by: read
+
+    def read(self, running: Sequence[Running], *, page_size: int) -> Lengths:
+        """Return the lengths of these requests, of which there is one at least."""
+        num_tokens = np.fromiter([request.num_tokens for request in running], np.int64, len(running))
+        arrivals = [request.arrival for request in running]
+        kept = self._kept
+        if kept is None or kept.arrivals != arrivals or kept.page_size != page_size:
+            kept = self._kept = _read_kept(running, arrivals, num_tokens, page_size)
+        parts = num_tokens - kept.num_prompt
+        parts += _HALF / NUM_PARTS
+        parts *= kept.parts_per_token
+        pages = _pages(num_tokens, page_size)
+        pages_left = kept.num_most - num_tokens
+        pages_left *= 1 / page_size
+        num_pages = float(np.add.reduce(np.floor(pages)))
+        return Lengths(kept=kept, parts=parts, pages=pages, pages_left=pages_left, num_pages=num_pages)
+
+
+def _read_kept(
+    running: Sequence[Running], arrivals: list[int], num_tokens: NDArray[np.int64], page_size: int
+) -> KeptLengths:
+    num_prompt = num_tokens - np.fromiter([request.num_generated for request in running], np.int64, len(running))
+    limits = [request.max_new_tokens for request in running]
+    limit = np.fromiter(limits, np.float64, len(running))
+    prompt_pages = np.floor(_pages(num_prompt, page_size))
+    return KeptLengths(
+        arrivals=arrivals,
+        page_size=page_size,
+        num_prompt=num_prompt.astype(np.float64),
+        num_most=num_prompt + limit,
+        parts_per_token=NUM_PARTS / np.maximum(limit, _LIMIT_OF_NONE),
+        prompt_pages=prompt_pages,
+        num_prompt_pages=float(np.add.reduce(prompt_pages)),
+        max_limit=max(limits),
+    )
+
+
+def _pages(num_tokens: NDArray[np.int64], page_size: int) -> Column:
+    """Return pages that, rounded down, are those that the tokens need."""
+    pages = num_tokens.astype(np.float64)
+    pages += page_size - _HALF
+    pages *= 1 / page_size
+    return pages
+
+
+@lru_cache(maxsize=64)
+def _moment_columns(num_most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return `[16, 1]` twice: the steps from now to the moment before each moment, and to itself."""
+    moments = np.array(moments_until(num_most), np.float64)
+    return moments[:, 1:2], moments[:, 2:3]
