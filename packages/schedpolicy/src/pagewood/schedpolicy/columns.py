@@ -21,7 +21,7 @@ Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptLengths:
+class FixedLengths:
     """What requests keep while they run. Invariant: row i of each column is about the i-th request."""
 
     arrivals: list[int]
@@ -42,7 +42,7 @@ class KeptLengths:
 class Lengths:
     """The lengths of running requests in one step. Invariant: row i of each column is about the i-th request."""
 
-    kept: KeptLengths
+    kept: FixedLengths
     parts: Column
     """Hundredths of the limit that are generated; not rounded down yet."""
     pages: Column
@@ -94,7 +94,7 @@ class LengthReader:
 
     def __init__(self) -> None:
         """Know no requests."""
-        self._kept: KeptLengths | None = None  # written by: read
+        self._kept: FixedLengths | None = None  # written by: read
 
     def read(self, running: Sequence[Running], *, page_size: int) -> Lengths:
         """Return the lengths of these requests, of which there is one at least."""
@@ -115,12 +115,12 @@ class LengthReader:
 
 def _read_kept(
     running: Sequence[Running], arrivals: list[int], num_tokens: NDArray[np.int64], page_size: int
-) -> KeptLengths:
+) -> FixedLengths:
     num_prompt = num_tokens - np.fromiter([request.num_generated for request in running], np.int64, len(running))
     limits = [request.max_new_tokens for request in running]
     limit = np.fromiter(limits, np.float64, len(running))
     prompt_pages = np.floor(_pages(num_prompt, page_size))
-    return KeptLengths(
+    return FixedLengths(
         arrivals=arrivals,
         page_size=page_size,
         num_prompt=num_prompt.astype(np.float64),
