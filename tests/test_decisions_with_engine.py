@@ -10,6 +10,8 @@ What differs, and why it may:
     overlap             The overlapped loop of the engine learns one step later of an end and of what has been cached.
     namespaces          Tenants of the engine share no cached prefix; in a trace they do if they share keys, which those
                         of these traces do not.
+    parts of pages      The tree order of the engine compares tokens, so requests that share a part of their first page
+                        are a family; the names of pages in a trace say nothing of parts of pages.
     256 examined        The engine looks at 256 waiting requests in a step at most, so that a step has a bound.
     250,000 compared    For deferral the engine compares this many tokens in a step at most, for the same reason; names
                         of pages cost nothing to compare.

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from math import inf
-from operator import add, neg, truediv
+from operator import add, neg
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from pagewood.schedpolicy.acceptance import Acceptance, Estimate
@@ -648,7 +648,7 @@ class DraftControl(Generic[D]):
         step_s = list(map(add, step_s, drafts_s))
         values = list(accumulate(shares, initial=plain_s / token_s))
         del values[0]
-        rates: list[float] = list(map(truediv, values, step_s))
+        rates = [value / cost_s for value, cost_s in zip(values, step_s, strict=True)]
         best = max(rates)
         num = rates.index(best) + 1
         risk_s = plain_s + self.account_s / 2
