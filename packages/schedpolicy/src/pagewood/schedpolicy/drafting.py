@@ -683,7 +683,7 @@ class DraftControl(Generic[D]):
         return [weight / mean for weight in weights] if min(weights) < max(weights) else None
 
     def _prefixes_s(self, keys: list[float], ranked: list[float]) -> list[float]:
-        """Return the seconds of drafting, with the host's, of all prefixes; `keys` are those by position."""
+        """Return the seconds of drafting of all prefixes; `keys` are those by position."""
         draft, max_tokens = self._draft_cost, self.max_tokens
         fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt
         seconds: list[float] = []
@@ -759,7 +759,7 @@ class DraftControl(Generic[D]):
         return cost.seconds(num_plain + num, has_drafts=True) - plain_s + self._drafting_s(length, num)
 
     def _drafting_s(self, length: int, num_tokens: int) -> float:
-        """Return the seconds of drafting in the step of the latest decision, with the host's."""
+        """Return the seconds of drafting in the step of the latest decision."""
         return self._draft_cost.seconds(length, num_tokens, self._num_prompt)
 
     @property
