@@ -228,11 +228,10 @@ class DraftControl(Generic[D]):
         """The lengths of the latest decision that drafted."""
         self._kept_reason: Reason = "gain"
         """Their reason."""  # written by: DraftControl
-        self._decisions, self._lessons = (
-            Allowance(_KEPT_SHARE, most=_NUM_ALLOWED),
-            Allowance(_KEPT_SHARE, most=_NUM_ALLOWED),
-        )
-        """Pay for the host's work of decisions, and of learning from steps with drafts."""
+        self._decisions = Allowance(_KEPT_SHARE, most=_NUM_ALLOWED)
+        """Pays for the host's work of decisions."""
+        self._lessons = Allowance(_KEPT_SHARE, most=_NUM_ALLOWED)
+        """Pays for that of learning from steps with drafts."""
         self._num_unlearned = 0
         """Steps with drafts since the last one that was learned from."""  # written by: DraftControl
         self._num_rested = _LEAST_REST

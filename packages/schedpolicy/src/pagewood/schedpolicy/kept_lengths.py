@@ -11,7 +11,7 @@ class KeptLengths:
     last, otherwise for a quarter as many.
     """
 
-    __slots__ = ("_loss_s", "_mean", "_num_requests", "is_held", "num_left", "num_steps", "total", "usual")
+    __slots__ = ("_loss_s", "_mean", "_num_requests", "is_held", "num_left", "num_steps", "usual")
 
     def __init__(self) -> None:
         """Start without lengths."""
@@ -24,8 +24,6 @@ class KeptLengths:
         """Steps that are to take them."""  # written by: KeptLengths
         self.num_steps = 0
         """Steps for which the latest are kept in all."""  # written by: KeptLengths
-        self.total = 0
-        """Positions that they add to a step."""  # written by: KeptLengths
         self.usual = 0
         """Their median, which a request gets that is new since the decision."""  # written by: KeptLengths
 
@@ -43,7 +41,7 @@ class KeptLengths:
         is_like_last = 3 * self._mean <= 4 * mean and 3 * mean <= 4 * self._mean
         num_steps = 2 * self.num_steps + 1 if is_like_last else self.num_steps // 4
         self.num_steps = self.num_left = min(most, max(least, num_steps))
-        self.total, self._mean, self._loss_s, self._num_requests = total, mean, loss_s, len(lengths)
+        self._mean, self._loss_s, self._num_requests = mean, loss_s, len(lengths)
         self.is_held = True
         self.usual = sorted(lengths)[len(lengths) // 2]
 
