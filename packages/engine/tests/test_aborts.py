@@ -239,8 +239,9 @@ def test_an_abort_ends_a_request_whose_prefix_is_recalled() -> None:
         assert bench.finish(NAME) is FinishReason.ABORT
         assert bench.state.waiting.num_recalling == 0
         assert NAME not in bench.state.by_id
-        gate.set()
         bench.step(submit("all", [9] * 40, max_tokens=20))  # needs every page but one
+        bench.until(lambda: bench.engine.counters().num_preempted == 1)  # the copy still holds some
+        gate.set()
         bench.until(lambda: bench.finish("all"), limit=2000)
         assert bench.tokens("all") == expected([9] * 40, 20)
         bench.step()

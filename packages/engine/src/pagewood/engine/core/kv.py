@@ -355,7 +355,7 @@ class KVSpace:
         return self._allocator.alloc(n)
 
     def poll(self) -> None:
-        """Let copies between tiers continue while the engine is idle."""
+        """Let copies between tiers continue, and take back what they no longer need, while no request runs."""
         if self.tiers is not None:
             self.tiers.poll()
 

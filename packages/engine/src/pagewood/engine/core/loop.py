@@ -466,8 +466,10 @@ class Engine:
                 self._send(self._intake.flush_idle())
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S if self._was_idle else 0.0
-        elif last is None and not self._state.running and self._can_only_wait():
-            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
+        elif last is None and not self._state.running:
+            self._kv.poll()  # what waits may wait for pages that a cancelled copy still holds
+            if self._can_only_wait():
+                time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
         self._was_idle = idle and not commands
         if idle and self._measures is not None:
