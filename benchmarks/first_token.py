@@ -191,8 +191,8 @@ def main() -> None:
     parser.add_argument(
         "--activations",
         choices=get_args(ActivationFormat),
-        default="float32",
-        help="of ours, with --weights bfloat16; OpenVINO chooses bfloat16 where the processor has it (default float32)",
+        default="auto",
+        help="of ours, bfloat16 with --weights bfloat16; OpenVINO chooses it where the processor has it (default auto)",
     )
     parser.add_argument("--openvino", metavar="PYTHON", help="with openvino-genai and optimum-intel[nncf]: beside it")
     parser.add_argument("--each", type=int, default=2, help="requests of each client in a round (default 2)")

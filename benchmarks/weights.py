@@ -45,11 +45,13 @@ from weight_forms.folders import SHAPES, write_folder
 from weight_forms.limits import dot_limit, multiply_add_limit, pair_limit
 
 FORMS: Mapping[str, tuple[WeightFormat, ActivationFormat]] = {
-    "float32": ("float32", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
+    "float32": ("float32", "auto"),
+    "bfloat16": ("bfloat16", "auto"),
     "bfloat16, bfloat16 activations": ("bfloat16", "bfloat16"),
-    "int8": ("int8", "float32"),
-    "int4": ("int4", "float32"),
+    "int8": ("int8", "auto"),
+    "int8, float32 activations": ("int8", "float32"),
+    "int4": ("int4", "auto"),
+    "int4, float32 activations": ("int4", "float32"),
 }
 """Of weights and activations, by the name of the row."""
 ROWS = (1, 8, 32)
@@ -81,7 +83,7 @@ class Limits:
         """Return the seconds that no product can be faster than."""
         weights, activations = FORMS[form]
         of_floats = self.pairs if activations == "bfloat16" else self.arithmetic
-        rate = self.codes if weights in ("int8", "int4") else of_floats
+        rate = self.codes if weights in ("int8", "int4") and activations == "auto" else of_floats
         return max(num_bytes / self.bandwidth, num_operations / rate)
 
     def cell(

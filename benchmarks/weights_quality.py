@@ -47,7 +47,10 @@ from pagewood.kvpool.storage import KVStorage
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_model"))
 
 PAGE_SIZE, LENGTH = 16, 512
-FORMS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "int8", "int4")
+FORMS: Mapping[WeightFormat, Sequence[ActivationFormat]] = {
+    "float32": (), "bfloat16": ("bfloat16",), "int8": ("float32",), "int4": ("float32",),
+}  # fmt: skip
+"""With activations beside those that are chosen without a word."""
 CALIBRATION_TOKENS = 32768
 
 
@@ -58,7 +61,7 @@ class Candidate:
     name: str
     folder: Path
     form: WeightFormat
-    activations: ActivationFormat = "float32"
+    activations: ActivationFormat = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +102,12 @@ def measure(given: Path | None, scratch: Path, arguments: argparse.Namespace) ->
     """Print the tables of one model."""
     folder, is_embedded = model_folder(given), given is None
     texts = texts_for(Tokenizer.from_folder(folder), arguments, is_embedded=is_embedded)
-    candidates = [Candidate(name=form, folder=folder, form=form) for form in FORMS]
-    both = Candidate(name="bfloat16, bfloat16 activations", folder=folder, form="bfloat16", activations="bfloat16")
-    candidates.insert(FORMS.index("bfloat16") + 1, both)
+    candidates: list[Candidate] = []
+    for form, others in FORMS.items():
+        candidates.append(Candidate(name=form, folder=folder, form=form))
+        for other in others:
+            name = f"{form}, {other} activations"
+            candidates.append(Candidate(name=name, folder=folder, form=form, activations=other))
     candidates += gptq(folder, scratch, is_embedded=is_embedded)
     print(f"\n{'The embedded model' if is_embedded else folder.name}: perplexity, and tokens of 100 that greedy "
           "decoding chooses as with float32 (for each text: "

@@ -38,7 +38,9 @@ PACKERS: dict[str, Callable[[], Packer]] = {
     "bfloat16": lambda: Packer("bfloat16"),
     "bfloat16, activations too": lambda: Packer("bfloat16", activations="bfloat16"),
     "int8": lambda: Packer("int8"),
+    "int8, widened": lambda: Packer("int8", activations="float32"),
     "int4": lambda: Packer("int4"),
+    "int4, widened": lambda: Packer("int4", activations="float32"),
 }
 PACKED = [name for name in PACKERS if name != "float32"]
 MODELS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,6 +22,8 @@ from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 from pagewood.engine.folder import model_folder
 from pagewood.engine.inspection import inspect_model
+from pagewood.engine.quantise import Scheme, quantise_model
+from pagewood.engine.runner.cpu.compiled.packed_weights import WideLevel
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_levels
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -123,6 +125,37 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tied", [False, True])
+def test_with_float32_activations_logits_have_the_bits_of_the_dequantised_weights(tied: bool, tmp_path: Path) -> None:
+    """Also when the weights come from the cache folder, which they share with products of eight bits."""
+    save(tmp_path / "model", tied=tied)
+    tokens = random_tokens()
+    dequantised: Any = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in dequantised.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.from_numpy(quantise_int8(parameter.numpy()).dequantised()))
+    dequantised.save_pretrained(tmp_path / "dequantised")
+    expected = logits(load(tmp_path / "dequantised", "float32"), tokens)
+    in_bytes = logits(load(tmp_path / "model", "int8"), tokens)
+    assert distance(in_bytes, expected) > 1e-3
+    loaded = load(tmp_path / "model", "int8", activations="float32")
+    assert loaded.variants == {(WeightKind.INT8, WideLevel.FLOAT32)}
+    assert np.array_equal(logits(loaded, tokens), expected)
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_so_have_those_of_a_folder_that_is_quantised(form: Literal["int8", "int4"], tmp_path: Path) -> None:
+    save(tmp_path / "model", torch.bfloat16)
+    quantise_model(tmp_path / "model", tmp_path / "made", Scheme(format=form))
+    tokens = random_tokens()
+    expected = logits(load(tmp_path / "made", "float32"), tokens)
+    assert distance(logits(load(tmp_path / "made", "auto"), tokens), expected) > 1e-3
+    loaded = load(tmp_path / "made", "auto", activations="float32")
+    assert WeightKind[form.upper()] in {kind for kind, _ in loaded.variants}
+    assert np.array_equal(logits(loaded, tokens), expected)
+
+
+@pytest.mark.parametrize("tied", [False, True])
 def test_with_bfloat16_activations_the_inputs_of_every_product_are_rounded(tied: bool, tmp_path: Path) -> None:
     """And nothing else is: a third of the positions agree as with float32; in the others a number close to the middle
     between two of bfloat16 is rounded the other way."""
@@ -208,7 +241,13 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(
 
 
 @pytest.mark.parametrize(
-    ("form", "activations"), [*((form, "float32") for form in ("auto", *FORMS)), ("bfloat16", "bfloat16")]
+    ("form", "activations"),
+    [
+        *((form, "auto") for form in ("auto", *FORMS)),
+        ("bfloat16", "bfloat16"),
+        ("int8", "float32"),
+        ("int4", "float32"),
+    ],
 )
 def test_an_engine_generates_the_same_alone_together_and_with_drafts(
     form: WeightFormat, activations: ActivationFormat
@@ -233,7 +272,7 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
     """Keys and values of one form are not taken for those of another."""
     chat: Any = [{"role": "user", "content": "Sort these words: " + "stone river cloud apple " * 8}]
 
-    def cached(form: WeightFormat, activations: ActivationFormat = "float32") -> int:
+    def cached(form: WeightFormat, activations: ActivationFormat = "auto") -> int:
         with LLM(
             weights=form, activations=activations, host_cache_gb=0.01, disk_cache_path=str(tmp_path / "kv"),
             disk_cache_gb=0.05, max_total_tokens=1024,
@@ -242,6 +281,7 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
 
     assert cached("float32") == 0
     assert cached("auto") > 0  # the same bits
+    assert cached("float32", "float32") > 0
     with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
         cached("int8")
     (tmp_path / "kv").rename(tmp_path / "others")
@@ -249,6 +289,10 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
     assert cached("bfloat16") > 0
     with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
         cached("bfloat16", "bfloat16")
+    (tmp_path / "kv").rename(tmp_path / "of bfloat16")
+    assert cached("int8") == 0
+    with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
+        cached("int8", "float32")
 
 
 def test_the_configuration_names_forms() -> None:
@@ -259,20 +303,20 @@ def test_the_configuration_names_forms() -> None:
 
 
 def test_the_configuration_names_activations() -> None:
-    with pytest.raises(ValueError, match="activations must be one of float32, bfloat16, got 'int8'"):
+    with pytest.raises(ValueError, match="activations must be one of auto, float32, bfloat16, got 'int8'"):
         EngineConfig(activations="int8")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="activations must be float32 with weights 'int8', got 'bfloat16'"):
+    with pytest.raises(ValueError, match="activations must be auto or float32 with weights 'int8', got 'bfloat16'"):
         EngineConfig(weights="int8", activations="bfloat16")
-    with pytest.raises(
-        ValueError, match="activations must be float32 on CUDA, which computes in dtype, got 'bfloat16'"
-    ):
-        EngineConfig(device="cuda", activations="bfloat16")
+    for activations in ("float32", "bfloat16"):
+        rule = f"activations must be auto on CUDA, which computes in dtype, got '{activations}'"
+        with pytest.raises(ValueError, match=rule):
+            EngineConfig(device="cuda", activations=activations)
 
 
 def test_bfloat16_activations_need_weights_that_are_bfloat16() -> None:
     """With weights auto the checkpoint decides; the embedded model's is in float16."""
-    rule = "activations must be float32 unless weights are bfloat16, and with weights 'auto' those of this model are "
-    with pytest.raises(ValueError, match=f"{rule}float.*, got 'bfloat16'"):
+    rule = "activations must be auto or float32 unless weights are bfloat16, and with weights 'auto' those of this "
+    with pytest.raises(ValueError, match=f"{rule}model are float.*, got 'bfloat16'"):
         LLM(activations="bfloat16")
 
 
@@ -289,7 +333,13 @@ def test_the_log_says_which_instruction_multiplies(
 
 @pytest.mark.parametrize(
     ("form", "activations", "most"),
-    [("bfloat16", "bfloat16", 0.02), ("int8", "float32", 0.04), ("int4", "float32", 0.2)],
+    [
+        ("bfloat16", "bfloat16", 0.02),
+        ("int8", "auto", 0.04),
+        ("int8", "float32", 0.02),
+        ("int4", "auto", 0.2),
+        ("int4", "float32", 0.2),
+    ],
 )
 def test_logits_of_the_embedded_model_move_by_little(
     form: WeightFormat, activations: ActivationFormat, most: float

@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pagewood.engine.api import ActivationFormat
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level, dot_levels
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -85,7 +87,7 @@ NAME = attrgetter("name")
 
 
 @functools.cache
-def step_kernel(kind: WeightKind, level: DotLevel) -> StepKernel:
+def step_kernel(kind: WeightKind, level: ProductLevel) -> StepKernel:
     return warm_up(16, packed=[(kind, level)])
 
 
@@ -97,9 +99,15 @@ def compute(
 
 
 def product(
-    x: Array, weight: Weight, bias: Array | None, *, level: DotLevel = LEVELS[0], num_threads: int = 2
+    x: Array,
+    weight: Weight,
+    bias: Array | None,
+    *,
+    level: DotLevel = LEVELS[0],
+    activations: ActivationFormat = "auto",
+    num_threads: int = 2,
 ) -> NDArray[np.float32]:
-    ops = CPUOps(level=level)
+    ops = CPUOps(Packer("float32", activations=activations), level=level)
     linear = ops.linear(weight, None if bias is None else torch.from_numpy(bias))
     return compute(linear, ops, x, num_threads=num_threads)
 
@@ -156,21 +164,49 @@ def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> N
     np.testing.assert_allclose(found, expected(x, weight, bias), rtol=1e-4, atol=1e-3 * np.abs(found).max())
 
 
+@pytest.mark.parametrize("activations", ["auto", "float32"])
 @pytest.mark.parametrize("kind", MAKERS, ids=NAME)
-def test_a_row_of_a_product_does_not_depend_on_the_others(kind: WeightKind) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(kind: WeightKind, activations: ActivationFormat) -> None:
     x, weight = normal(150, 320), MAKERS[kind](normal(333, 320, seed=1))
-    together = product(x, weight, None, num_threads=4)
+    together = product(x, weight, None, activations=activations, num_threads=4)
     for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150)]:
-        assert np.array_equal(product(x[first:last], weight, None, num_threads=1), together[first:last])
+        alone = product(x[first:last], weight, None, activations=activations, num_threads=1)
+        assert np.array_equal(alone, together[first:last])
 
 
-@pytest.mark.parametrize("kind", [WeightKind.BFLOAT16, WeightKind.FLOAT16], ids=NAME)
-@pytest.mark.parametrize("num_rows", [1, 5, 40])
-def test_widened_weights_have_the_bits_of_float32(kind: WeightKind, num_rows: int) -> None:
-    x, bias, weight = normal(num_rows, 130), normal(75, seed=2), MAKERS[kind](normal(75, 130, seed=1))
+@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+@settings(max_examples=15, deadline=None)
+@given(
+    num_rows=st.one_of(st.integers(1, 30), st.integers(90, 130)),
+    sides=st.integers(1, 4),
+    size=st.one_of(st.integers(1, 100), st.sampled_from([32, 64, 300])),
+    num_threads=st.sampled_from([1, 2, 5]),
+)
+def test_widened_weights_have_the_bits_of_float32(
+    kind: WeightKind, num_rows: int, sides: int, size: int, num_threads: int
+) -> None:
+    """For all forms, whatever fills up their inputs."""
+    inputs = SIDES.get(kind, 64) * sides
+    x, bias, weight = normal(num_rows, inputs), normal(size, seed=2), MAKERS[kind](normal(size, inputs, seed=1))
     wide = CPUOps().linear(torch.from_numpy(weight.dequantised()), torch.from_numpy(bias))
     expected = write_down(wide, x, kernel=warm_up(16), num_threads=1)()
-    assert np.array_equal(product(x, weight, bias), expected)
+    found = product(x, weight, bias, activations="float32", num_threads=num_threads)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", CODES, ids=NAME)
+def test_widened_codes_of_bad_scales_and_numbers_stay_where_they_are(kind: WeightKind) -> None:
+    """An output whose scale is NaN, and a row with a number that is not finite, spoil nothing else."""
+    weight, x = MAKERS[kind](normal(40, 64, seed=1)), normal(14, 64)
+    assert isinstance(weight, Int4 | Int8 | Int8Group)
+    good = product(x, weight, None, activations="float32")
+    weight.scales[7] = np.nan
+    x[2, 5] = np.inf
+    found = product(x, weight, None, activations="float32")
+    assert np.isnan(found[:, 7]).all()
+    assert not np.isfinite(found[2]).any()
+    others = np.ix_([row for row in range(14) if row != 2], [column for column in range(40) if column != 7])
+    assert np.array_equal(found[others], good[others])
 
 
 @pytest.mark.parametrize("kind", MAKERS, ids=NAME)

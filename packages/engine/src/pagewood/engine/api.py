@@ -604,8 +604,8 @@ SchedulePreset: TypeAlias = Literal["decode-first", "stall-free", "prefill-first
 """How prompts and decodes share steps, see `EngineConfig.schedule_preset`."""
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
-ActivationFormat: TypeAlias = Literal["float32", "bfloat16"]
-"""What a CPU multiplies bfloat16 weights with, see `EngineConfig.activations`."""
+ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
+"""What a CPU multiplies weights with, see `EngineConfig.activations`."""
 Progress = Callable[[str, int, int], None]
 """Gets reports of a long start: what is being done, the parts that are done, and the parts in total."""
 
@@ -744,13 +744,14 @@ class EngineConfig:
     weights: WeightFormat = "auto"
     """How a CPU keeps the weights of matrices, embeddings and the output projection included. auto: as precise as the
     checkpoint, so bfloat16 and float16 stay as they are, and the logits have the bits of float32; bfloat16: rounded to
-    that; int8: a scale for each output; int4: a scale for each 32 inputs. With int8 and int4, activations get eight
-    bits and a scale for each token. CUDA keeps weights in `dtype`."""
-    activations: ActivationFormat = "float32"
-    """What a CPU multiplies bfloat16 weights with. bfloat16: the inputs of each product are rounded to it, and added in
-    float32; on processors with AVX-512 BF16 prompts and large batches take about half of the time. Norms, attention
-    and everything between products stay float32. It needs `weights` bfloat16, or auto and a checkpoint in bfloat16.
-    CUDA computes in `dtype`."""
+    that; int8: a scale for each output; int4: a scale for each 32 inputs. CUDA keeps weights in `dtype`."""
+    activations: ActivationFormat = "auto"
+    """What a CPU multiplies weights with. auto: float32, and eight bits with a scale for each token where weights have
+    codes of four or eight bits. float32: also these are widened, and nothing but weights is rounded ("weight-only");
+    logits have the bits of a float32 model with the dequantised weights. bfloat16: the inputs of each product are
+    rounded to it, and added in float32; on processors with AVX-512 BF16 prompts and large batches take about half of
+    the time. It needs `weights` bfloat16, or auto and a checkpoint in bfloat16. Norms, attention and everything between
+    products are float32 in any case. CUDA computes in `dtype`."""
     preemption_threshold: int | None = None
     """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
     running request is preempted only when memory runs out."""
@@ -857,10 +858,10 @@ class EngineConfig:
             raise ValueError(f"weights must be auto on CUDA, which keeps them in dtype, got {self.weights!r}")
         if self.activations not in (known := get_args(ActivationFormat)):
             raise ValueError(f"activations must be one of {', '.join(known)}, got {self.activations!r}")
-        if self.activations == "bfloat16" and self.device == "cuda":
-            raise ValueError("activations must be float32 on CUDA, which computes in dtype, got 'bfloat16'")
+        if self.activations != "auto" and self.device == "cuda":
+            raise ValueError(f"activations must be auto on CUDA, which computes in dtype, got {self.activations!r}")
         if self.activations == "bfloat16" and self.weights not in ("auto", "bfloat16"):
-            raise ValueError(f"activations must be float32 with weights {self.weights!r}, got 'bfloat16'")
+            raise ValueError(f"activations must be auto or float32 with weights {self.weights!r}, got 'bfloat16'")
         if self.grammar_backend not in ("llguidance", "xgrammar"):
             raise ValueError(f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}")
         if not self.grammar_timeout_s > 0:  # true of NaN

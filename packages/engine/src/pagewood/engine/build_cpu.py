@@ -20,7 +20,8 @@ from pagewood.engine.load import check_draft, check_weights
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.processors import load_processors
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
@@ -81,8 +82,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     model, variants = loaded.model, loaded.variants
     if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
         raise ValueError(
-            f"activations must be float32 unless weights are bfloat16, and with weights {config.weights!r} those of "
-            f"this model are {_described(variants)}, got 'bfloat16'"
+            f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
+            f"those of this model are {_described(variants)}, got 'bfloat16'"
         )
     drafter = None
     if found is not None and found.folder is not None:
@@ -201,9 +202,10 @@ def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
     """Return the forms of weights, and the instructions for products with activations that are rounded."""
     names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
     products = {
-        f"; products with {'int8' if kind.has_codes else 'bfloat16'} activations by {level.name.replace('_', '-')}"
-        for kind, level in variants
-        if kind.rounds_activations
+        f"; products with {'int8' if isinstance(level, DotLevel) else 'bfloat16'} activations "
+        f"by {level.name.replace('_', '-')}"
+        for _, level in variants
+        if not isinstance(level, WideLevel)
     }
     return names + "".join(sorted(products))
 

@@ -97,8 +97,8 @@ class Inspection:
     """None: there is none."""
     form: str | None = None
     """The form that `errors` are about."""
-    activations: ActivationFormat = "float32"
-    """What its products with bfloat16 weights compute with."""
+    activations: ActivationFormat = "auto"
+    """What its products compute with."""
     errors: Sequence[MatrixError] = ()
     """Worst outputs first; matrices that are quantised already are not there, because they stay as they are."""
 
@@ -107,7 +107,7 @@ def inspect_model(
     model: str | Path | None,
     *,
     form: WeightFormat | None = None,
-    activations: ActivationFormat = "float32",
+    activations: ActivationFormat = "auto",
     progress: Progress | None = None,
 ) -> Inspection:
     """Return what a folder or a GGUF file is.
@@ -117,7 +117,7 @@ def inspect_model(
     Args:
         model: a folder or a GGUF file; None: the embedded model.
         form: of weights; the errors that rounding to it causes are computed for every matrix.
-        activations: bfloat16: the inputs of these errors are rounded too, as `EngineConfig.activations` says.
+        activations: the inputs of these errors are rounded as `EngineConfig.activations` says.
         progress: called for every projection.
 
     Raises:
@@ -129,7 +129,7 @@ def inspect_model(
     if activations not in get_args(ActivationFormat):
         raise ValueError(f"activations must be one of {', '.join(get_args(ActivationFormat))}, got {activations!r}")
     if activations == "bfloat16" and form not in ("auto", "bfloat16"):
-        raise ValueError(f"activations must be float32 unless form is auto or bfloat16, got {activations!r}")
+        raise ValueError(f"activations must be auto or float32 unless form is auto or bfloat16, got {activations!r}")
     folder = model_folder(model)
     config = ModelConfig.from_folder(folder)
     checkpoint = Checkpoint(folder, dtype=None)
@@ -215,7 +215,7 @@ def _error(name: str, weight: Weight, packer: Packer) -> MatrixError:
         kind = packer.kind(part.dtype, columns)
         values = rounded(part, kind)
         wanted = exact @ inputs.T
-        got = values @ _rounded_inputs(inputs, kind).T
+        got = values @ _rounded_inputs(inputs, kind, packer.activations).T
         squares += [np.sum(np.square(one, dtype=np.float64)) for one in (exact, values - exact, wanted, got - wanted)]
     weight_error, output_error = np.sqrt(squares[1::2] / np.maximum(squares[::2], np.finfo(np.float64).tiny))
     return MatrixError(
@@ -223,12 +223,14 @@ def _error(name: str, weight: Weight, packer: Packer) -> MatrixError:
     )
 
 
-def _rounded_inputs(inputs: NDArray[np.float32], kind: WeightKind | None) -> NDArray[np.float32]:
+def _rounded_inputs(
+    inputs: NDArray[np.float32], kind: WeightKind | None, activations: ActivationFormat
+) -> NDArray[np.float32]:
     """Return inputs `[n, K]` as products with weights of this kind take them."""
-    if kind is None or not kind.rounds_activations:
-        return inputs
-    if not kind.has_codes:
+    if kind == WeightKind.BFLOAT16_PAIRS:
         return to_bfloat16(inputs).dequantised()
+    if kind is None or not kind.has_codes or activations == "float32":
+        return inputs
     scales = np.abs(inputs).max(axis=1, keepdims=True) / np.float32(127)
     return np.rint(inputs / scales) * scales
 

@@ -88,7 +88,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--activations",
         choices=get_args(ActivationFormat),
         default=DEFAULTS.activations,
-        help="what a CPU multiplies bfloat16 weights with; bfloat16: inputs of products are rounded, which halves the "
+        help="what a CPU multiplies weights with; auto: float32, and eight bits where weights are int8 or int4; "
+        "float32: these are widened, which rounds less and takes longer; bfloat16, with bfloat16 weights: halves the "
         "time of prompts on processors with AVX-512 BF16 (default: %(default)s)",
     )
     memory.add_argument(

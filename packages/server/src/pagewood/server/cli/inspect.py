@@ -36,8 +36,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--activations",
         choices=get_args(ActivationFormat),
-        default="float32",
-        help="with --weights bfloat16 or auto: round the inputs of products too (default: %(default)s)",
+        default="auto",
+        help="with --weights: what inputs of products are rounded to, as in serve (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
     parser.set_defaults(run=run)
@@ -94,7 +94,7 @@ def _described(found: Inspection) -> str:
             f"  chat template: {_yes(own.has_chat_template)}; response template: {_yes(own.has_response_template)}",
         ]
     if found.form is not None:
-        inputs = "" if found.activations == "float32" else f" and {found.activations} activations"
+        inputs = "" if found.activations == "auto" else f" and {found.activations} activations"
         lines += ["", f"relative errors with {found.form}{inputs}, worst outputs first:", "  weights  outputs"]
         lines += [f"  {one.weight_error:7.3%}  {one.output_error:7.3%}  {one.name}" for one in found.errors]
     return "\n".join(lines)

@@ -124,7 +124,7 @@ def load_drafter(
     *,
     fingerprint: Callable[[Path], bytes],
     weights: WeightFormat = "float32",
-    activations: ActivationFormat = "float32",
+    activations: ActivationFormat = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedDrafter:

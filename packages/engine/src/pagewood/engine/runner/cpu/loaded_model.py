@@ -42,7 +42,8 @@ class LoadedModel:
 
 def kv_mark(form: WeightFormat, activations: ActivationFormat) -> str:
     """Return what distinguishes keys and values of a model with such products from those with the checkpoint's."""
-    rounded = "" if activations == "float32" else f" by {activations}"
+    is_plain = activations == "auto" or (activations == "float32" and form in ("float32", "bfloat16"))
+    rounded = "" if is_plain else f" by {activations}"
     return rounded if form in ("auto", "float32") else f" {form}{rounded}"
 
 
@@ -50,7 +51,7 @@ def load_cpu_model(
     folder: Path,
     form: WeightFormat,
     *,
-    activations: ActivationFormat = "float32",
+    activations: ActivationFormat = "auto",
     fingerprint: Callable[[Path], bytes],
     num_threads: int = 1,
     progress: Progress | None = None,
@@ -63,7 +64,7 @@ def load_cpu_model(
     Args:
         folder: holds config.json and safetensors.
         form: of the weights.
-        activations: see `Packer`; weights in bfloat16 only depend on it.
+        activations: see `Packer`.
         fingerprint: returns bytes that identify the model of a folder.
         num_threads: that lay out weights.
         progress: called for every tensor.
@@ -78,7 +79,7 @@ def load_cpu_model(
         def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
             return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
 
-        loaded = _load(folder, Packer(form, memory=take), progress, reads_matrices=False)
+        loaded = _load(folder, Packer(form, activations=activations, memory=take), progress, reads_matrices=False)
         reader.finish()
         _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
         return loaded
@@ -92,13 +93,13 @@ def load_cpu_model(
             def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
 
-            loaded = _load(folder, Packer(form, memory=add, num_threads=num_threads), progress)
+            loaded = _load(folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress)
             writer.finish()
         _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
         return loaded
     except OSError as error:
         _log.warning("quantised weights cannot be kept in %s, so they are in memory only: %s", path.parent, error)
-    return _load(folder, Packer(form, num_threads=num_threads), progress)
+    return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
 
 
 def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
@@ -49,7 +49,7 @@ class PanelLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape = x.tape
         packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
-        tape.emit(Operation.PACK, x.rows, x, packed, x.size)
+        tape.emit(Operation.PACK, x.rows, x, packed, x.size, x.size)
         tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
         return out
 
@@ -90,12 +90,13 @@ class TiedEmbedding:
 class PackedLinear:
     """A projection whose weights are in a packed layout. Invariant: the same as that of `PanelLinear`."""
 
-    __slots__ = ("_bias", "_variant", "weight")
+    __slots__ = ("_bias", "_level", "_variant", "weight")
 
-    def __init__(self, weight: PackedWeight, bias: Tensor | None, variant: int) -> None:
-        """Keep `weight` and a copy of `bias` `[out]`; `variant` is that of the kernel, see `packed_variant`."""
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, level: ProductLevel) -> None:
+        """Keep `weight` and a copy of `bias` `[out]`; `level` says what activations are in the product."""
         self.weight = weight
-        self._variant = variant
+        self._level = level
+        self._variant = packed_variant(weight.shape.kind, level)
         self._bias: Float32 = np.zeros(weight.shape.num_panels * WIDTH, np.float32)
         if bias is not None:
             self._bias[: len(bias)] = bias.float().numpy()
@@ -105,21 +106,22 @@ class PackedLinear:
         tape, shape = x.tape, self.weight.shape
         kind, scales = shape.kind, self.weight.scales
         sums, row_scales = 0, 0
-        if kind.has_codes:
+        if isinstance(self._level, DotLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 4)
             sums, row_scales = tape.buffer(x.rows, shape.depth // shape.group), tape.buffer(x.rows, 1)
             tape.emit(
                 Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
                 kind.factor, self._variant,
             )  # fmt: skip
-        elif kind.rounds_activations:
+        elif isinstance(self._level, PairLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 2)
             tape.emit(
                 Operation.QUANTISE, x.rows, x, source, 0, 0, shape.inputs, shape.depth, 0, 0, self._variant
             )  # fmt: skip
         else:
-            source, packed = x, tape.buffer(x.rows, x.size)
-            tape.emit(Operation.PACK, x.rows, x, packed, x.size)
+            packed = tape.buffer(x.rows, shape.depth)
+            source = x if shape.depth == x.size else packed
+            tape.emit(Operation.PACK, x.rows, x, packed, x.size, shape.depth)
         out = tape.buffer(x.rows, shape.size)
         tape.emit(
             Operation.MULTIPLY_PACKED, x.rows, source, packed, sums, row_scales, self.weight.panels,
@@ -134,9 +136,9 @@ class PackedEmbedding:
 
     __slots__ = ("_variant", "_weight")
 
-    def __init__(self, weight: PackedWeight, variant: int) -> None:
+    def __init__(self, weight: PackedWeight, level: ProductLevel) -> None:
         self._weight = weight
-        self._variant = variant
+        self._variant = packed_variant(weight.shape.kind, level)
 
     def __call__(self, tokens: Buffer) -> Buffer:
         """Return `[T, E]`."""
@@ -178,14 +180,14 @@ class CPUOps:
         packed = self._packer.pack(weight)
         if packed is None:
             return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
-        return PackedLinear(packed, bias, self._variant(packed))
+        return PackedLinear(packed, bias, self._level_of(packed))
 
     def embedding(self, table: Matrix) -> Embedding[Buffer]:
         """Keep a copy of `table` `[V, E]`."""
         packed = self._packer.pack(table)
         if packed is None:
             return TableEmbedding(self._packer.table(table))
-        return PackedEmbedding(packed, self._variant(packed))
+        return PackedEmbedding(packed, self._level_of(packed))
 
     def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
@@ -193,18 +195,20 @@ class CPUOps:
         if packed is None:
             projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
             return TiedEmbedding(projection), projection
-        variant = self._variant(packed)
-        return PackedEmbedding(packed, variant), PackedLinear(packed, None, variant)
+        level = self._level_of(packed)
+        return PackedEmbedding(packed, level), PackedLinear(packed, None, level)
 
-    def _variant(self, weight: PackedWeight) -> int:
+    def _level_of(self, weight: PackedWeight) -> ProductLevel:
         kind = weight.shape.kind
+        level: ProductLevel
         if kind == WeightKind.BFLOAT16_PAIRS:
             level = self._pair_level = pair_level() if self._pair_level is None else self._pair_level
-        else:
+        elif kind.has_codes and self._packer.activations != "float32":
             level = self._level = dot_level() if self._level is None else self._level
-        kernel = kind, level
-        self.variants.add(kernel)
-        return packed_variant(*kernel)
+        else:
+            level = WideLevel.FLOAT32
+        self.variants.add((kind, level))
+        return level
 
     def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
         """Return the norm of `x` `[T, E]`."""

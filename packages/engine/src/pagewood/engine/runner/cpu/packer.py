@@ -60,7 +60,7 @@ class Packer:
         self,
         form: WeightFormat,
         *,
-        activations: ActivationFormat = "float32",
+        activations: ActivationFormat = "auto",
         memory: Callable[[PackedShape], tuple[PackedWeight, bool]] | None = None,
         num_threads: int = 1,
     ) -> None:
@@ -68,7 +68,8 @@ class Packer:
 
         Args:
             form: auto: as precise as the checkpoint, so bfloat16 and float16 stay as they are.
-            activations: bfloat16: what bfloat16 weights are multiplied with is rounded to it.
+            activations: bfloat16: what bfloat16 weights are multiplied with is rounded to it; float32: nothing is
+                rounded; auto: what codes are multiplied with is.
             memory: returns memory for a matrix, and whether the matrix is there already; None: new memory.
             num_threads: that convert slices of a matrix.
         """
@@ -194,7 +195,7 @@ class Packer:
 
     def _pack_form(self, weight: Weight) -> PackedWeight | None:
         shape = shape_of(weight, pairs=self.activations == "bfloat16")
-        is_half = shape is not None and not shape.kind.rounds_activations
+        is_half = shape is not None and shape.kind in (WeightKind.BFLOAT16, WeightKind.FLOAT16)
         if is_half and (weight.shape[1] % 2 or (isinstance(weight, Float16) and not processor_has("f16c"))):
             shape = None
         if shape is None:

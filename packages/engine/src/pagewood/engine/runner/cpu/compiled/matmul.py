@@ -35,17 +35,19 @@ def num_tiles(num_rows: Any) -> Any:
 
 
 @inlined
-def pack(x: Any, packed: Any, tile: Any) -> None:
-    """Copy the rows of one tile of `x` `[T, K]` to `packed` `[T * K]`, as `[K, rows of the tile]`."""
-    num_rows, depth = x.shape
+def pack(x: Any, packed: Any, depth: Any, tile: Any) -> None:
+    """Copy the rows of one tile of `x` `[T, K]` to `packed` `[T * D]`, as `[D, rows of the tile]`, zeros behind K."""
+    num_rows, size = x.shape
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
     height, base = _U(last - first), _U(first * depth)
-    for start in range(0, depth, _STRIP):
-        end = _U(min(start + _STRIP, depth))
+    for start in range(0, size, _STRIP):
+        end = _U(min(start + _STRIP, size))
         for r in range(height):
             for k in range(_U(start), end):
                 packed[base + k * height + r] = x[_U(first) + r, k]
+    for i in range(base + _U(size) * height, base + _U(depth) * height):
+        packed[i] = np.float32(0.0)
 
 
 @inlined

@@ -8,6 +8,7 @@ Legend: T rows, K inputs, D inputs filled up as `weight_kind` says, N outputs.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -26,9 +27,18 @@ from pagewood.engine.runner.cpu.compiled.numeric import float_from_bits
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
+from pagewood.engine.runner.cpu.compiled.wide_tile import multiply_widened
 
-ProductLevel: TypeAlias = DotLevel | PairLevel
-"""Instructions for products with packed weights. Those of 16 bits with activations in float32 have only one way."""
+
+class WideLevel(IntEnum):
+    """Instructions for products with activations in float32: there is one way for each layout."""
+
+    FLOAT32 = 8
+    """Weights are widened in registers. It differs from the numbers of the levels that a layout can also have."""
+
+
+ProductLevel: TypeAlias = DotLevel | PairLevel | WideLevel
+"""Instructions for products with packed weights, and with them what activations are: bytes, pairs or float32."""
 
 _F, _I = np.float32, np.int32
 
@@ -46,8 +56,10 @@ _float_from_half: Any = intrinsic(_widen)
 @cache
 def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
     """Return the function that computes a part of a product: the rows of a block of tiles, times one panel."""
-    tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) and kind.has_codes else None
+    tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) else None
+    tile_of_wide: Any = multiply_widened(kind) if kind.has_codes else None
     tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind, level)
+    has_bytes = isinstance(level, DotLevel)
     has_codes, has_groups, bits, head_bytes, step = (
         kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes, kind.step
     )  # fmt: skip
@@ -79,11 +91,16 @@ def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
             first, last = num_rows * tile // count, num_rows * (tile + 1) // count
             target = margin.ctypes.data if cut else out + 4 * (first * size + column)
             stride = WIDTH if cut else size
-            if has_codes:
+            if has_bytes:
                 tile_of_codes(
                     last - first, x + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
                     panels + panel * panel_bytes, scales + 4 * column, bias + 4 * column, target, stride, depth, group,
                     ahead, ahead_step,
+                )  # fmt: skip
+            elif has_codes:
+                tile_of_wide(
+                    last - first, packed + 4 * first * depth, panels + panel * panel_bytes, scales + 4 * column,
+                    bias + 4 * column, target, stride, depth, group, ahead, ahead_step,
                 )  # fmt: skip
             else:
                 tile_of_halves(

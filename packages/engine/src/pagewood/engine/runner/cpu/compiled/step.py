@@ -26,6 +26,7 @@ from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
 from pagewood.engine.runner.cpu.compiled.memory import (
@@ -74,7 +75,7 @@ class Operation(IntEnum):
     ADD_NORM = 4
     """x, residual, weight, out, size."""
     PACK = 5
-    """x, packed, size."""
+    """x, packed, size, size that is filled up with zeros."""
     MULTIPLY = 6
     """x, packed, panels, bias, out, depth, size."""
     SPLIT = 7
@@ -160,8 +161,8 @@ class Operation(IntEnum):
     variant; see `compiled.quantise`. Or x, pairs `[rows, D] bfloat16`, 0, 0, K, D, 0, 0, variant; see
     `compiled.round_pairs`. The parts are tiles. For this and the following, variant says which kernel."""
     MULTIPLY_PACKED = 51
-    """x `[rows, D]`, codes or pairs, packed x or the same, sums or 0, scales of rows or 0, panels, scales of outputs
-    or 0, bias, out, D, size, group * VARIANTS + variant."""
+    """x `[rows, D]`, or what is packed; packed x, codes or pairs; sums or 0, scales of rows or 0, panels, scales of
+    outputs or 0, bias, out, D, size, group * VARIANTS + variant."""
     LOOK_UP = 52
     """tokens `[rows]`, panels, scales or 0, out `[rows, K]`, K, D, group, variant. The parts are rows."""
 
@@ -172,7 +173,7 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
     if op == Operation.MULTIPLY:
         return matmul.num_products(num_rows, one[8])
     if op == Operation.PACK:
-        return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row needs no packing
+        return matmul.num_tiles(num_rows) if num_rows > 1 or one[5] > one[4] else 0  # a single row is packed already
     if op == Operation.MULTIPLY_PACKED:
         return matmul.num_products(num_rows, one[11])
     if op == Operation.QUANTISE:
@@ -238,7 +239,7 @@ def packed_kernel(kind: WeightKind, level: ProductLevel) -> Kernel:
         kind: how the weights lie in memory.
         level: instructions for products.
     """
-    multiply, read, has_codes = multiplier(kind, level), reader(kind), kind.has_codes
+    multiply, read, has_bytes = multiplier(kind, level), reader(kind), isinstance(level, DotLevel)
 
     def packed(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
         one = longs(one_at, NUM_COLUMNS)
@@ -248,7 +249,7 @@ def packed_kernel(kind: WeightKind, level: ProductLevel) -> Kernel:
                 one[10], one[11], one[12] // VARIANTS, part, following,
             )  # fmt: skip
         elif op == Operation.QUANTISE:
-            if has_codes:
+            if has_bytes:
                 quantise(one[2], one[3], one[4], one[5], num_rows, one[6], one[7], one[8], one[9], part)
             else:
                 round_pairs(one[2], one[3], num_rows, one[6], one[7], part)
@@ -416,7 +417,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
                 at = instructions.ctypes.data + 8 * NUM_COLUMNS * i
                 call_part(one[FUNCTION], op, at, numbers[i], num_rows, scopes.ctypes.data, part, following)
             elif op == Operation.PACK:
-                matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
+                matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[5]), one[5], part)
             elif op == Operation.STORE:
                 _store(one, num_rows, scopes, first, last)
             elif op == Operation.DRAW:

@@ -27,7 +27,11 @@ _LINE = 64  # bytes of a cache line
 
 
 class WeightKind(IntEnum):
-    """A layout of packed weights, and the arithmetic of products with them; for float32 see `compiled.matmul`."""
+    """A layout of packed weights; for float32 see `compiled.matmul`.
+
+    Codes are multiplied with activations of eight bits (`compiled.code_tile`), or widened and multiplied with float32
+    (`compiled.wide_tile`).
+    """
 
     BFLOAT16 = 1
     """Widened, and multiplied with activations in float32."""
@@ -47,13 +51,8 @@ class WeightKind(IntEnum):
 
     @property
     def has_codes(self) -> bool:
-        """Whether weights are codes, which are multiplied with activations of eight bits."""
+        """Whether weights are codes of four or eight bits."""
         return self >= WeightKind.INT8
-
-    @property
-    def rounds_activations(self) -> bool:
-        """Whether an instruction before the product rounds its activations."""
-        return self >= WeightKind.BFLOAT16_PAIRS
 
     @property
     def unit(self) -> int:
