@@ -48,7 +48,9 @@ def check(reader: LengthReader, running: list[Runner], page_size: int) -> None:
     lengths = reader.read(running, page_size=page_size)
     assert lengths.num_at_parts() == num_at_parts(running)
     assert lengths.kept.max_limit == max(request.max_new_tokens for request in running)
-    assert lengths.kept.num_prompt.tolist() == [request.num_tokens - request.num_generated for request in running]
+    assert lengths.kept.prompt_pages.tolist() == [
+        math.ceil((request.num_tokens - request.num_generated) / page_size) for request in running
+    ]
     num_now = sum(math.ceil(request.num_tokens / page_size) for request in running)
     num_most = sum(
         math.ceil((request.num_tokens + min(4096, max(0, request.max_new_tokens - request.num_generated))) / page_size)
@@ -94,7 +96,12 @@ def test_requests_one_by_one_and_all_at_once_are_expected_to_hold_the_same(
     growth = [0.0] * NUM_MOMENTS
     for request in running:
         ahead.add(request, growth)
-    assert LengthReader().read(running, page_size=page_size).growth(ahead) == pytest.approx(growth, abs=1e-6)
+    lengths = LengthReader().read(running, page_size=page_size)
+    together = lengths.growth(ahead)
+    assert together == pytest.approx(growth, abs=1e-6)
+    for number in range(NUM_MOMENTS):
+        alone = LookAhead(survival, num_most=num_most, page_size=page_size, number=number)
+        assert lengths.growth(alone) == [together[number]]  # not only to within errors
 
 
 class Counted:

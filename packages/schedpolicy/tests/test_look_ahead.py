@@ -41,7 +41,7 @@ shares = st.lists(st.sampled_from([1.0, 1.0, 0.97, 0.5, 0.1]), min_size=100, max
 
 
 def added(ahead: LookAhead, running: list[Runner]) -> list[float]:
-    growth = [0.0] * NUM_MOMENTS
+    growth = [0.0] * (NUM_MOMENTS if ahead.number is None else 1)
     for request in running:
         ahead.add(request, growth)
     return growth
@@ -70,6 +70,8 @@ def test_at_each_moment_those_count_that_are_expected_to_run_at_the_one_before(
             )
             expected += chance * (pages_then - pages_of_prompt) + pages_of_prompt - pages_now
         assert growth[number] == pytest.approx(expected, abs=1e-6)
+        alone = LookAhead(survival, num_most=num_most, page_size=page_size, number=number)
+        assert added(alone, running) == [growth[number]]
 
 
 def test_moments_are_denser_soon():

@@ -197,6 +197,67 @@ def test_the_same_is_reserved_with_and_without_numpy(seed: int, num_running: int
         ]
 
 
+@given(st.integers(0, 1 << 32), st.integers(1, 60), st.sampled_from([1, 16]), st.booleans())
+def test_a_request_that_one_moment_excludes_would_not_fit_and_no_later_answer_changes(
+    seed: int, num_running: int, page_size: int, is_without_numpy: bool
+):
+    """Steps with admissions, ends and preemptions, in which one of two reserves is asked for one moment first."""
+    random = Random(seed)
+    percents = [random.randint(0, 100) for _ in range(random.choice([0, 3, 80]))]
+    scale = random.choice([0.3, 1.0, 1.0, 2.0])
+    with pytest.MonkeyPatch.context() as patch:
+        if is_without_numpy:
+            patch.setitem(sys.modules, "pagewood.schedpolicy.columns", None)  # cannot be imported
+        quick, exact = (learned(*percents, scale=scale, hold_steps=1) for _ in range(2))
+    running = [random_runner(random, arrival) for arrival in range(num_running)]
+    for _ in range(4):
+        step, expected = (ratio.open(running, page_size=page_size, num_to_complete=1) for ratio in (quick, exact))
+        for _ in range(4):
+            num_running += 1
+            candidate = random_runner(random, num_running)
+            num_pages = math.ceil(candidate.num_tokens / page_size)
+            about = exact.open(running, page_size=page_size, num_to_complete=1).num_reserved(candidate) + num_pages
+            num_available = random.choice([about + random.randint(-3, 3), random.randint(0, 2 * about)])
+            num_reserved = expected.num_reserved(candidate, num_available=num_available)
+            if step.exceeds(candidate, num_available=num_available - num_pages):
+                assert num_pages + num_reserved > num_available
+            else:
+                assert step.num_reserved(candidate, num_available=num_available) == num_reserved
+            if random.random() < 0.3:
+                running.append(candidate)
+                for each in (step, expected):
+                    each.admit(candidate, num_to_complete=1)
+        assert step.num_pages == expected.num_pages
+        for ratio in (quick, exact):
+            for ended in running[:1]:
+                ratio.on_end(ended)
+            ratio.on_preempt() if num_running % 3 == 0 else ratio.on_step()
+        running = [
+            replace(one, num_generated=one.num_generated + 1, num_tokens=one.num_tokens + 1)
+            for one in running[1:]
+            if one.num_generated < one.max_new_tokens
+        ]
+
+
+def test_a_step_looks_first_at_the_moment_of_the_largest_demand_in_the_last():
+    ratio = NewTokenRatio()
+    running = [Runner(done, 160, 10 + done) for done in (0, 40, 80, 120)]  # most is needed 40 steps from now
+    candidate = Runner(0, 10, 10)
+
+    def opened() -> StepReserve:
+        return ratio.open(running, page_size=1, num_to_complete=0)
+
+    most = opened().num_pages
+    assert not opened().exceeds(candidate, num_available=most - 1)  # no step has looked before
+    step = opened()
+    assert step.num_reserved(candidate) == most
+    assert opened().exceeds(candidate, num_available=most - 1)
+    assert not opened().exceeds(candidate, num_available=most)
+    step.admit(candidate, num_to_complete=0)
+    assert not opened().exceeds(candidate, num_available=most - 1)  # there was room, and may be more
+    assert not ratio.open([], page_size=1, num_to_complete=5).exceeds(candidate, num_available=-1)
+
+
 def test_candidates_are_alike_if_their_prompts_end_at_the_same_place_of_a_page():
     running = [Runner(index, 300, 100 + index, arrival=index) for index in range(8)]
     candidates = [Runner(0, 100, prompt, arrival=8) for prompt in (32, 16, 33, 17, 47, 31, 32, 16)]

@@ -27,7 +27,8 @@ from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy.ageing import Ageing
 from pagewood.schedpolicy.budget import StepBudget
 from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.reserve import NewTokenRatio, StepReserve
+from pagewood.schedpolicy.demand import Demand
+from pagewood.schedpolicy.reserve import NewTokenRatio
 from pagewood.schedpolicy.skip_ahead import SkipAhead
 from scale import scaled
 from seeded_faults import Edit, seed_fault
@@ -90,7 +91,7 @@ def test_what_lower_tiers_answered_is_an_input(seed: int, tmp_path: Path) -> Non
 FAULTS: dict[str, tuple[list[Edit], int, str]] = {
     "fewer skipped": ([(SkipAhead, "pass_over", "== self.max_skipped", "== 0")], 214, "passed_over for request 2"),
     "more reserved": (
-        [(StepReserve, "_worst", "self._ratio.scale", "2 * self._ratio.scale")],
+        [(Demand, "_pages", "self._scale", "2 * self._scale")],
         213,
         "request 0 [3, 11, 7]",
     ),

@@ -26,11 +26,12 @@ class FixedLengths:
 
     arrivals: list[int]
     page_size: int
-    num_prompt: Column
-    num_most: Column
-    """Tokens of the prompt and of the limit together."""
     parts_per_token: Column
     """Hundredths of the limit that one token is."""
+    prompt_parts: Column
+    """Hundredths of the limit that the prompt would be, less those of a small part of a token."""
+    most_pages: Column
+    """Pages of the tokens of the prompt and of the limit together, not rounded at all."""
     prompt_pages: Column
     num_prompt_pages: float
     """Sum of `prompt_pages`."""
@@ -54,7 +55,7 @@ class Lengths:
 
     def num_at_parts(self) -> list[int]:
         """Return for each part, from 0 to 100, how many of the requests are at it."""
-        part = np.minimum(self.parts, NUM_PARTS).astype(np.intp)
+        part = np.minimum(self.parts, float(NUM_PARTS)).astype(np.intp)
         return np.bincount(part, minlength=NUM_PARTS + 1).tolist()
 
     def num_most_pages(self) -> int:
@@ -67,21 +68,27 @@ class Lengths:
     def growth(self, ahead: LookAhead) -> list[float]:
         """Return what `ahead.add` adds for all of these requests together, to within errors of floats."""
         kept = self.kept
-        before, moment = _moment_columns(ahead.num_most)
-        survival = np.array(ahead.survival)
-        going_on = survival[1:].take(self.parts.astype(np.intp), mode="clip")
-        survival[NUM_PARTS] = 0.0  # a request that has reached its limit has ended
+        before, moment_pages = _moment_columns(ahead.num_most, ahead.number, kept.page_size)
         parts = before * kept.parts_per_token
         parts += self.parts
-        chance = survival.take(parts.astype(np.intp), mode="clip")
-        chance /= going_on
-        np.minimum(chance, 1.0, out=chance)  # before the next part
-        pages = np.minimum(moment * (1 / kept.page_size), self.pages_left)
+        chance = self._chance(parts, ahead.survival) if ahead.survival[-1] < 1 else parts < NUM_PARTS
+        pages = np.minimum(moment_pages, self.pages_left)
         pages += self.pages
         np.floor(pages, out=pages)
         pages -= kept.prompt_pages  # they stay, as the pages of a prompt may do
-        num_own = self.num_pages - kept.num_prompt_pages
-        return (np.einsum("ij,ij->i", chance, pages) - num_own).tolist()
+        pages *= chance
+        growth = np.add.reduce(pages, axis=1)
+        growth -= self.num_pages - kept.num_prompt_pages
+        return growth.tolist()
+
+    def _chance(self, parts: Column, survival: Sequence[float]) -> Column:
+        """Return `[moments, n]`, the chance that each request still runs at `parts` hundredths of its limit."""
+        shares = np.array(survival)
+        going_on = shares[1:][np.minimum(self.parts, NUM_PARTS - 1.0).astype(np.intp)]
+        shares[NUM_PARTS] = 0.0  # a request that has reached its limit has ended
+        chance = shares[np.minimum(parts, float(NUM_PARTS), out=parts).astype(np.intp)]
+        chance /= going_on
+        return np.minimum(chance, 1.0, out=chance)  # before the next part
 
 
 class LengthReader:
@@ -103,12 +110,11 @@ class LengthReader:
         kept = self._kept
         if kept is None or kept.arrivals != arrivals or kept.page_size != page_size:
             kept = self._kept = _read_kept(running, arrivals, num_tokens, page_size)
-        parts = num_tokens - kept.num_prompt
-        parts += _HALF / NUM_PARTS
-        parts *= kept.parts_per_token
-        pages = _pages(num_tokens, page_size)
-        pages_left = kept.num_most - num_tokens
-        pages_left *= 1 / page_size
+        parts = num_tokens * kept.parts_per_token
+        parts -= kept.prompt_parts
+        pages: Column = np.multiply(num_tokens, 1 / page_size)
+        pages_left = kept.most_pages - pages
+        pages += _rest_of_page(page_size)
         num_pages = float(np.add.reduce(np.floor(pages)))
         return Lengths(kept=kept, parts=parts, pages=pages, pages_left=pages_left, num_pages=num_pages)
 
@@ -119,29 +125,29 @@ def _read_kept(
     num_prompt = num_tokens - np.fromiter([request.num_generated for request in running], np.int64, len(running))
     limits = [request.max_new_tokens for request in running]
     limit = np.fromiter(limits, np.float64, len(running))
-    prompt_pages = np.floor(_pages(num_prompt, page_size))
+    parts_per_token = NUM_PARTS / np.maximum(limit, _LIMIT_OF_NONE)
+    prompt_pages = np.floor(num_prompt * (1 / page_size) + _rest_of_page(page_size))
     return FixedLengths(
         arrivals=arrivals,
         page_size=page_size,
-        num_prompt=num_prompt.astype(np.float64),
-        num_most=num_prompt + limit,
-        parts_per_token=NUM_PARTS / np.maximum(limit, _LIMIT_OF_NONE),
+        parts_per_token=parts_per_token,
+        prompt_parts=(num_prompt - _HALF / NUM_PARTS) * parts_per_token,
+        most_pages=(num_prompt + limit) * (1 / page_size),
         prompt_pages=prompt_pages,
         num_prompt_pages=float(np.add.reduce(prompt_pages)),
         max_limit=max(limits),
     )
 
 
-def _pages(num_tokens: NDArray[np.int64], page_size: int) -> Column:
-    """Return pages that, rounded down, are those that the tokens need."""
-    pages = num_tokens.astype(np.float64)
-    pages += page_size - _HALF
-    pages *= 1 / page_size
-    return pages
+def _rest_of_page(page_size: int) -> float:
+    """Return what to add to pages of tokens so that they are, rounded down, those that the tokens need."""
+    return (page_size - _HALF) / page_size
 
 
 @lru_cache(maxsize=64)
-def _moment_columns(num_most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return `[16, 1]` twice: the steps from now to the moment before each moment, and to itself."""
-    moments = np.array(moments_until(num_most), np.float64)
-    return moments[:, 1:2], moments[:, 2:3]
+def _moment_columns(
+    num_most: int, number: int | None, page_size: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return `[moments, 1]` twice: steps to the moment before each moment, and pages of the steps to itself."""
+    moments = np.array(moments_until(num_most, number), np.float64)
+    return moments[:, 1:2], moments[:, 2:3] * (1 / page_size)

@@ -17,24 +17,26 @@ class LookAhead:
     never too low between two.
     """
 
-    __slots__ = ("_moments", "_page_size", "num_most", "survival")
+    __slots__ = ("_moments", "num_most", "number", "page_size", "survival")
 
-    def __init__(self, survival: Sequence[float], *, num_most: int, page_size: int) -> None:
+    def __init__(self, survival: Sequence[float], *, num_most: int, page_size: int, number: int | None = None) -> None:
         """Choose the moments.
 
         Args:
             survival: `NewTokenRatio.survival`.
             num_most: Steps to look ahead.
             page_size: Tokens of a page.
+            number: Of the only moment that counts, in [0, `NUM_MOMENTS`); None: all of them do.
         """
         self.survival = survival
-        self._page_size = page_size
-        self._moments = moments_until(num_most)
+        self.page_size = page_size
+        self._moments = moments_until(num_most, number)
         self.num_most = num_most
+        self.number = number
 
     def add(self, request: Running, growth: list[float]) -> None:
         """Add the pages that one request is expected to hold beyond its present ones to `growth`, at each moment."""
-        page_size, survival = self._page_size, self.survival
+        page_size, survival = self.page_size, self.survival
         num_tokens, num_generated, num_most = request.num_tokens, request.num_generated, request.max_new_tokens
         num_left = min(num_most - num_generated, MAX_EXPECTED_TOKENS)
         num_shared = -(-(num_tokens - num_generated) // page_size)  # it stays, as the pages of a prompt may do
@@ -54,11 +56,12 @@ class LookAhead:
 
 
 @lru_cache(maxsize=64)
-def moments_until(num_most: int) -> list[tuple[int, int, int]]:
-    """Return moments up to `num_most` steps from now. They are denser soon, when most requests end.
+def moments_until(num_most: int, number: int | None = None) -> list[tuple[int, int, int]]:
+    """Return moments up to `num_most` steps from now, or the one of a number. They are denser soon, when most end.
 
     Returns:
-        Number of each moment, with the steps from now to the moment before and to itself.
+        Place of each moment in the list, with the steps from now to the moment before and to itself.
     """
-    steps = [-(-num_most * number * number // NUM_MOMENTS**2) for number in range(NUM_MOMENTS + 1)]
-    return [(number, steps[number], steps[number + 1]) for number in range(NUM_MOMENTS)]
+    steps = [-(-num_most * index * index // NUM_MOMENTS**2) for index in range(NUM_MOMENTS + 1)]
+    chosen = range(NUM_MOMENTS) if number is None else (number,)
+    return [(index, steps[one], steps[one + 1]) for index, one in enumerate(chosen)]

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pagewood.schedpolicy.demand import Demand
 from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS, num_at_parts, part_of
 from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
 from pagewood.schedpolicy.pages import pages_of
@@ -19,8 +20,6 @@ _NUM_OBSERVED = 64
 _NUM_IMAGINED = 4
 # Running requests from which on columns of all are faster than one request after the other.
 _NUM_MANY = 24
-# Sums of probabilities that differ by less count as equal, so that the order of summation does not matter.
-_ROUNDING = 1e-6
 
 
 class NewTokenRatio:
@@ -50,7 +49,7 @@ class NewTokenRatio:
     2507.10150), which draws lengths where this takes probabilities.
     """
 
-    __slots__ = ("_latest", "_num_ended", "_num_held", "_reader", "hold_steps", "scale")
+    __slots__ = ("_latest", "_num_ended", "_num_held", "_reader", "hold_steps", "scale", "worst_moment")
 
     def __init__(self, *, scale: float = 1.0, hold_steps: int = 60) -> None:
         """Know nothing of outputs.
@@ -72,11 +71,19 @@ class NewTokenRatio:
         self._latest: deque[int] = deque()  # at which part the latest requests ended; written by: on_end
         self._num_ended = [0] * (NUM_PARTS + 1)  # how many of them ended at each part; written by: on_end
         self._reader = _open_reader()
+        self.worst_moment: int | None = None
+        """Number of the moment of the largest demand when a step looked at all of them last; None: a request was
+        admitted since, or there is room for all limits."""  # written by: StepReserve
 
     @property
     def ratio(self) -> float:
         """The part of its allowed output that a request which starts now is expected to generate."""
         return sum(self.survival(())[1:]) / NUM_PARTS
+
+    @property
+    def expects_ends(self) -> bool:
+        """Whether requests may end before their limits, as far as is known; not in steps of caution."""
+        return not self._num_held and bool(self._latest)
 
     def on_step(self) -> None:
         """Record a step without preemption."""
@@ -108,7 +115,7 @@ class NewTokenRatio:
 
     def survival_beside(self, num_running: Sequence[int]) -> list[float]:
         """Return `survival`, given how many running requests are at each part."""
-        if self._num_held or not self._latest:
+        if not self.expects_ends:
             return [1.0] * (NUM_PARTS + 1)
         found: list[float] = []
         share = 1.0
@@ -166,13 +173,11 @@ class StepReserve:
     The demand is that of a `LookAhead`. To ask about a candidate takes a time that does not depend on how many run,
     unless its limit is larger than all of theirs, and hardly any for one like another that was asked about. Nothing is
     estimated while there is room for all of their limits.
-
-    Invariant: `_growth` counts all running requests, including those admitted in this step, once it is estimated.
     """
 
     __slots__ = (
-        "_admitted", "_ahead", "_began", "_growth", "_lengths", "_limit", "_most", "_num_to_complete", "_page_size",
-        "_ratio", "_worst_with",
+        "_admitted", "_began", "_demand", "_glimpse", "_lengths", "_limit", "_most", "_num_most", "_num_to_complete",
+        "_page_size", "_ratio", "_survival",
     )  # fmt: skip
 
     def __init__(
@@ -193,14 +198,13 @@ class StepReserve:
         self._admitted: list[Running] = []  # contents written by: admit
         if lengths is None:
             self._limit = max((request.max_new_tokens for request in running), default=0)  # of all; written by: admit
-            self._most = sum(map(self._most_of, running))  # pages, if all use all of their limit; written by: admit
         else:
             self._limit = lengths.kept.max_limit
-            self._most = lengths.num_most_pages()
-        self._ahead: LookAhead | None = None  # written by: _look_ahead
-        self._growth: list[float] = []  # pages beyond those held now, at each moment; written by: admit, _look_ahead
-        self._worst_with: dict[tuple[int, int, int], int] = {}  # contents written by: num_reserved, admit, _look_ahead
-        """What is reserved beside a candidate, by the tokens in its prompt's last page, its output and its limit."""
+        self._most: int | None = None  # pages, if all use all of their limit; written by: admit, _num_most_pages
+        self._num_most = 0  # steps that were looked ahead, at most; written by: StepReserve
+        self._survival: list[float] | None = None  # written by: _expect
+        self._demand: Demand | None = None  # at all moments; written by: _whole_demand
+        self._glimpse: Demand | None = None  # at a single moment; written by: exceeds
 
     @property
     def num_running(self) -> int:
@@ -210,9 +214,10 @@ class StepReserve:
     @property
     def num_pages(self) -> int:
         """Available pages that running requests are expected to take."""
-        if self.num_running:
-            self._look_ahead(self._limit)
-        return self._num_to_complete + self._worst(self._growth)
+        if not self.num_running:
+            return self._num_to_complete
+        self._num_most = self._steps_ahead(self._limit)
+        return self._num_to_complete + self._whole_demand().worst()
 
     def num_reserved(self, candidate: Running, *, num_available: int = 0) -> int:
         """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone.
@@ -224,29 +229,62 @@ class StepReserve:
         """
         if not self.num_running:
             return 0
-        most = math.ceil(self._ratio.scale * (self._most + self._most_of(candidate))) + self._num_to_complete
+        most = self._num_most_pages() + self._most_of(candidate)
+        most = math.ceil(self._ratio.scale * most) + self._num_to_complete
         if most + pages_of(candidate.num_tokens, self._page_size) <= num_available:
+            self._ratio.worst_moment = None
             return most
-        ahead = self._look_ahead(max(candidate.max_new_tokens, self._limit))
-        num_generated = candidate.num_generated
-        num_in_page = (candidate.num_tokens - num_generated) % self._page_size
-        alike = num_in_page, num_generated, candidate.max_new_tokens
-        worst = self._worst_with.get(alike)
-        if worst is None:
-            growth = self._growth.copy()
-            ahead.add(candidate, growth)
-            worst = self._worst_with[alike] = self._worst(growth)
+        self._num_most = self._steps_ahead(candidate.max_new_tokens)
+        demand = self._whole_demand()
+        worst = demand.worst_with(candidate)
+        self._ratio.worst_moment = demand.worst_moment
         return self._num_to_complete + worst
+
+    def exceeds(self, candidate: Running, *, num_available: int) -> bool:
+        """Return whether `num_reserved` is certainly more than a number of pages, in a fraction of its time.
+
+        Looks at one moment, that of the largest demand when all were looked at last. If that shows nothing, or
+        requests were admitted since, the answer is False, and `num_reserved` is to be asked.
+
+        Args:
+            candidate: waits to be admitted.
+            num_available: pages that can be given away, less those that the candidate needs for its `num_tokens`.
+        """
+        number = self._ratio.worst_moment
+        if number is None or not self.num_running:
+            return False
+        num_most = self._steps_ahead(candidate.max_new_tokens)
+        for demand in (self._demand, self._glimpse):
+            if demand is not None and demand.num_most == num_most:
+                break
+        else:
+            demand = self._glimpse = self._expect(num_most, number)
+        if self._num_to_complete + demand.worst_with(candidate) <= num_available:
+            return False
+        self._num_most = num_most
+        return True
 
     def admit(self, request: Running, *, num_to_complete: int) -> None:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
+        self._ratio.worst_moment = None
         self._num_to_complete += num_to_complete
         self._admitted.append(request)
         self._limit = max(self._limit, request.max_new_tokens)
-        self._most += self._most_of(request)
-        if self._ahead is not None:
-            self._ahead.add(request, self._growth)
-            self._worst_with.clear()
+        if self._most is not None:
+            self._most += self._most_of(request)
+        for demand in (self._demand, self._glimpse):
+            if demand is not None:
+                demand.add(request)
+
+    def _num_most_pages(self) -> int:
+        """Return the pages that running requests take beyond their present ones if they use all of their limits."""
+        if self._most is None:
+            if self._lengths is None:
+                self._most = sum(map(self._most_of, self._began))
+            else:
+                self._most = self._lengths.num_most_pages()
+            self._most += sum(map(self._most_of, self._admitted))
+        return self._most
 
     def _most_of(self, request: Running) -> int:
         """Return the pages that a request takes beyond its present ones if it uses all of its limit."""
@@ -254,26 +292,30 @@ class StepReserve:
         num_left = max(0, min(request.max_new_tokens - request.num_generated, MAX_EXPECTED_TOKENS))
         return -(-(num_tokens + num_left) // page_size) - -(-num_tokens // page_size)
 
-    def _look_ahead(self, num_most: int) -> LookAhead:
-        """Return one up to an output of `num_most` tokens at least; if it is new, count running requests."""
-        num_most = min(num_most, MAX_EXPECTED_TOKENS)
-        if self._ahead is not None and self._ahead.num_most >= num_most:
-            return self._ahead
-        lengths, ratio = self._lengths, self._ratio
-        if lengths is None:
-            ahead = LookAhead(ratio.survival(self._began), num_most=num_most, page_size=self._page_size)
-            self._growth = [0.0] * NUM_MOMENTS
-            for request in self._began:
-                ahead.add(request, self._growth)
-        else:
-            survival = ratio.survival_beside(lengths.num_at_parts())
-            ahead = LookAhead(survival, num_most=num_most, page_size=self._page_size)
-            self._growth = lengths.growth(ahead)
-        for request in self._admitted:
-            ahead.add(request, self._growth)
-        self._ahead = ahead
-        self._worst_with.clear()
-        return ahead
+    def _steps_ahead(self, limit: int) -> int:
+        """Return how far to look ahead beside a request with this limit: never less than before in this step."""
+        return max(self._num_most, min(max(limit, self._limit), MAX_EXPECTED_TOKENS))
 
-    def _worst(self, growth: list[float]) -> int:
-        return max(0, math.ceil(self._ratio.scale * max(growth, default=0.0) - _ROUNDING))
+    def _whole_demand(self) -> Demand:
+        if self._demand is None or self._demand.num_most != self._num_most:
+            self._demand = self._expect(self._num_most)
+        return self._demand
+
+    def _expect(self, num_most: int, number: int | None = None) -> Demand:
+        """Return the demand of all running requests, at all moments or at that of a number."""
+        ratio, lengths = self._ratio, self._lengths
+        if self._survival is None:
+            num_running: list[int] = []
+            if ratio.expects_ends:
+                num_running = num_at_parts(self._began) if lengths is None else lengths.num_at_parts()
+            self._survival = ratio.survival_beside(num_running)
+        ahead = LookAhead(self._survival, num_most=num_most, page_size=self._page_size, number=number)
+        if lengths is None:
+            demand = Demand(ahead, [0.0] * (NUM_MOMENTS if number is None else 1), scale=ratio.scale)
+            for request in self._began:
+                demand.add(request)
+        else:
+            demand = Demand(ahead, lengths.growth(ahead), scale=ratio.scale)
+        for request in self._admitted:
+            demand.add(request)
+        return demand
