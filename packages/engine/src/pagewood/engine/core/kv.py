@@ -402,6 +402,11 @@ class KVSpace:
         self._append(request, -(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
         return count
 
+    def touch(self, request: Request) -> None:
+        """Count the cached prefix of a waiting request as used, as `admit` does if it declines."""
+        match = self.cache.match(request.reusable_tokens(), request.namespace)
+        self.cache.unlock(self.cache.lock(match.node))
+
     def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
         """Give a running request pages for its first `num_tokens` positions, or decline and change nothing.
 

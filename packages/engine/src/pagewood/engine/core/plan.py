@@ -112,6 +112,15 @@ class StepReserve(Protocol):
         """
         ...
 
+    def exceeds(self, candidate: Request, *, num_available: int) -> bool:
+        """Return whether `num_reserved` is certainly more than a number of pages; if False, it may be all the same.
+
+        Args:
+            candidate: waiting.
+            num_available: pages that are available now, less those of the candidate's known tokens.
+        """
+        ...
+
     def admit(self, request: Request, *, num_to_complete: int) -> None:
         """Count a request as running; it still needs `num_to_complete` pages for tokens already known."""
         ...
@@ -227,7 +236,7 @@ class Planner:
         grants: list[Grant] = []
         if self._budget.prefill_first:
             self._plan_prompts(state, budget, grants, shortage)
-            self._admit(state, now_s, budget, grants, shortage)
+            self._admit(state, now_s, budget, grants, shortage, num_decodes=0)
             num_others = len(grants)
             if not grants:
                 self._plan_decodes(state, budget, grants, shortage)
@@ -237,7 +246,7 @@ class Planner:
             num_decodes = len(grants)
             self._plan_prompts(state, budget, grants, shortage)
             self._preempt(state, shortage)
-            self._admit(state, now_s, budget, grants, shortage)
+            self._admit(state, now_s, budget, grants, shortage, num_decodes=num_decodes)
             num_others = len(grants) - num_decodes
         return StepPlan(
             grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved, is_decode=not num_others
@@ -311,8 +320,8 @@ class Planner:
         full: list[Request] = []
         new_grant: Callable[[type[Grant]], Grant] = object.__new__
         for request in requests:
-            start = request.num_launched
-            if request.num_known + request.num_unseen - start == 1 and start + 1 < request.max_length:
+            start, end = request.num_launched, request.num_known + request.num_unseen
+            if end - start == 1 and end < request.max_length:
                 grant = new_grant(Grant)  # Grant(request, start, 1, 1), which would take a third longer than the rest
                 grant.request = request
                 grant.start = start
@@ -345,7 +354,14 @@ class Planner:
                 grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
 
     def _admit(
-        self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant], shortage: Shortage
+        self,
+        state: EngineState,
+        now_s: float,
+        budget: StepBudget,
+        grants: list[Grant],
+        shortage: Shortage,
+        *,
+        num_decodes: int,
     ) -> None:
         """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory."""
         kv, waiting = self._kv, state.waiting
@@ -355,8 +371,9 @@ class Planner:
             return
         if state.held and budget.can_admit and not kv.num_free_rows:
             give_back(state, kv)
-        has_place = budget.can_admit and kv.num_free_rows > 0
-        if not budget.offer_prefill(1) or not (has_place or self._giving_way):
+        had_place = has_place = budget.can_admit and kv.num_free_rows > 0
+        has_tokens = budget.offer_prefill(1) > 0
+        if not has_tokens or not (has_place or self._giving_way):
             if self._notes is not None:
                 self._notes.note(
                     Reason.CLOSED_FOR_TOKENS if kv.num_free_rows else Reason.CLOSED_FOR_PLACES,
@@ -364,21 +381,23 @@ class Planner:
                 )  # fmt: skip
             return
         self._skip_ahead.begin_step(waiting)
+        # Whether a request that does not fit changes nothing but that its cached prefix counts as used.
+        is_plain = self._notes is None and self._giving_way is None and kv.tiers is None and not kv.num_retained
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
         is_declined = False
+        num_available = kv.num_available
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
-            count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
-            if not count:
+            if not has_tokens:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
                 break
             if waiting.hold_back(request):
                 continue
-            if not budget.can_admit or not kv.num_free_rows:
+            if not has_place:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_PLACE, request, None, len(state.running), kv.num_free_rows)
-                if self._giving_way is not None and not has_place:
+                if self._giving_way is not None and not had_place:
                     self._giving_way.ask(state, request, num_reserved=0)
                 break
             if waiting.defer(request):
@@ -386,12 +405,21 @@ class Planner:
                     self._notes.note(Reason.PARKED, request, waiting.parked_on(request), request.num_matched)
                 continue
             if reserve is None:
-                reserve = self._open_reserve(state.running)
+                reserve = self._open_reserve(state.running, all_decode=num_decodes == len(state.running))
+            num_wanted = -(-request.num_known // kv.page_size) - request.num_matched // kv.page_size
+            if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
+                is_declined = True
+                if request.num_matched:
+                    kv.touch(request)
+                if self._skip_ahead.pass_over(request):
+                    continue
+                break
             num_reserved = reserve.num_reserved(request, num_available=kv.num_available)
             if waiting.recall(request, num_reserved=num_reserved):
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
                 continue
+            count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
                 is_declined = True
@@ -399,7 +427,6 @@ class Planner:
                     self._giving_way.ask(state, request, num_reserved=num_reserved)
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
-                    num_wanted = -(-request.num_known // kv.page_size) - request.num_matched // kv.page_size
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
                     self._notes.note(reason, request, None, num_wanted, num_reserved, kv.num_available)
                 if is_passed_over:
@@ -421,14 +448,18 @@ class Planner:
             admitted.append(request)
             start = request.num_matched
             grants.append(Grant(request, start, count, request.num_promised_at(start + count), is_admitted=True))
+            has_tokens = budget.offer_prefill(1) > 0
+            has_place = budget.can_admit and kv.num_free_rows > 0
+            num_available = kv.num_available
         waiting.end_pass(admitted)
         if is_declined and state.held:  # not before the pass has ended, in which the order must not change
             give_back(state, kv)
 
-    def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
-        page_size = self._kv.page_size
-        lacking = [request for request in running if request.num_known > request.num_pages * page_size]
-        num_to_complete = sum(map(self._num_to_complete, lacking))
+    def _open_reserve(self, running: Sequence[Request], *, all_decode: bool) -> StepReserve:
+        page_size, num_to_complete = self._kv.page_size, 0
+        if not all_decode:  # those that do have pages for all tokens already known
+            lacking = [request for request in running if request.num_known > request.num_pages * page_size]
+            num_to_complete = sum(map(self._num_to_complete, lacking))
         return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
 
     def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:

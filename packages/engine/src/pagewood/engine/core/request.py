@@ -212,3 +212,7 @@ class Request:
         differs = self.tokens[:num_both] != other.tokens[:num_both]
         first = int(differs.argmax()) if num_both else 0
         return first if num_both and differs[first] else num_both
+
+
+# Policies read it of every running request in a step, and the property takes four times as long as the slot behind it.
+setattr(Request, "num_tokens", vars(Request)["num_known"])  # noqa: B010
