@@ -176,7 +176,7 @@ class StepReserve:
     """
 
     __slots__ = (
-        "_admitted", "_began", "_demand", "_glimpse", "_lengths", "_limit", "_most", "_num_most", "_num_to_complete",
+        "_admitted", "_began", "_demand", "_glimpse", "_lengths", "_most", "_num_most", "_num_to_complete",
         "_page_size", "_ratio", "_survival",
     )  # fmt: skip
 
@@ -197,11 +197,11 @@ class StepReserve:
         self._lengths = lengths
         self._admitted: list[Running] = []  # contents written by: admit
         if lengths is None:
-            self._limit = max((request.max_new_tokens for request in running), default=0)  # of all; written by: admit
+            limit = max((request.max_new_tokens for request in running), default=0)
         else:
-            self._limit = lengths.kept.max_limit
+            limit = lengths.kept.max_limit
+        self._num_most = min(limit, MAX_EXPECTED_TOKENS)  # steps to look ahead; written by: StepReserve
         self._most: int | None = None  # pages, if all use all of their limit; written by: admit, _num_most_pages
-        self._num_most = 0  # steps that were looked ahead, at most; written by: StepReserve
         self._survival: list[float] | None = None  # written by: _expect
         self._demand: Demand | None = None  # at all moments; written by: _whole_demand
         self._glimpse: Demand | None = None  # at a single moment; written by: exceeds
@@ -216,7 +216,6 @@ class StepReserve:
         """Available pages that running requests are expected to take."""
         if not self.num_running:
             return self._num_to_complete
-        self._num_most = self._steps_ahead(self._limit)
         return self._num_to_complete + self._whole_demand().worst()
 
     def num_reserved(self, candidate: Running, *, num_available: int = 0) -> int:
@@ -234,7 +233,7 @@ class StepReserve:
         if most + pages_of(candidate.num_tokens, self._page_size) <= num_available:
             self._ratio.worst_moment = None
             return most
-        self._num_most = self._steps_ahead(candidate.max_new_tokens)
+        self._num_most = self._steps_beside(candidate)
         demand = self._whole_demand()
         worst = demand.worst_with(candidate)
         self._ratio.worst_moment = demand.worst_moment
@@ -251,9 +250,9 @@ class StepReserve:
             num_available: pages that can be given away, less those that the candidate needs for its `num_tokens`.
         """
         number = self._ratio.worst_moment
-        if number is None or not self.num_running:
+        if number is None or not (self._began or self._admitted):
             return False
-        num_most = self._steps_ahead(candidate.max_new_tokens)
+        num_most = self._steps_beside(candidate)
         for demand in (self._demand, self._glimpse):
             if demand is not None and demand.num_most == num_most:
                 break
@@ -269,7 +268,7 @@ class StepReserve:
         self._ratio.worst_moment = None
         self._num_to_complete += num_to_complete
         self._admitted.append(request)
-        self._limit = max(self._limit, request.max_new_tokens)
+        self._num_most = self._steps_beside(request)
         if self._most is not None:
             self._most += self._most_of(request)
         for demand in (self._demand, self._glimpse):
@@ -292,9 +291,9 @@ class StepReserve:
         num_left = max(0, min(request.max_new_tokens - request.num_generated, MAX_EXPECTED_TOKENS))
         return -(-(num_tokens + num_left) // page_size) - -(-num_tokens // page_size)
 
-    def _steps_ahead(self, limit: int) -> int:
-        """Return how far to look ahead beside a request with this limit: never less than before in this step."""
-        return max(self._num_most, min(max(limit, self._limit), MAX_EXPECTED_TOKENS))
+    def _steps_beside(self, request: Running) -> int:
+        """Return how many steps to look ahead if a request runs too: never fewer than before in this step."""
+        return max(self._num_most, min(request.max_new_tokens, MAX_EXPECTED_TOKENS))
 
     def _whole_demand(self) -> Demand:
         if self._demand is None or self._demand.num_most != self._num_most:

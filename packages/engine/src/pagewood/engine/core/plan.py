@@ -386,7 +386,7 @@ class Planner:
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
         is_declined = False
-        num_available = kv.num_available
+        num_available, page_size = kv.num_available, kv.page_size
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
             if not has_tokens:
                 if self._notes is not None:
@@ -406,7 +406,7 @@ class Planner:
                 continue
             if reserve is None:
                 reserve = self._open_reserve(state.running, all_decode=num_decodes == len(state.running))
-            num_wanted = -(-request.num_known // kv.page_size) - request.num_matched // kv.page_size
+            num_wanted = -(-request.num_known // page_size) - request.num_matched // page_size
             if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
                 is_declined = True
                 if request.num_matched:
