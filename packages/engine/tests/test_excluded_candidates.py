@@ -1,8 +1,8 @@
 """Requests that the reserve excludes at one moment are declined as if they had been tried: all else is the same.
 
 Each random scenario runs twice, and in the second run nothing is excluded in advance. Compared are, after every step:
-which requests run, how far and in which pages; the queue in its order; the free pages; and what is cached, with its
-order of eviction.
+which requests run, how far and in which pages; which wait, and what was found of them; the free pages; and what is
+cached, with its order of eviction.
 """
 
 import random

@@ -16,7 +16,6 @@ _MAX_EXAMINED = 256
 """Requests that one pass looks at, not counting those that it defers or holds back."""
 _MAX_SET_ASIDE = 1024
 """Requests that one pass parks where tenants have limits, so that a flood of one tenant does not make a step long."""
-"""Requests that one pass looks at, not counting those that it defers."""
 _MAX_PRIORITIES = 64
 """Priorities whose preemptions are counted by themselves."""
 
