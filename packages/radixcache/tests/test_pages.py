@@ -6,7 +6,7 @@ import pytest
 from pagewood.radixcache.pages import PageSet
 
 
-@pytest.mark.parametrize("most", [4, 32, 33, 64, 400])  # below and above the number at which the method changes
+@pytest.mark.parametrize("most", [4, 16, 17, 64, 400])  # below and above the number at which the method changes
 def test_a_set_of_pages_is_a_set(most: int) -> None:
     rng, pages = Random(most), PageSet()
     held: set[int] = set()
@@ -46,7 +46,15 @@ def test_many_consecutive_pages() -> None:
     assert len(pages) == 300
 
 
-@pytest.mark.parametrize(("number", "span"), [(50, 100), (5000, 10_000), (5000, 200_000)])  # sorted, counted, sorted
+@pytest.mark.parametrize(
+    ("number", "span"),
+    [
+        (50, 100),
+        (5000, 10_000),
+        (262, 1000),  # the two are 255 places apart, so both get the same mark in the first round
+        (65_100, 200_000),  # more than there are marks for
+    ],
+)
 def test_many_pages_with_one_twice(number: int, span: int) -> None:
     pages, some = PageSet(), np.random.default_rng(1).choice(span, number, replace=False).astype(np.int32)
     twice = np.concatenate([some, some[7:8]])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagewood.kvpool.runs import Part, as_index, parts_of, taken
 
 # Up to this many pages, a loop over Python ints is faster than calls of numpy.
-_FEW = 24
+_FEW = 16
 _INT32 = np.dtype(np.int32)
 # Page ids are int32.
 _MAX_PAGES = 2**31 - 1
@@ -353,7 +353,7 @@ class PageAllocator:
         is_live = position >= self._first
         if self._num_parked:
             is_live |= position < self._num_parked
-        elif not np.count_nonzero(is_live):
+        elif 1 not in is_live.tobytes():
             return True  # as after an `alloc` below which nothing was freed
         return not np.count_nonzero(is_live & (taken(self._stack, position) == pages))
 
@@ -370,7 +370,7 @@ class PageAllocator:
             if isinstance(index, slice):
                 np.add(ids, np.int32(place - index.start), out=self._position[index])
             else:
-                position = np.arange(place, place + len(ids), dtype=np.int32)
+                position = np.arange(place, place + len(ids), dtype=_INT32)
                 self._position[index] = position
                 # A page that occurs twice has kept one of its positions. The stack is unchanged: all are still held.
                 if self._position[index].tobytes() != position.tobytes():

@@ -1,6 +1,6 @@
 """Page ids as indices: slices where pages are consecutive, because these cost less than arrays."""
 
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 Part: TypeAlias = tuple[NDArray[np.int32], NDArray[np.intp] | slice]
 """Some page ids, and the same as an index."""
 
-_INT32 = np.dtype(np.int32)
+_INT32, _UINT32, _INTP = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.intp)
 _MANY, _LONG = 4096, 512
-"""From _MANY pages on, runs of _LONG pages on average cost less as slices."""
+"""From _LONG pages on, one run of pages costs less as a slice; from _MANY on, runs of _LONG pages on average do."""
 
 
 def parts_of(pages: NDArray[np.int32], num_pages: int) -> list[Part]:
@@ -29,15 +29,15 @@ def parts_of(pages: NDArray[np.int32], num_pages: int) -> list[Part]:
     Raises:
         ValueError: `pages` is not a one-dimensional int32 array.
     """
-    if pages.dtype == _INT32 and pages.ndim == 1 and len(pages):
-        first, last = int(pages[0]), int(pages[-1])
-        if last - first == len(pages) - 1 and not np.count_nonzero(pages[1:] <= pages[:-1]):
-            if first >= 0 and last < num_pages:
-                return [(pages, slice(first, last + 1))]
-        elif len(pages) >= _MANY:
-            is_break = pages[1:] - pages[:-1] != 1
-            if np.count_nonzero(is_break) < len(pages) // _LONG:
-                runs = np.split(pages, np.flatnonzero(is_break) + 1)
+    if pages.dtype == _INT32 and pages.ndim == 1 and len(pages) >= _LONG:
+        num, first = len(pages), int(pages[0])
+        if int(pages[-1]) - first == num - 1 and 1 not in (pages[1:] <= pages[:-1]).tobytes():
+            if first >= 0 and first + num <= num_pages:
+                return [(pages, slice(first, first + num))]
+        elif num >= _MANY:
+            cuts = np.flatnonzero(pages[1:] - pages[:-1] != 1)
+            if len(cuts) < num // _LONG:
+                runs = [pages[start:end] for start, end in pairwise([0, *(cuts + 1).tolist(), num])]
                 indices = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
                 bounds = [0, *chain.from_iterable(sorted((one.start, one.stop) for one in indices)), num_pages]
                 if bounds == sorted(bounds):  # no run overlaps another or leaves the pool
@@ -63,6 +63,6 @@ def as_index(pages: NDArray[np.int32]) -> NDArray[np.intp]:
     Raises:
         ValueError: `pages` is not a one-dimensional int32 array.
     """
-    if pages.dtype != np.int32 or pages.ndim != 1:
+    if pages.dtype != _INT32 or pages.ndim != 1:
         raise ValueError(f"pages must be a one-dimensional int32 array, got {pages.dtype} of shape {pages.shape}")
-    return pages.view(np.uint32).astype(np.intp)
+    return pages.view(_UINT32).astype(_INTP)

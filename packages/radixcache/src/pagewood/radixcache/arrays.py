@@ -44,21 +44,21 @@ def from_bytes(parts: list[bytes]) -> Int32:
 def as_key(tokens: Int32, num_tokens: int) -> Key:
     """Return the first `num_tokens` tokens as bytes, without a copy if they are many and the array is contiguous."""
     if num_tokens <= _MAX_COPIED or not tokens.flags.c_contiguous:
-        return tokens[:num_tokens].tobytes()
+        return tokens.tobytes()[: num_tokens * ITEM_BYTES]
     return tokens.data.cast("B")[: num_tokens * ITEM_BYTES]
 
 
 def num_common_items(left: bytes, right: Key, offset: int) -> int:
     """Return the number of leading int32 items that `left` and `right[offset:]` have in common.
 
-    The tree calls it only after a memcmp has found a difference, so at most once per descent. Long keys are compared
-    block by block with memcmp first, and one block item by item.
+    The tree calls it only if `right` does not continue with all of `left`, so at most once per descent. Blocks are
+    compared with memcmp, and the first one that differs item by item.
     """
     num_bytes = min(len(left), len(right) - offset) // ITEM_BYTES * ITEM_BYTES
-    start, end = 0, _BLOCK_BYTES
-    while end < num_bytes and left.startswith(right[offset + start : offset + end], start):
-        start, end = end, end + _BLOCK_BYTES
-    count = (min(end, num_bytes) - start) // ITEM_BYTES
-    differs = np.frombuffer(left, _INT32, count, start) != np.frombuffer(right, _INT32, count, offset + start)
-    first = int(differs.argmax()) if count else 0
-    return start // ITEM_BYTES + (first if count and differs[first] else count)
+    for start in range(0, num_bytes, _BLOCK_BYTES):
+        end = min(start + _BLOCK_BYTES, num_bytes)
+        if not left.startswith(right[offset + start : offset + end], start):
+            count = (end - start) // ITEM_BYTES
+            differs = np.frombuffer(left, _INT32, count, start) != np.frombuffer(right, _INT32, count, offset + start)
+            return start // ITEM_BYTES + int(differs.argmax())
+    return num_bytes // ITEM_BYTES

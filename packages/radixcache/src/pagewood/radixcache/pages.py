@@ -1,34 +1,43 @@
 """The set of page ids that the tree holds."""
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
 from pagewood.radixcache.arrays import Int32
 
-_FEW = 32
+_FEW = 16
 """Up to this many ids, a loop over Python ints is faster than calls of numpy."""
-_MANY, _DENSE = 4096, 16
-"""From _MANY ids on, in a range of up to _DENSE times as many, counting finds repeated ids faster than sorting."""
-_GROWTH = 4096
-"""The flags grow by multiples of this, which is a page of memory: what no id needs is not touched."""
-_RUN = 512
+_NUM_MARKS = 255
+_MOST = _NUM_MARKS**2
+_MARKS = np.arange(1, _NUM_MARKS + 1, dtype=np.uint8)
+_ROUNDS = np.tile(_MARKS, _NUM_MARKS), np.repeat(_MARKS, _NUM_MARKS)
+"""The marks that up to _MOST ids get. The first round differs for up to _NUM_MARKS ids; one of both differs for all."""
+_MANY, _RUN = 4096, 512
 """Of at least _MANY ids, those in runs of _RUN on average are adopted as slices, which are faster than an index."""
+_GROWTH = 4096
+"""The marks grow by multiples of this, which is a page of memory: what no id needs is not touched."""
+_INTP, _UINT32 = np.dtype(np.intp), np.dtype(np.uint32)
 
 
 class PageSet:
-    """A set of page ids, stored as one byte per id up to the largest id seen.
+    """A set of page ids, stored as one byte per id up to the largest id seen: a mark, or 0 for an id not in the set.
 
-    Invariant: it holds exactly the ids that were adopted and not dropped since; `_is_held` is a view of `_flags`.
+    Invariant: it holds exactly the ids that were adopted and not dropped since; `_marks` is a view of `_bytes`.
+
+    Ids that are adopted together get different marks. So an id that occurs twice is found without sorting: it has kept
+    the last of its marks.
     """
 
-    __slots__ = ("_flags", "_is_held")
+    __slots__ = ("_bytes", "_marks")
 
     def __init__(self) -> None:
-        self._flags = bytearray(1024)  # written by: adopt, drop
-        self._is_held: npt.NDArray[np.bool_] = np.frombuffer(self._flags, np.bool_)  # written by: adopt, drop
+        self._bytes = bytearray(1024)  # written by: adopt, drop
+        self._marks: npt.NDArray[np.uint8] = np.frombuffer(self._bytes, np.uint8)  # written by: adopt, drop
 
     def __contains__(self, page: int) -> bool:
-        return 0 <= page < len(self._flags) and bool(self._flags[page])
+        return 0 <= page < len(self._bytes) and bool(self._bytes[page])
 
     def adopt(self, pages: Int32) -> None:
         """Add pages that are not in the set yet.
@@ -39,25 +48,17 @@ class PageSet:
         Raises:
             ValueError: a page id is negative, occurs twice, or is in the set already. The set is then unchanged.
         """
-        if len(pages) <= _FEW and self._adopt_few(pages.tolist()):
+        num = len(pages)
+        if num <= _FEW:
+            if self._adopt_few(pages.tolist()):
+                return
+        elif num > _NUM_MARKS and self._adopt_runs(pages):
             return
-        if self._adopt_runs(pages):
-            return
-        lowest, highest, is_distinct = _range(pages)
-        if lowest < 0:
-            raise ValueError(f"pages must be >= 0, got page {lowest}")
-        self._reserve(highest + 1)
-        index = pages.astype(np.intp)
-        if np.count_nonzero(self._is_held[index]):
-            _sorted(pages)
-            first = next(page for page in pages.tolist() if self._flags[page])
-            raise ValueError(f"pages must not be in the tree already, got page {first}")
-        within = slice(lowest, highest + 1)
-        num_held = 0 if is_distinct else np.count_nonzero(self._is_held[within])
-        self._is_held[index] = True
-        if not is_distinct and np.count_nonzero(self._is_held[within]) - num_held < len(pages):
-            self._is_held[index] = False
-            _sorted(pages)
+        index = pages.view(_UINT32).astype(_INTP)  # negative ids become larger than any page
+        if num > _MOST or not self._adopt_distinct(index):
+            self._require_new(pages)
+            self._reserve(int(pages.max()) + 1)
+            self._marks[index] = 1
 
     def drop(self, pages: Int32) -> None:
         """Remove pages that are in the set.
@@ -65,24 +66,35 @@ class PageSet:
         Args:
             pages: `[n] int32`, page ids.
         """
-        if len(pages) <= _FEW:
-            flags = self._flags
-            for page in pages.tolist():
-                flags[page] = 0
-        else:
-            self._is_held[pages.astype(np.intp)] = False
+        self._marks[pages.astype(_INTP)] = 0
 
     def _adopt_few(self, pages: list[int]) -> bool:
-        """Add pages and return True; return False, with nothing changed, if one is wrong or beyond the flags."""
-        flags = self._flags
-        if pages and (min(pages) < 0 or max(pages) >= len(flags)):
+        """Add pages and return True; return False, with nothing changed, if one is wrong or beyond the marks."""
+        marks = self._bytes
+        if pages and (min(pages) < 0 or max(pages) >= len(marks)):
             return False
         for count, page in enumerate(pages):
-            if flags[page]:
+            if marks[page]:
                 for added in pages[:count]:
-                    flags[added] = 0
+                    marks[added] = 0
                 return False
-            flags[page] = 1
+            marks[page] = 1
+        return True
+
+    def _adopt_distinct(self, index: npt.NDArray[np.intp]) -> bool:
+        """Add up to _MOST pages and return True; return False, with nothing changed, if one is wrong or has no mark."""
+        marks, num = self._marks, len(index)
+        try:
+            if marks[index].tobytes() != bytes(num):
+                return False
+        except IndexError:
+            return False
+        for of_round in _ROUNDS if num > _NUM_MARKS else _ROUNDS[:1]:
+            new = of_round[:num]
+            marks[index] = new
+            if marks[index].tobytes() != new.tobytes():
+                marks[index] = 0
+                return False
         return True
 
     def _adopt_runs(self, pages: Int32) -> bool:
@@ -96,68 +108,54 @@ class PageSet:
         self._reserve(runs[-1][1])
         previous = 0
         for start, end in runs:
-            if start < previous or self._flags.find(1, start, end) >= 0:
+            if start < previous or not self._bytes.startswith(bytes(end - start), start):
                 return False
             previous = end
         for start, end in runs:
-            self._is_held[start:end] = True
+            self._marks[start:end] = 1
         return True
 
-    def _reserve(self, num_flags: int) -> None:
-        """Make room for the ids below `num_flags`; the flags grow in place where the C library can do it."""
-        if num_flags > len(self._flags):
-            more = bytes(-(-num_flags // _GROWTH) * _GROWTH - len(self._flags))
-            del self._is_held  # while there is a view, the bytes cannot grow
+    def _require_new(self, pages: Int32) -> None:
+        """Raise the ValueError of `adopt` for the first reason that applies, if any."""
+        ordered = np.sort(pages)
+        is_twice = ordered[1:] == ordered[:-1]
+        if np.count_nonzero(is_twice):
+            raise ValueError(f"pages must be distinct, got page {ordered[1:][is_twice][0]} twice")
+        if ordered[0] < 0:
+            raise ValueError(f"pages must be >= 0, got page {ordered[0]}")
+        known = pages[pages < len(self._marks)]
+        is_held = self._marks[known] > 0
+        if np.count_nonzero(is_held):
+            raise ValueError(f"pages must not be in the tree already, got page {known[is_held][0]}")
+
+    def _reserve(self, num_marks: int) -> None:
+        """Make room for the ids below `num_marks`; the marks grow in place where the C library can do it."""
+        if num_marks > len(self._bytes):
+            more = bytes(-(-num_marks // _GROWTH) * _GROWTH - len(self._bytes))
+            del self._marks  # while there is a view, the bytes cannot grow
             try:
-                self._flags.extend(more)
+                self._bytes.extend(more)
             finally:
-                self._is_held = np.frombuffer(self._flags, np.bool_)
+                self._marks = np.frombuffer(self._bytes, np.uint8)
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._is_held))
+        return int(np.count_nonzero(self._marks))
 
 
 def _runs(pages: Int32) -> list[tuple[int, int]]:
     """Return the ranges `[start, end)` of consecutive ids that the pages are, sorted; empty if these are short."""
-    first, last = int(pages[0]), int(pages[-1])
-    if last - first == len(pages) - 1 and not np.count_nonzero(pages[1:] <= pages[:-1]):
-        return [(first, last + 1)]
-    if len(pages) < _MANY:
+    num, first = len(pages), int(pages[0])
+    if int(pages[-1]) - first == num - 1 and 1 not in (pages[1:] <= pages[:-1]).tobytes():
+        return [(first, first + num)]
+    if num < _MANY:
         return []
-    is_break = pages[1:] - pages[:-1] != 1
-    if np.count_nonzero(is_break) >= len(pages) // _RUN:
+    cuts = np.flatnonzero(pages[1:] - pages[:-1] != 1)
+    if len(cuts) >= num // _RUN:
         return []
-    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, np.flatnonzero(is_break) + 1)]
-    return sorted(runs) if sum(end - start for start, end in runs) == len(pages) else []
-
-
-def _range(pages: Int32) -> tuple[int, int, bool]:
-    """Return the lowest page, the highest page, and whether all pages are known to be distinct.
-
-    Raises:
-        ValueError: a page occurs twice; not always found here.
-    """
-    if not np.count_nonzero(pages[1:] <= pages[:-1]):
-        return int(pages[0]), int(pages[-1]), True
-    if len(pages) >= _MANY:
-        lowest, highest = int(pages.min()), int(pages.max())
-        if highest - lowest < _DENSE * len(pages):
-            return lowest, highest, False
-    ordered = _sorted(pages)
-    return int(ordered[0]), int(ordered[-1]), True
-
-
-def _sorted(pages: Int32) -> Int32:
-    """Return the pages in ascending order.
-
-    Raises:
-        ValueError: a page occurs twice.
-    """
-    ordered = np.sort(pages)
-    is_twice = ordered[1:] == ordered[:-1]
-    if np.count_nonzero(is_twice):
-        raise ValueError(f"pages must be distinct, got page {ordered[1:][is_twice][0]} twice")
-    return ordered
+    lasts = [*cuts.tolist(), num - 1]
+    runs = [(int(pages[before + 1]), int(pages[last]) + 1) for before, last in pairwise([-1, *lasts])]
+    runs.sort()
+    return runs if sum(end - start for start, end in runs) == num else []
 
 
 def grown(flags: npt.NDArray[np.bool_], num_flags: int) -> npt.NDArray[np.bool_]:

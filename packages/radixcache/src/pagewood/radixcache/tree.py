@@ -102,7 +102,8 @@ class Tree:
         offset, size = 0, len(key)
         parts: list[bytes] = []
         while offset < size:
-            child = edge.children.get(bytes(key[offset : offset + page_bytes]))
+            first = key[offset : offset + page_bytes]
+            child = edge.children.get(first if isinstance(first, bytes) else bytes(first))
             if child is None:
                 break
             edge, here = child, child.key
