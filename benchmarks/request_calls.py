@@ -128,14 +128,14 @@ def leaves(turns: list[tuple[Int32, Int32]], page_size: int, meter: Meter) -> No
         with meter.of("alloc, evicting" if is_full else "alloc"):
             allocator.alloc(num_pages - first, out=row[first:num_pages], evict=make_room)
         with meter.of("insert"):
-            insertion = cache.insert(whole[first * page_size :], row[first:num_full], after=lease)
+            insertion = cache.insert(whole[first * page_size :], row[first:num_full], after=lease, relock=True)
         with meter.of("free"):
             if num_full < num_pages:
                 allocator.free(row[num_full:num_pages])
             if insertion.num_existing:
                 allocator.free(row[first : first + insertion.num_existing])
         with meter.of("unlock"):
-            cache.unlock(lease)
+            cache.unlock(insertion.node)
 
 
 def kv_space(turns: list[tuple[Int32, Int32]], page_size: int, meter: Meter) -> None:

@@ -105,11 +105,11 @@ class Bench:
         pages = self.pool.alloc(num_pages)
         self.row[num_matched_pages : num_matched_pages + num_pages] = pages
         num_prompt_pages = (len(prompt) - match.num_tokens) // page_size
-        prefill = cache.insert(tokens[: num_prompt_pages * page_size], pages, after=lease)
-        grown = cache.lock(prefill.node)
-        cache.unlock(lease)
-        decoded = cache.insert(tokens[num_prompt_pages * page_size :], pages[num_prompt_pages:], after=grown)
-        cache.unlock(grown)
+        prefill = cache.insert(tokens[: num_prompt_pages * page_size], pages, after=lease, relock=True)
+        decoded = cache.insert(
+            tokens[num_prompt_pages * page_size :], pages[num_prompt_pages:], after=prefill.node, relock=True
+        )
+        cache.unlock(decoded.node)
         if prefill.num_existing:
             self.pool.free(pages[: prefill.num_existing])
         if decoded.num_existing:

@@ -60,7 +60,7 @@ def return_true(*arguments: object) -> bool:
     return True
 
 
-split, root, detach, close = Tree.split, Tree.root, Tree.detach, Watches.close
+split, root, detach, grow, close = Tree.split, Tree.root, Tree.detach, Tree.grow, Watches.close
 
 
 def evict_whole_edges(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
@@ -100,6 +100,18 @@ def split_unlocked(tree: Tree, edge: Edge, end: int) -> Edge:
     return upper
 
 
+def grow_under_two_leases(tree: Tree, edge: Edge, key: bytes, values: bytes) -> bool:
+    num_leases, edge.num_leases = edge.num_leases, 1
+    is_grown = grow(tree, edge, key, values)
+    edge.num_leases = num_leases
+    return is_grown
+
+
+def grow_trimmed(tree: Tree, edge: Edge, key: bytes, values: bytes) -> bool:
+    edge.is_trimmed = False
+    return grow(tree, edge, key, values)
+
+
 def root_of_all(tree: Tree, namespace: str | None) -> Edge:
     space = tree.spaces.get("a")
     return space.root if space else root(tree, namespace)
@@ -110,7 +122,7 @@ def cut_nowhere(order: Scored, edge: Edge) -> int:
 
 
 def adopt_unchecked(pages: PageSet, added: Any) -> None:
-    pages._is_held[added] = True  # pyright: ignore[reportPrivateUsage]
+    pages._marks[added] = 1  # pyright: ignore[reportPrivateUsage]
 
 
 def ignore_limits(limits: Limits, tree: Tree, beneficiary: str | None) -> tuple[Any, int]:
@@ -160,6 +172,8 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "unlocking is not a use": ("LRU", RecencyList, "unlock", unlock_untouched),
     "a handle is lost at a split": ("LRU", Tree, "locate", locate_without_walk),
     "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
+    "the lease of another request covers pages that were appended": ("LRU", Tree, "grow", grow_under_two_leases),
+    "pages are appended where others were evicted": ("LRU", Tree, "grow", grow_trimmed),
     "namespaces share a root": ("LRU", Tree, "root", root_of_all),
     "edges that are not neighbours in the order are joined": ("LRU", RecencyList, "can_absorb", return_true),
     "overlapping pages are adopted": ("LRU", PageSet, "adopt", adopt_unchecked),

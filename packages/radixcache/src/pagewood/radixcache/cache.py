@@ -209,7 +209,13 @@ class RadixCache:
         return Node(self._tree.root(namespace), 0)
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Node | None = None
+        self,
+        tokens: Int32,
+        pages: Int32,
+        namespace: Namespace = None,
+        *,
+        after: Node | None = None,
+        relock: bool = False,
     ) -> Insertion:
         """Adopt the pages that the tree lacks for the whole pages of `tokens`, and count the prefix as used.
 
@@ -220,15 +226,17 @@ class RadixCache:
             namespace: the namespace to insert into; optional if `after` is given.
             after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost then depends on the new
                 tokens only, not on the length of the prefix.
+            relock: whether to lock the whole prefix and unlock `after`, as `RadixCache.relock` does. It costs less
+                than inserting and doing this later, because the new pages can become a part of the run before them.
 
         Returns:
             The number of `pages` that still belong to the caller, and the handle of the whole prefix, which is not
-            locked.
+            locked unless `relock` is given.
 
         Raises:
             ValueError: an array is not one-dimensional int32; there are too few `pages`; a page to adopt is negative,
-                duplicated, or in the tree already; `after` has been evicted, or belongs to another namespace or cache.
-                The content of the tree is then unchanged.
+                duplicated, or in the tree already; `after` has been evicted, or belongs to another namespace or cache,
+                or is not locked and to be unlocked. The content of the tree is then unchanged.
         """
         tree = self._tree
         require_int32("tokens", tokens)
@@ -242,6 +250,8 @@ class RadixCache:
             raise ValueError(f"namespace must be that of after, {after.namespace!r}, got {namespace!r}")
         else:
             base = self._edge_ending_at(after)
+        if relock and (after is None or not after.num_locks):
+            raise ValueError(f"after must be locked to relock, got {after!r}")
         key = as_key(tokens, num_pages * tree.page_size)
         edge, num_existing, parts = tree.descend(base, key)
         adopted = pages[num_existing:num_pages]
@@ -254,9 +264,17 @@ class RadixCache:
         if num_existing < num_pages:
             values = adopted.tobytes()
             parts.append(values)
-            edge = tree.attach(edge, bytes(key[num_existing * tree.page_bytes :]), values)
+            new_key = bytes(key[num_existing * tree.page_bytes :])
+            if relock and after is not None and edge is base and tree.grow(edge, new_key, values):
+                node = Node(edge, edge.end)
+                node.num_locks, after.num_locks = 1, 0
+                return Insertion(num_existing, node, parts)
+            edge = tree.attach(edge, new_key, values)
         edge.space.order.publish(edge, now)
-        return Insertion(num_existing, Node(edge, edge.end), parts)
+        node = Node(edge, edge.end)
+        if relock and after is not None:
+            self.relock(after, node)
+        return Insertion(num_existing, node, parts)
 
     def lock(self, node: Node) -> Node:
         """Lock a prefix: it is not evicted until it has been unlocked as often as it was locked.

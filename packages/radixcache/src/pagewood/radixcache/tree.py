@@ -8,6 +8,7 @@ from pagewood.radixcache.arrays import ITEM_BYTES, Key, num_common_items
 from pagewood.radixcache.namespaces import Namespace, require_namespace
 from pagewood.radixcache.node import ABSORBED, Edge, Node, Space
 from pagewood.radixcache.order import Order
+from pagewood.radixcache.order.recency import RecencyList
 from pagewood.radixcache.pages import PageSet
 
 MAX_JOINED_BYTES = 128 * 1024
@@ -171,6 +172,35 @@ class Tree:
             for listener in self.listeners:
                 listener.stored(space, parent_page, key, values)
         return edge
+
+    def grow(self, edge: Edge, key: bytes, values: bytes) -> bool:
+        """Append pages, which must be in `pages` already, to a leaf that has one lease; this lease covers them too.
+
+        Returns:
+            False, with nothing changed, if `edge` is no such leaf, or if unlocking would not join the pages to it.
+        """
+        space = edge.space
+        if (
+            edge.num_leases != 1
+            or edge.children
+            or edge.parent is None
+            or edge.is_trimmed
+            or not isinstance(space.order, RecencyList)
+            or len(edge.key) + len(edge.values) + len(key) + len(values) > MAX_JOINED_BYTES
+        ):
+            return False
+        parent_page = last_item(edge.values)
+        num_pages = len(values) // ITEM_BYTES
+        edge.key += key
+        edge.values += values
+        edge.end += num_pages
+        self.num_pages += num_pages
+        self.num_locked += num_pages
+        space.num_pages += num_pages
+        space.num_locked += num_pages
+        for listener in self.listeners:
+            listener.stored(space, parent_page, key, values)
+        return True
 
     def lock(self, edge: Edge) -> None:
         """Add a lease. The cost is one step per edge on the path that no other lease locks."""

@@ -50,7 +50,7 @@ class Insertion(Protocol):
 
     @property
     def node(self) -> Any:
-        """Handle of the whole prefix, for `lock`."""
+        """Handle of the whole prefix, for `lock`; the one that unlocks it, if it is locked."""
         ...
 
 
@@ -80,8 +80,13 @@ class PrefixCache(Protocol):
         """Return the longest cached prefix; this does not count as a use."""
         ...
 
-    def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> Insertion:
-        """Adopt the pages that the cache lacks; tokens and pages are those that follow the locked prefix `after`."""
+    def insert(
+        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+    ) -> Insertion:
+        """Adopt the pages that the cache lacks; tokens and pages are those that follow the locked prefix `after`.
+
+        With `relock`, the whole prefix is locked then instead of `after`.
+        """
         ...
 
     def lock(self, node: Any) -> Any:
@@ -250,7 +255,13 @@ class NoPrefixCache:
     peek = match
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: object = None
+        self,
+        tokens: Int32,
+        pages: Int32,
+        namespace: str | None = None,
+        *,
+        after: object = None,
+        relock: bool = False,
     ) -> _NothingAdopted:
         """Adopt nothing."""
         return _NothingAdopted(len(pages), None)
@@ -437,9 +448,7 @@ class KVSpace:
     def publish(self, request: Request) -> None:
         """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release."""
         if request.num_computed // self.page_size > request.num_published:
-            lease = self.cache.lock(self._offer(request))
-            self.cache.unlock(request.lease)
-            request.lease = lease
+            self._offer(request)
 
     def release(self, request: Request) -> None:
         """Publish, then take back row, lease and private pages. No step in flight may use them."""
@@ -540,11 +549,8 @@ class KVSpace:
         self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
         request.num_pages = end
 
-    def _offer(self, request: Request) -> Any:
-        """Insert the computed whole pages of a request that are not published; return the handle of all that are.
-
-        The lease does not cover the new ones yet.
-        """
+    def _offer(self, request: Request) -> None:
+        """Insert the computed whole pages of a request that are not published, and move the lease to their end."""
         page_size, first = self.page_size, request.num_published
         end = request.num_computed // page_size
         insertion = self.cache.insert(
@@ -552,12 +558,13 @@ class KVSpace:
             request.pages[first:end],
             request.namespace,
             after=request.lease,
+            relock=True,
         )
+        request.lease = insertion.node
         if insertion.num_existing:
             request.duplicates += ((first, first + insertion.num_existing),)
         request.num_published = end
         self.epoch += 1
-        return insertion.node
 
     def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
         """Return why no more than `num_matched` tokens of a request are cached, as if there was no other namespace."""

@@ -63,9 +63,11 @@ class RecordedCache:
         self._answered("peek", found.num_tokens)
         return found
 
-    def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> Any:
+    def insert(
+        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+    ) -> Any:
         """Adopt the pages that the cache lacks."""
-        found = self._inner.insert(tokens, pages, namespace, after=after)
+        found = self._inner.insert(tokens, pages, namespace, after=after, relock=relock)
         self._answered("insert", found.num_existing)
         return found
 
@@ -176,7 +178,9 @@ class ReplayedCache:
         num_tokens = self._answer("peek") or 0
         return _Match(num_tokens, np.zeros(num_tokens // self._page_size, np.int32))
 
-    def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> _Insertion:
+    def insert(
+        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+    ) -> _Insertion:
         """Adopt as many pages as the cache did."""
         num_existing = self._answer("insert") or 0
         self._pages.extend(pages[num_existing:].tolist())

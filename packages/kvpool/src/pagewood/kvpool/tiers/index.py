@@ -319,9 +319,23 @@ class TieredIndex:
         return Hits(num_device=start * self._page_size, num_host=counts[0], num_disk=counts[1], num_remote=counts[2])
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Prefix | None = None
+        self,
+        tokens: Int32,
+        pages: Int32,
+        namespace: Namespace = None,
+        *,
+        after: Prefix | None = None,
+        relock: bool = False,
     ) -> TieredInsertion:
-        """Adopt the pages that the device's cache does not have; tokens and pages follow the locked prefix `after`."""
+        """Adopt the pages that the device's cache does not have; tokens and pages follow the locked prefix `after`.
+
+        With `relock`, the whole prefix is locked then instead of `after`.
+
+        Raises:
+            ValueError: `relock` without `after`; or what the device's cache does not accept.
+        """
+        if relock and after is None:
+            raise ValueError("after must be a locked prefix to relock, got None")
         base = after or Prefix(handle=None, key=self._chain.root(namespace), namespace=namespace)
         keys = self._chain.extend(base.key, tokens)
         insertion = self._cache.insert(tokens, pages, namespace, after=base.handle)
@@ -332,6 +346,9 @@ class TieredIndex:
         self._demotion.adopt(pages[n : len(keys)].tolist(), keys[n:])
         self.poll()
         node = Prefix(handle=insertion.node, key=keys[-1] if keys else base.key, namespace=base.namespace)
+        if relock:
+            node = self.lock(node)
+            self.unlock(base)
         return TieredInsertion(num_existing=n, node=node, inner=insertion)
 
     def lock(self, node: Prefix) -> Prefix:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -91,19 +92,22 @@ def conformance_machine(
             self.peeked.append((insertion.node, namespace, prefix))
 
         @precondition(lambda self: self.handles)
-        @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans())
-        def extend(self, pick: int, more: Prefix, tail: int, is_brief: bool) -> None:
-            """Insert after a held prefix, and perhaps move the lease to the new end."""
+        @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans(), relock=st.booleans())
+        def extend(self, pick: int, more: Prefix, tail: int, is_brief: bool, relock: bool) -> None:
+            """Insert after a held prefix, and perhaps move the lease to the new end, in the same call or the next."""
+            relock = relock and hasattr(self.cache, "relock")
             index = pick % len(self.handles)
             handle, (namespace, held) = self.handles[index], self.oracle.leases[index]
             pages = self.make_pages(len(more))
-            insertion: Any = self.cache.insert(tokens_of(more, tail), pages, after=handle)
+            insert = partial(self.rich.insert, relock=True) if relock else self.cache.insert
+            insertion: Any = insert(tokens_of(more, tail), pages, after=handle)
             assert insertion.num_existing == self.oracle.insert(namespace, held + more, pages.tolist())
             if hasattr(insertion, "pages"):
                 assert insertion.pages.tolist() == self.oracle.match(namespace, held + more)[len(held) :]
             self.free_pages += pages[: insertion.num_existing].tolist()
-            if is_brief and hasattr(self.cache, "relock"):
-                self.handles.append(self.rich.relock(self.handles.pop(index), insertion.node))
+            if relock or (is_brief and hasattr(self.cache, "relock")):
+                del self.handles[index]
+                self.handles.append(insertion.node if relock else self.rich.relock(handle, insertion.node))
                 self.oracle.lock(namespace, held + more, is_hit=False)
                 self.oracle.unlock(index)
                 expect_refusal(lambda: self.cache.unlock(handle))
@@ -359,6 +363,7 @@ def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int
         "tail": lambda: rng.randrange(page_size),
         "pick": lambda: rng.randrange(100),
         "is_brief": lambda: rng.random() < 0.5,
+        "relock": lambda: rng.random() < 0.5,
         "keeps_longer": lambda: rng.random() < 0.5,
         "num_pages": lambda: rng.randrange(9),
         "priority": lambda: rng.randrange(-1, 3),
