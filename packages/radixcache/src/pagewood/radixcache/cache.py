@@ -265,15 +265,14 @@ class RadixCache:
             values = adopted.tobytes()
             parts.append(values)
             new_key = bytes(key[num_existing * tree.page_bytes :])
-            if relock and after is not None and edge is base and tree.grow(edge, new_key, values):
-                node = Node(edge, edge.end)
-                node.num_locks, after.num_locks = 1, 0
-                return Insertion(num_existing, node, parts)
-            edge = tree.attach(edge, new_key, values)
+            if not (relock and edge is base and tree.grow(edge, new_key, values)):
+                edge = tree.attach(edge, new_key, values)
         edge.space.order.publish(edge, now)
         node = Node(edge, edge.end)
         if relock and after is not None:
-            self.relock(after, node)
+            tree.lock(edge)
+            tree.unlock(base)
+            node.num_locks, after.num_locks = 1, after.num_locks - 1
         return Insertion(num_existing, node, parts)
 
     def lock(self, node: Node) -> Node:
