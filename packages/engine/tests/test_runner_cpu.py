@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -83,6 +84,23 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
     from_host = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
     driver.generate([from_host], num_tokens=1, chunk=64)
     assert from_host.output == plain.output[-1:]
+
+
+def test_an_idle_worker_computes_a_step_while_its_caller_keeps_the_interpreters_lock(runner: CPURunner) -> None:
+    driver = driver_of(runner)
+    interval, lengths = sys.getswitchinterval(), runner._rows.lengths
+    sys.setswitchinterval(60.0)
+    try:
+        for _ in range(3):
+            sequence = driver.add([3, 1, 4])
+            handle = runner.launch(driver.batch([(sequence, 8)]))
+            end = time.monotonic() + 10
+            while lengths[sequence.row] < 4 and time.monotonic() < end:
+                pass
+            assert lengths[sequence.row] == 4
+            handle.wait()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -161,6 +161,7 @@ class BatchBuilder:
         page_columns: list[int] = []
         page_ids: list[Int32] = []
         admitted: list[Request] = []
+        admitted_at: list[int] = []
         token_starts: list[int] = []
         scored: list[tuple[int, int, int]] = []
         pooled: list[tuple[int, int, int]] = []
@@ -184,13 +185,12 @@ class BatchBuilder:
                         pooled.append((index, skipped, num_pooled))
             if is_admitted:
                 admitted.append(request)
+                admitted_at.append(index)
                 reads_text = self._is_drafting or request.sampling.changes_logits
                 token_starts.append(0 if reads_text else start)
         extras: dict[str, Any] = {}
         token_rows = [request.row for request in admitted]
-        if admitted:
-            entries = SamplingArrays.of([one.sampling for one in admitted], [one.seed for one in admitted])
-            self._table.put(np.array(token_rows, np.int32), entries)
+        self._table.put(token_rows, [one.sampling for one in admitted], [one.seed for one in admitted])
         token_ids = [one.tokens[start : one.num_known] for one, start in zip(admitted, token_starts, strict=True)]
         if is_constraining:
             extras["constrained"] = np.array(_constrained(grants), np.int32)
@@ -202,9 +202,9 @@ class BatchBuilder:
         pages, tokens = _Ragged(page_rows, page_columns, page_ids), _Ragged(token_rows, token_starts, token_ids)
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
-        sampled = np.flatnonzero(promised).astype(np.int32)
+        sampled = promised.nonzero()[0]
         if admitted:
-            extras["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
+            extras["admitted"] = np.array(admitted_at, np.int32)
             extras["limits"] = np.array([one.max_length for one in admitted], np.int32)
             extras["adjustments"] = Adjustments.of(admitted)
             extras["processors"] = Processors.of(admitted)
@@ -228,9 +228,9 @@ class BatchBuilder:
             rows=rows,
             starts=np.array([grant.start for grant in grants], np.int32),
             counts=np.array([grant.num_tokens for grant in grants], np.int32),
-            sampled=sampled,
+            sampled=sampled.astype(np.int32),
             num_promised=promised[sampled],
-            sampling=self._table.take(rows[sampled]),
+            sampling=self._table.take(rows[sampled].astype(np.intp)),
         )
 
     def _build_decode(self, grants: Sequence[Grant], *, is_followed: bool) -> Batch:
@@ -338,6 +338,12 @@ class _Ragged:
     def __init__(self, rows: list[int], starts: list[int], pieces: list[Int32]) -> None:
         if not pieces:
             self.rows = self.columns = self.values = np.empty(0, np.int32)
+            return
+        if len(pieces) == 1:
+            num = len(pieces[0])
+            self.rows = np.full(num, rows[0], np.int32)
+            self.columns = np.arange(starts[0], starts[0] + num, dtype=np.int32)
+            self.values = pieces[0].copy()
             return
         lengths = [len(piece) for piece in pieces]
         self.values = np.concatenate(pieces)

@@ -57,10 +57,15 @@ class SamplingArrays:
         """Return copies of all entries."""
         return SamplingArrays(**{name: getattr(self, name).copy() for name in _NAMES})
 
-    def put(self, indices: Int32, entries: SamplingArrays) -> None:
-        """Overwrite the entries at `indices` `[n] int32` in place; for tables that are used for many batches."""
-        for name in _NAMES:
-            getattr(self, name)[indices] = getattr(entries, name)
+    def put(self, indices: Sequence[int], params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
+        """Overwrite the entries at `indices` by those of `of`, in place; for tables that are used for many batches."""
+        for index, one, seed in zip(indices, params, seeds, strict=True):
+            self.temperatures[index] = one.temperature
+            self.top_ks[index] = one.top_k
+            self.top_ps[index] = one.top_p
+            self.min_ps[index] = one.min_p
+            self.typical_ps[index] = one.typical_p
+            self.seeds[index] = seed
 
     def fields(self) -> dict[str, NDArray[Any]]:
         """Return the arrays by name, in the order of their declaration."""

@@ -192,7 +192,7 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_lookup", "_model", "_now",
+        "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_latest", "_lookup", "_model", "_now",
         "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans",
         "_worker", "_writer",
     )  # fmt: skip
@@ -271,6 +271,8 @@ class CPURunner:
         """What a profile records; None: no profile is taken."""  # written by: start_spans, take_spans
         self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
+        self._latest: Later[StepResult] | None = None
+        """The result of the latest step; None before the first."""  # written by: launch
 
     def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
         """Queue a step and return at once."""
@@ -295,7 +297,19 @@ class CPURunner:
             constraint=_Constraint.of(batch, num_rows=len(self._rows.lengths)),
             processing=Processing(calls=calls) if calls else None,
         )
-        return self._handle(step, self._worker.submit(partial(self._step, step)))
+        was_idle = self._latest is None or self._latest.is_known
+        self._latest = self._worker.submit(partial(self._step, step))
+        if was_idle:
+            self._let_begin(step)
+        return self._handle(step, self._latest)
+
+    def _let_begin(self, step: _Step) -> None:
+        """Wait until the worker computes a step without the interpreter's lock.
+
+        Otherwise an idle worker would get the lock when the caller waits for a step the next time, after its work of
+        planning another one.
+        """
+        step.runs()[0].take()
 
     def forward(self, batch: Batch) -> Float32:
         """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its T tokens."""
@@ -399,11 +413,9 @@ class CPURunner:
         """
         try:
             self._update(step.batch)
-            if step.samples:
-                self._leave_out(step)
-                if len(step.grants.rows) == 0:
-                    step.give_up()
-                    return None
+            if step.samples and not self._leave_out(step):
+                step.give_up()
+                return None
             began = perf_counter()
             if self._lookup is not None and step.samples:
                 self._lookup.draft(step.batch, step.grants)
@@ -507,8 +519,8 @@ class CPURunner:
             for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
                 rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids
 
-    def _leave_out(self, step: _Step) -> None:
-        """Leave out the grants of rows that have ended."""
+    def _leave_out(self, step: _Step) -> bool:
+        """Leave out the grants of rows that have ended; return whether any is left."""
         rows, grants = self._rows, step.grants
         num_grants, num_sampled = len(grants.rows), len(grants.sampled)
         kept, kept_sampled, places = np.empty((3, num_grants), np.int32)
@@ -516,10 +528,11 @@ class CPURunner:
             grants.rows, grants.sampled, rows.tokens, rows.lengths, rows.checked, rows.limits, rows.stop_ids, kept,
             kept_sampled, places,
         )  # fmt: skip
-        if num_kept < num_grants:
+        if 0 < num_kept < num_grants:
             num_sampled -= num_grants - num_kept  # only sampled grants can have ended
             step.kept = kept_sampled[:num_sampled]
             step.grants = grants.take(kept[:num_kept], step.kept, places[:num_sampled])
+        return num_kept > 0
 
     @property
     def _pass(self) -> Pass:

@@ -35,6 +35,11 @@ class Later(Generic[T]):
         self._error = error
         self._lock.release()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether `take` returns or raises at once."""
+        return not self._lock.locked()
+
     def take(self) -> T:
         """Wait for the value and return it, every time.
 
