@@ -83,6 +83,44 @@ def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_request
     assert max(counts[0]) <= 7  # with the two calls of this test
 
 
+class Listening(Resting):
+    """Never drafts, and keeps what is reported of several steps."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, int, int, float]] = []
+
+    def observe(self, *_: Any, **report: Any) -> None:
+        """Keep the report."""
+        names = ("num_steps", "load", "num_yielded", "elapsed_s")
+        self.reports.append(tuple(report[name] for name in names))  # type: ignore[arg-type]
+
+
+def test_the_policy_hears_what_all_steps_have_yielded_and_taken() -> None:
+    drafting, now = Listening(), 0.0
+    speculation = Speculation(drafting=drafting, kv=None, clock=lambda: now)  # type: ignore[arg-type]
+
+    def settle(num_requests: int, *, num_prompts: int = 0, seconds: float = 1.0) -> None:
+        nonlocal now
+        now += seconds
+        decodes = [Grant(None, 0, 1, 1)] * num_requests  # type: ignore[arg-type]
+        prompts = [Grant(None, 0, 9, 1)] * num_prompts  # type: ignore[arg-type]
+        num = num_requests + num_prompts
+        result = StepResult(tokens=np.zeros(num, np.int32), counts=np.ones(num, np.int32), verify_s=0.75)
+        speculation.settle([*decodes, *prompts], result, is_drafting=False)
+
+    for _ in range(32):
+        settle(16)
+    assert drafting.reports == [(1, 16, 16, 1.0), (1, 16, 16, 1.0), (32, 16, 30 * 16, 30.0)]
+    for _ in range(16):  # then the load changes, and a pause and a step of prompts alone do not count
+        settle(16)
+    for _ in range(13):
+        settle(7)
+    settle(6, num_prompts=1)
+    settle(7, seconds=60.0)
+    settle(0, num_prompts=7)
+    assert drafting.reports[3:] == [(32, 7, 15 * 7, 14.75)]
+
+
 def built(**fields: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
     """Return an engine for the embedded model that never drafts."""
     inbox, outbox = MemoryInbox(), MemoryOutbox()
@@ -108,6 +146,8 @@ def answers(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox) -> tuple[d
             nonlocal pending
             pending = engine.advance(pending)
 
+        if pending is not None:
+            pending.handle.wait()  # so the runner is always idle: then a launch makes a few calls more
         calls.append(num_calls(advance))
         for delta in outbox.take():
             found.setdefault(delta.request_id, []).extend(delta.tokens)

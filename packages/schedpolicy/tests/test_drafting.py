@@ -132,6 +132,24 @@ def test_a_short_step_is_measured_between_two_others():
     assert table.seconds(1) == pytest.approx(0.0003)
 
 
+def test_the_account_pays_for_what_steps_really_take():
+    # By the table drafts are nearly free; but the host's work makes steps with them longer, and others too.
+    cost = known(StepCost([1, 64], [2e-4, 2.1e-4]), 2)
+    real = Control(4, cost, draft_cost=DraftCost(per_pass_s=1e-9), max_slowdown=0.01)
+    batch = requests(0, 0)
+    assert sum(real.lengths(batch, 0)) > 0
+    before_s = real.account_s
+    for _ in range(3):
+        real.observe([], [], [], [], num_tokens=2, num_others=2, num_steps=32, load=2, num_yielded=64, elapsed_s=0.0064,
+                     verify_s=2e-4)  # fmt: skip
+    gained_s = real.account_s - before_s
+    assert gained_s == pytest.approx(96 * 0.0075 * 2e-4, rel=0.01)
+    before_s = real.account_s
+    # Three tokens are worth 0.3 ms, and the step took 0.35.
+    real.observe(batch, [4, 4], [4, 4], [1, 0], num_tokens=10, load=2, num_yielded=3, elapsed_s=3.5e-4, verify_s=2e-4)
+    assert real.account_s - before_s == pytest.approx(-5e-5, abs=5e-6)
+
+
 def test_large_batches_keep_their_lengths_for_a_few_steps():
     batch = requests(*[0] * 40)
     large = control(StepCost([1, 400], [0.01, 0.01]), 40)

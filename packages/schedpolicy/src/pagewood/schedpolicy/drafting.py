@@ -9,6 +9,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from pagewood.schedpolicy.acceptance import Acceptance, Estimate
 from pagewood.schedpolicy.allowance import Allowance
+from pagewood.schedpolicy.decode_pace import DecodePace
 from pagewood.schedpolicy.kept_lengths import KeptLengths
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.urgency import weight_by_priority
@@ -95,7 +96,9 @@ class DraftControl(Generic[D]):
     drafts, but for every fourth of them; without time for a decision, lengths are kept though the load has changed.
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
-    that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
+    that drafts adds what its tokens would have cost in plain steps, and pays what it took. Steps of less than 2 ms cost
+    the host about as much as the machine, so their tokens are paid by the pace of plain decoding (`DecodePace`), if it
+    is known, with all that happens between steps; otherwise by the table. A step risks at most half of
     the account, and the account never holds more than `max_slowdown` of 400 plain steps or of a second, whichever is
     longer, or owes more than a quarter of it.
     What a drafter takes beyond the expected after a rest is paid apart, from a quarter of `max_slowdown` and from what
@@ -148,6 +151,7 @@ class DraftControl(Generic[D]):
         "_num_unlearned",
         "_num_zero",
         "_owed_s",
+        "_pace",
         "_probe_interval",
         "_sample_interval",
         "_wake_s",
@@ -217,6 +221,7 @@ class DraftControl(Generic[D]):
         self._estimates: dict[int, Estimate] = {}  # written by: DraftControl
         self._account_s: float | None = None
         """Seconds that may be lost; None before the first decision."""  # written by: DraftControl
+        self._pace = DecodePace()
         self._num_decisions = 0  # written by: DraftControl
         self._last_size = 0
         """Requests of the latest decision."""  # written by: DraftControl
@@ -343,6 +348,9 @@ class DraftControl(Generic[D]):
         num_tokens: int,
         num_others: int = 0,
         num_steps: int = 1,
+        load: int = 0,
+        num_yielded: int = 0,
+        elapsed_s: float = 0.0,
         draft_s: float = 0.0,
         verify_s: float = 0.0,
     ) -> None:
@@ -357,6 +365,9 @@ class DraftControl(Generic[D]):
             num_tokens: Tokens that the step computed, with drafts (and padding) and prompt tokens.
             num_others: Requests that decoded without drafts and are not in `requests`.
             num_steps: Steps without drafts that this one stands for; the others are not observed.
+            load: Requests that were to get tokens in the step, with those that had ended.
+            num_yielded: Tokens that these steps, or the step with drafts, have yielded.
+            elapsed_s: Their seconds, with all that the host does; 0 if not measured.
             draft_s: Seconds of drafting; 0 if not measured. A head that follows the text takes some in every step.
             verify_s: Seconds of the rest of the step; 0 if not measured.
         """
@@ -390,9 +401,11 @@ class DraftControl(Generic[D]):
             num_added = self._num_computed(granted if self._computes_padding else drafted)
             self._settle(
                 cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), num_steps, draft_s,
-                verify_s, has_rested,
+                verify_s, has_rested, num_yielded * (self._pace.token_s(load) or 0.0), elapsed_s,
             )  # fmt: skip
         self._num_plain = 0 if num_granted else self._num_plain + 1
+        if elapsed_s > 0 and num_yielded and self._num_plain > 1:
+            self._pace.observe(load, num_steps, num_yielded, elapsed_s)
         # The host prepares one step and retires another while a step is computed. So the time of a short plain step is
         # that of plain decoding only if the steps around it are plain too.
         is_typical = bool(num_granted) or num_steps > 1 or self._num_plain == 2 or cost.seconds(num_tokens) >= _SHORT_S
@@ -430,8 +443,10 @@ class DraftControl(Generic[D]):
         draft_s: float,
         verify_s: float,
         has_rested: bool,
+        worth_s: float,
+        elapsed_s: float,
     ) -> None:
-        """Enter a step into the account."""
+        """Enter a step into the account; `worth_s` is what its tokens would have taken without drafts, 0: unknown."""
         plain_s = cost.seconds(num_plain)
         has_drafts = any(granted)
         taken_s = cost.seconds(num_tokens, has_drafts=has_drafts)
@@ -440,6 +455,7 @@ class DraftControl(Generic[D]):
         num_granted = sum(granted)
         profit_s = -draft_s
         if num_granted:
+            extra_s = 0.0
             num_prompt = max(0, num_plain - num_requests)
             expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted), num_prompt)
             if draft_s and self._draft_cost.is_known:
@@ -457,6 +473,8 @@ class DraftControl(Generic[D]):
                     )  # more is no work of the drafter, but an interruption
             taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
+            if worth_s > 0 and elapsed_s > 0 and plain_s < _SHORT_S:
+                profit_s = worth_s - min(elapsed_s - extra_s, _INTERRUPTED * taken_s)
             if profit_s > 0:
                 self._is_stopped = False
                 repaid_s = min(profit_s, self._owed_s)

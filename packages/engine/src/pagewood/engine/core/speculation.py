@@ -77,6 +77,9 @@ class Drafting(Protocol):
         num_tokens: int,
         num_others: int,
         num_steps: int,
+        load: int,
+        num_yielded: int,
+        elapsed_s: float,
         draft_s: float,
         verify_s: float,
     ) -> None:
@@ -90,6 +93,9 @@ class Drafting(Protocol):
             num_tokens: positions that the step computed.
             num_others: requests that decoded without drafts.
             num_steps: how many steps this report stands for, itself included.
+            load: requests that were to get tokens in the step, with those that had ended.
+            num_yielded: tokens of these steps; of prompts, only those of steps in which requests decoded too.
+            elapsed_s: their seconds, with all that the host did, but for pauses.
             draft_s: seconds for drafts; 0: not measured.
             verify_s: seconds for the rest of the step; 0: not measured.
         """
@@ -151,9 +157,9 @@ class Speculation:
     """
 
     __slots__ = (
-        "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_kv", "_num_by_accepted", "_num_by_drafted",
-        "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree",
-        "_verify_s",
+        "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_elapsed_s", "_kv", "_load", "_num_by_accepted",
+        "_num_by_drafted", "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_num_yielded",
+        "_seen", "_settled_s", "_tree", "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -181,6 +187,12 @@ class Speculation:
         """Steps since ended requests were forgotten."""  # written by: speculation
         self._num_plain = 0
         """Steps without drafts since the last one with drafts."""  # written by: settle
+        self._load = 0
+        """Requests that were to get tokens in the steps of the next report."""  # written by: settle
+        self._num_yielded = 0
+        """Tokens that steps have yielded since the last report, see `Drafting.observe`."""  # written by: settle
+        self._elapsed_s = 0.0
+        """Their seconds."""  # written by: settle
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
         self._num_rebuilt = 0  # written by: speculation
@@ -235,7 +247,15 @@ class Speculation:
         elapsed_s, self._settled_s = now - self._settled_s, now
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
-        num_steps = 1
+        device_s, num_steps = result.draft_s + result.verify_s, 1
+        # After a pause it is what the runner has measured.
+        is_paused = elapsed_s >= _LONGEST_STEP * device_s
+        num, load = result.counts.size, self._load
+        if is_drafting or self._num_plain < _NUM_OBSERVED or not 7 * load <= 8 * num <= 9 * load:
+            self._load, self._num_yielded, self._elapsed_s = num, 0, 0.0
+        if grants and (grants[0].num_promised > 1 or grants[0].num_promised == grants[0].num_tokens):  # decodes first
+            self._num_yielded += result.tokens.size
+            self._elapsed_s += device_s if is_paused else elapsed_s
         if is_drafting:
             self._num_plain = 0
         else:
@@ -250,10 +270,8 @@ class Speculation:
         drafts = _Drafts()
         if is_drafting:
             self._settle_drafts(drafts, grants, result)
-        device_s = result.draft_s + result.verify_s
-        # What a step has cost the engine is the time since the step before it was retired, with the host's work. After
-        # a pause it is what the runner has measured.
-        step_s = elapsed_s if device_s < elapsed_s < _LONGEST_STEP * device_s else device_s
+        # What a step has cost the engine is the time since the step before it was retired, with the host's work.
+        step_s = device_s if is_paused else max(elapsed_s, device_s)
         num_tokens, num_decoding = -drafts.num_not_computed, 0
         for grant in _without_empty(grants, result) if 0 in result.counts.tolist() else grants:
             num_tokens += grant.num_tokens
@@ -266,9 +284,13 @@ class Speculation:
             num_tokens=num_tokens,
             num_others=num_decoding - len(drafts.requests),
             num_steps=num_steps,
+            load=self._load,
+            num_yielded=self._num_yielded,
+            elapsed_s=self._elapsed_s,
             draft_s=result.draft_s,
             verify_s=step_s - result.draft_s,
         )
+        self._num_yielded, self._elapsed_s = 0, 0.0
 
     def _settle_drafts(self, drafts: _Drafts, grants: Sequence[Grant], result: StepResult) -> None:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""

@@ -194,6 +194,9 @@ class RandomDrafting:
         num_tokens: int,
         num_others: int,
         num_steps: int,
+        load: int,
+        num_yielded: int,
+        elapsed_s: float,
         draft_s: float,
         verify_s: float,
     ) -> None:
