@@ -97,8 +97,8 @@ class DraftControl(Generic[D]):
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. Steps of less than 2 ms cost
-    the host about as much as the machine, so their tokens are paid by the pace of plain decoding (`DecodePace`), if it
-    is known, with all that happens between steps; otherwise by the table. A step risks at most half of
+    the host about as much as the machine, so the pace of plain decoding (`DecodePace`), once it is known, values their
+    tokens too, with all that happens between steps; the lower profit counts. A step risks at most half of
     the account, and the account never holds more than `max_slowdown` of 400 plain steps or of a second, whichever is
     longer, or owes more than a quarter of it.
     What a drafter takes beyond the expected after a rest is paid apart, from a quarter of `max_slowdown` and from what
@@ -474,7 +474,7 @@ class DraftControl(Generic[D]):
             taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if worth_s > 0 and elapsed_s > 0 and plain_s < _SHORT_S:
-                profit_s = worth_s - min(elapsed_s - extra_s, _INTERRUPTED * taken_s)
+                profit_s = min(profit_s, worth_s - min(elapsed_s - extra_s, _INTERRUPTED * taken_s))
             if profit_s > 0:
                 self._is_stopped = False
                 repaid_s = min(profit_s, self._owed_s)
