@@ -53,13 +53,16 @@ def positions_of(num: int, position: int = 3) -> Int32:
     return np.full(num, position, np.int32)
 
 
-def plain_probabilities(logits: Float32, sampling: SamplingParams, *, scale: float = 1.0) -> NDArray[np.float64]:
+def plain_probabilities(
+    logits: Float32, sampling: SamplingParams, *, scale: float = 1.0, rounding: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
     """Return the filtered distribution, by sorting. Numbers equal to the last that a filter keeps are kept too.
 
     Args:
         logits: `[V]`.
         sampling: temperature and filters.
         scale: factor of top_p, min_p and typical_p, to find tokens at a filter's limit.
+        rounding: `[V]`, see `drop_atypical`.
     """
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float64)
     weights = np.exp(scaled - scaled.max())
@@ -71,7 +74,7 @@ def plain_probabilities(logits: Float32, sampling: SamplingParams, *, scale: flo
         weights[weights < descending[kept]] = 0
     weights[weights < np.float32(sampling.min_p) * min(scale, 1.0)] = 0
     if sampling.typical_p < 1:
-        drop_atypical(weights, float(np.float32(sampling.typical_p)) * scale)
+        drop_atypical(weights, float(np.float32(sampling.typical_p)) * scale, rounding=rounding)
     return weights / weights.sum()
 
 
@@ -103,10 +106,11 @@ def test_tokens_equal_those_of_the_plain_sampler(
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
     tokens = sample(logits, arrays_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
-        # Rounding may move the limit of a filter by one token.
+        # Rounding may move the limit of a filter by one token, and order tokens that are almost equally typical.
         allowed = {
-            plain_draw(plain_probabilities(logits[row], sampling, scale=scale), seeds[row], 17)
+            plain_draw(plain_probabilities(logits[row], sampling, scale=scale, rounding=rounding), seeds[row], 17)
             for scale in (1 - 1e-5, 1, 1 + 1e-5)
+            for rounding in (None, *(rng.uniform(-1e-6, 1e-6, (8 if typical_p < 1 else 0, size))))
         }
         assert tokens[row] in allowed
 
@@ -161,8 +165,11 @@ def test_typical_tokens_are_those_of_transformers(
     least, most = (shifted[np.isfinite(warper(ids, scores)[0].numpy())].max() for warper in warpers)
     nearest, limit = compiled_range()(logits, int(logits.argmax()), 0, np.float32(top_p), np.float32(p))
     distances = logits.max() - logits
-    # Rounding may move the limit by a token, and order tokens that are almost equally typical.
+    # Rounding may move the limit by a token, and order tokens that are almost equally typical or probable.
     must, may = shifted < least - 1e-5, shifted < most + 1e-5
+    if top_p < 1:
+        weights = np.exp(logits.astype(np.float64))
+        may |= (left == 0) & (weights > weights[left > 0].min() * (1 - 1e-6))
     for kept in ((nearest <= distances) & (distances <= limit), kept_on_cuda(logits, top_p, p)):
         assert kept.any()
         assert not (must & ~kept).any()

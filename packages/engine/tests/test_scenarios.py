@@ -391,8 +391,7 @@ FAULTS: dict[str, list[Edit]] = {
     "missing lock": [
         (kv.KVSpace, "admit", "self.cache.lock(match.node)", "match.node"),
         (kv.KVSpace, "admit", "self.cache.unlock(lease)", "pass"),
-        (kv.KVSpace, "publish", "self.cache.lock(self._offer(request))", "self._offer(request)"),
-        (kv.KVSpace, "publish", "self.cache.unlock(request.lease)", "pass"),
+        (kv.KVSpace, "_offer", "relock=True", "relock=False"),
         (kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass"),
     ],
     "release in flight": [UNCHECKED, (retire, "_leave", "if request.num_in_flight:", "if False:")],

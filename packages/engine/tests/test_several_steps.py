@@ -97,7 +97,7 @@ FAULTS: dict[str, list[Edit]] = {
     "no pages for the steps after the first": [
         (plan.Planner, "plan_again", "if not self._kv.add_page_to_each(full):", "if False:")
     ],
-    "past the limit": [(plan.Planner, "_next_decodes", "start + 1 < request.max_length", "True")],
+    "past the limit": [(plan.Planner, "_next_decodes", "end < request.max_length", "True")],
     "steps in flight lost": [(loop.Engine, "step_several", "interrupts.append(error)", "raise")],
 }
 

@@ -23,15 +23,18 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     return weights / weights.sum()
 
 
-def drop_atypical(weights: NDArray[np.float64], p: float) -> None:
+def drop_atypical(weights: NDArray[np.float64], p: float, *, rounding: NDArray[np.float64] | None = None) -> None:
     """Set `weights` `[V]` to 0 where a token is not locally typical: `transformers`' rule, with sums of float64.
 
-    Tokens that are as typical as the last one that is needed are kept too.
+    Tokens that are as typical as the last one that is needed are kept too. `rounding` `[V]` is added to how atypical
+    they are.
     """
     places = np.flatnonzero(weights)
     shares = weights[places] / weights.sum()
     entropy = -(shares * np.log(shares)).sum()
     atypicality = np.abs(-np.log(shares) - entropy)
+    if rounding is not None:
+        atypicality += rounding[places]
     order = np.argsort(atypicality, kind="stable")
     num_needed = min(int((np.cumsum(shares[order]) < p).sum()), len(order) - 1)
     weights[places[atypicality > atypicality[order[num_needed]] + 1e-9]] = 0
