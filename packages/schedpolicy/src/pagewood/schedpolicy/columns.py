@@ -94,7 +94,7 @@ class Lengths:
 class LengthReader:
     """Reads the lengths of running requests; what these keep is read again only when other requests run.
 
-    Invariant: requests are told apart by their `arrival`.
+    It sees that other requests run by their `arrival`, which differs between any two requests.
     """
 
     __slots__ = ("_kept",)

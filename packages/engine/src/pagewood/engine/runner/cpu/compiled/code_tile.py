@@ -16,8 +16,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from pagewood.engine.runner.cpu.compiled.dot import ByteDot, DotLevel, nibbles
-from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
-from pagewood.engine.runner.cpu.compiled.vectors import INDEX, multiply_add, prefetch, spread, vector_of
+from pagewood.engine.runner.cpu.compiled.tile import WIDTH, by_height
+from pagewood.engine.runner.cpu.compiled.vectors import INDEX, multiply_add, prefetch, spread, vector_of, with_pointers
 from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
 
 _BYTE, _WORD, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
@@ -218,19 +218,9 @@ def emit_codes(builder: Any, kind: WeightKind, level: DotLevel, rows: int, heigh
         tile.channels()
 
 
-def _whole(builder: Any, kind: WeightKind, level: DotLevel, values: Any, done: Any) -> None:
-    """Emit a loop for each height, whose sums are all in registers."""
-    choice = builder.switch(values[0], done)
-    for rows in range(1, TALL + 1):
-        block = builder.append_basic_block(f"rows{rows}")
-        choice.add_case(ir.Constant(INDEX, rows), block)
-        builder.position_at_end(block)
-        emit_codes(builder, kind, level, rows, INDEX(rows), values[1:])
-        builder.branch(done)
-
-
-def _by_rows(builder: Any, kind: WeightKind, level: DotLevel, values: Any, done: Any) -> None:
+def _by_rows(builder: Any, kind: WeightKind, level: DotLevel, values: Any) -> None:
     """Emit a loop that takes a few rows at a time, because there are only 16 registers."""
+    done = builder.append_basic_block("done")
     height, (x, sums, row_scales, panel, scales, bias, out, stride, *others) = values[0], values[1:]
     before, head = builder.block, builder.append_basic_block("head")
     following = builder.append_basic_block("following")
@@ -254,6 +244,7 @@ def _by_rows(builder: Any, kind: WeightKind, level: DotLevel, values: Any, done:
     next_first = builder.add(first, count)
     first.add_incoming(next_first, following)
     builder.cbranch(builder.icmp_signed("<", next_first, height), head, done)
+    builder.position_at_end(done)
 
 
 @cache
@@ -270,17 +261,13 @@ def multiply_codes(kind: WeightKind, level: DotLevel) -> Any:
     def tile(context: Any, height: Any, x: Any, sums: Any, row_scales: Any, panel: Any, scales: Any, bias: Any,
              out: Any, stride: Any, depth: Any, group: Any, ahead: Any, ahead_step: Any) -> Any:  # fmt: skip
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-            pointers = [1, 2, 3, 4, 5, 6, 7, 11]
-            values = [
-                builder.inttoptr(value, _BYTE.as_pointer()) if place in pointers else value
-                for place, value in enumerate(args)
-            ]
-            done = builder.append_basic_block("done")
-            if level.lanes * 32 == _WIDEST:
-                _whole(builder, kind, level, values, done)
+            values = with_pointers(builder, args, dict.fromkeys([1, 2, 3, 4, 5, 6, 7, 11], _BYTE.as_pointer()))
+            if level.lanes * 32 == _WIDEST:  # the sums of all rows fit into the registers
+                by_height(
+                    builder, args[0], lambda rows: emit_codes(builder, kind, level, rows, INDEX(rows), values[1:])
+                )
             else:
-                _by_rows(builder, kind, level, values, done)
-            builder.position_at_end(done)
+                _by_rows(builder, kind, level, values)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 13), generate

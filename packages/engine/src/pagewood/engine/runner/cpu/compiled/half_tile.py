@@ -18,8 +18,17 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairDot, PairLevel, widened
-from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
-from pagewood.engine.runner.cpu.compiled.vectors import INDEX, load, multiply_add, prefetch, spread, store, vector_of
+from pagewood.engine.runner.cpu.compiled.tile import WIDTH, by_height
+from pagewood.engine.runner.cpu.compiled.vectors import (
+    INDEX,
+    load,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    vector_of,
+    with_pointers,
+)
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 
 _LANES = 16
@@ -120,20 +129,8 @@ def multiply_halves(kind: WeightKind, level: IntEnum) -> Any:
              ahead: Any, ahead_step: Any) -> Any:  # fmt: skip
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
             byte, number = ir.IntType(8).as_pointer(), ir.FloatType().as_pointer()
-            pointers = {1: number, 2: byte, 3: number, 4: number, 7: byte}
-            values = [
-                builder.inttoptr(value, pointers[place]) if place in pointers else value
-                for place, value in enumerate(args)
-            ]
-            done = builder.append_basic_block("done")
-            choice = builder.switch(args[0], done)
-            for rows in range(1, TALL + 1):
-                block = builder.append_basic_block(f"rows{rows}")
-                choice.add_case(ir.Constant(INDEX, rows), block)
-                builder.position_at_end(block)
-                _emit(builder, kind, level, rows, values[1:])
-                builder.branch(done)
-            builder.position_at_end(done)
+            values = with_pointers(builder, args, {1: number, 2: byte, 3: number, 4: number, 7: byte})
+            by_height(builder, args[0], lambda rows: _emit(builder, kind, level, rows, values[1:]))
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate

@@ -8,6 +8,7 @@ numba's loops keep their sums in memory. This one is emitted as vectors, so that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,25 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
             store(builder, total, at)
 
 
+def by_height(builder: Any, height: Any, emit: Callable[[int], None]) -> None:
+    """Emit code for every number of rows that a tile may have, of which that for `height` runs.
+
+    Args:
+        builder: emits the instructions; afterwards at the end of all.
+        height: 1 to TALL.
+        emit: called with each number of rows.
+    """
+    done = builder.append_basic_block("done")
+    choice = builder.switch(height, done)
+    for rows in range(1, TALL + 1):
+        block = builder.append_basic_block(f"rows{rows}")
+        choice.add_case(ir.Constant(INDEX, rows), block)
+        builder.position_at_end(block)
+        emit(rows)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
 def _packed_tile(
     context: Any, height: Any, x: Any, x_at: Any, panel: Any, panel_at: Any, depth: Any, bias: Any, bias_at: Any,
     out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
@@ -113,20 +133,16 @@ def _packed_tile(
 
         pointers = [pointer(array) for array in (1, 3, 6, 8)]
         ahead = data_at(ctx, builder, sig.args[3], args[3], args[11])
-        done = builder.append_basic_block("done")
-        choice = builder.switch(args[0], done)
-        for rows in range(1, TALL + 1):
-            block = builder.append_basic_block(f"rows{rows}")
-            choice.add_case(ir.Constant(INDEX, rows), block)
-            builder.position_at_end(block)
+
+        def emit(rows: int) -> None:
             operands = _Operands(
                 x=pointers[0], x_step=INDEX(rows), x_stride=INDEX(1), panel=pointers[1], panel_step=INDEX(WIDTH),
                 depth=args[5], initial=pointers[2], initial_stride=INDEX(0), out=pointers[3], out_stride=args[10],
                 ahead=ahead, ahead_step=args[12],
             )  # fmt: skip
             _emit(builder, rows, operands)
-            builder.branch(done)
-        builder.position_at_end(done)
+
+        by_height(builder, args[0], emit)
         return ctx.get_dummy_value()
 
     return types.void(n, x, n, panel, n, n, bias, n, out, n, n, n, n), generate

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
@@ -22,6 +22,11 @@ def vector_of(lanes: int) -> Any:
 def data_at(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     """Return a pointer to an element of a flat array of the numba type `kind`."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+
+def with_pointers(builder: Any, arguments: Any, kinds: Mapping[int, Any]) -> list[Any]:
+    """Return the arguments of a function, of which those at the places in `kinds` are addresses, as such pointers."""
+    return [builder.inttoptr(one, kinds[place]) if place in kinds else one for place, one in enumerate(arguments)]
 
 
 def load(builder: Any, pointer: Any, vector: Any) -> Any:
