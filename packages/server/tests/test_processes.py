@@ -173,7 +173,10 @@ def test_streams_end_with_an_error_when_the_detokenizer_dies(server: Server, eng
         late = Stream(server)
         assert [stream.end() for stream in streams] == ["detokenizer_lost"] * 3
         assert late.end() in ("not_ready", "detokenizer_lost", "whole")  # whole: it was sent again
-        until(server.is_ready)
+        try:
+            until(server.is_ready)
+        except AssertionError:
+            raise AssertionError(server.stderr()) from None
         fresh = Stream(server, max_tokens=100)
         assert fresh.end() == "whole"
         assert fresh.num_tokens == 100  # pieces for a client that reads slowly are merged

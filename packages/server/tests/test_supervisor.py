@@ -1,4 +1,4 @@
-"""Crash loops: later and later restarts, and an end."""
+"""Crash loops: later and later restarts, and an end; and errors in the supervision itself."""
 
 from __future__ import annotations
 
@@ -68,4 +68,32 @@ async def test_a_process_that_keeps_dying_is_started_again_more_slowly_and_at_la
         )
         assert (len(deaths_s), incidents.restarts) == (4, {"brief": 3})
         assert deaths_s[3] - deaths_s[2] >= 0.16  # 0.04, 0.08 and 0.16 s
+    capfd.readouterr()
+
+
+async def test_an_error_in_the_supervision_ends_the_server(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the process would never be started again, and nothing would say why."""
+    ends: list[str] = []
+
+    def fail(stage: Stage, incarnation: int) -> None:
+        raise KeyError("req-1")
+
+    supervisor = Supervisor(
+        [STAGE],
+        settings=settings,
+        was_ready=lambda: True,
+        on_death=fail,
+        on_failure=ends.append,
+        on_crash_loop=ends.append,
+    )
+    supervisor.start()
+    end_s = time.monotonic() + 30
+    while not ends:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+    await supervisor.stop()
+    assert ends == ["the brief process is no longer watched: KeyError('req-1')"]
+    assert "in fail" in caplog.text
     capfd.readouterr()

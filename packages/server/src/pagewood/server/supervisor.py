@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -15,6 +16,8 @@ import msgspec
 from pagewood.server.child import DUMP_SIGNAL, Settings
 from pagewood.server.incidents import Incidents
 from pagewood.server.logs import announce
+
+_log = logging.getLogger(__name__)
 
 QUICK_DEATH_S = 10.0
 """A process that dies sooner than this after it became useful has died quickly."""
@@ -47,7 +50,8 @@ class Supervisor:
 
     A process that cannot be started, or that dies before the server was first ready, ends the server. Later, a dead
     process is restarted, after a delay that doubles while it keeps dying quickly, up to `LONGEST_DELAY_S`; after
-    `max_quick_deaths` quick deaths in a row the server ends. Children read their standard input, and stop when it ends.
+    `max_quick_deaths` quick deaths in a row, or an error in this code, the server ends. Children read their standard
+    input, and stop when it ends.
 
     Args:
         stages: the processes, in the order of their start.
@@ -93,7 +97,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all processes."""
-        self._keepers = [asyncio.create_task(self._keep(stage)) for stage in self._stages]
+        self._keepers = [asyncio.create_task(self._watch_over(stage)) for stage in self._stages]
 
     def pids(self) -> dict[str, int]:
         """Return the process id of the last process of each stage."""
@@ -132,6 +136,13 @@ class Supervisor:
                 print(f"pagewood: stacks of the {name} process (pid {process.pid}):", file=sys.stderr, flush=True)
                 process.send_signal(DUMP_SIGNAL)
                 await asyncio.sleep(DUMP_WAIT_S)
+
+    async def _watch_over(self, stage: Stage) -> None:
+        try:
+            await self._keep(stage)
+        except Exception as error:  # otherwise the server would be down and nothing would say why
+            _log.exception("the %s process is no longer watched", stage.name)
+            self._on_failure(f"the {stage.name} process is no longer watched: {error!r}")
 
     async def _keep(self, stage: Stage) -> None:
         loop = asyncio.get_running_loop()
