@@ -240,6 +240,26 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session
+def compiled(session: nox.Session) -> None:
+    """Build the compiled wheel of radixcache, which `dist/compiled` keeps, and run the package's tests with it."""
+    tools = ("build", "hatchling", "hatch-mypyc", "setuptools", "numpy")
+    session.install("-c", "constraints.txt", *tools, *TEST_TOOLS)
+    wheels = ROOT / "dist" / "compiled"
+    shutil.rmtree(wheels, ignore_errors=True)
+    session.run(
+        *("python", "-m", "build", "--no-isolation", "--outdir", str(wheels), "packages/radixcache"),
+        env={"HATCH_BUILD_HOOKS_ENABLE": "1"},
+        silent=True,
+    )
+    session.install("--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")))
+    session.chdir(session.create_tmp())  # so that nothing is imported from the working tree
+    session.run("python", "-c", "import pagewood.radixcache as it; assert it.is_compiled, it.tree.__file__")
+    session.run(
+        "python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / "radixcache" / "tests")
+    )
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run all checks that need a CUDA device; skipped on a host without one."""
     if shutil.which("nvidia-smi") is None and not os.path.exists("/dev/nvidia0"):

@@ -116,6 +116,16 @@ def test_what_is_not_a_policy_is_refused(policy: Any, message: str):
         RadixCache(1, policy=policy)
 
 
+def test_numbers_of_numpy_are_accepted_as_counts() -> None:
+    cache = RadixCache(np.int64(2))  # pyright: ignore[reportArgumentType]
+    cache.insert(ids(1, 2, 3, 4, 5, 6), ids(0, 1, 2))
+    cache.limit("tenant", quota=np.int64(4), floor=np.int32(1))  # pyright: ignore[reportArgumentType]
+    assert cache.evict(np.int64(1)).tolist() == [2]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="float"):
+        cache.evict(1.0)  # pyright: ignore[reportArgumentType]
+    assert cache.num_pages == 2
+
+
 @pytest.mark.parametrize("namespace", ["\ud800", 7, b"x", ["a"], ("a", 1.5), ("\udfff",), (True,), {"a": 1}])
 def test_what_is_not_a_namespace_is_refused(namespace: Any):
     cache = RadixCache(1)

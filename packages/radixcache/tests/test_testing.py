@@ -1,9 +1,11 @@
 """The conformance machine passes `RadixCache` under every policy, and detects each seeded fault."""
 
+import inspect
 import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import hypothesis
@@ -203,6 +205,8 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, owner, name, faulty = FAULTS[fault]
+    if not isinstance(inspect.getattr_static(owner, name), FunctionType | property):
+        pytest.skip("compiled code calls its functions directly, so none can be replaced")
     monkeypatch.setattr(owner, name, faulty)
     monkeypatch.setattr(RadixCache, "check", do_nothing)  # the fault must show in the behaviour
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):

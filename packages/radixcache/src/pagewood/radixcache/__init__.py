@@ -1,5 +1,6 @@
 """A radix-tree prefix cache for LLM engines: token prefixes to KV page ids, with leases, eviction and namespaces."""
 
+from pagewood.radixcache import tree
 from pagewood.radixcache.cache import Insertion, RadixCache
 from pagewood.radixcache.explain import Cause, Explanation
 from pagewood.radixcache.extra_keys import with_extra_keys
@@ -55,7 +56,11 @@ __all__ = [
     "Watch",
     "WatchGroup",
     "__version__",
+    "is_compiled",
     "with_extra_keys",
 ]
 
 __version__ = "0.1.0"
+
+is_compiled: bool = not (tree.__file__ or "").endswith(".py")
+"""Whether the tree was installed as compiled code, which answers the same in about half of the time."""

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import index
 from typing import Any
 
 from pagewood.radixcache import eviction, inspection
@@ -95,7 +96,7 @@ class RadixCache:
         self._is_informed = isinstance(policy, QueueInformed)
         self._watches = Watches(page_size)
         make_order = partial(order_for, self._policy, page_size=page_size, watched_end=self._watches.watched_end)
-        self._tree = Tree(page_size, make_order)
+        self._tree = Tree(index(page_size), make_order)
         self._limits = Limits()
         self._history = History(history_tokens, page_size=page_size, clock=clock) if history_tokens else None
         if self._history is not None:
@@ -155,7 +156,8 @@ class RadixCache:
         """
         if floor < 0 or (quota is not None and quota < floor):
             raise ValueError(f"floor must be in [0, quota], got floor {floor}, quota {quota}")
-        self._limits.set(self._tree, namespace, quota, floor)
+        space = self._tree.root(namespace).space
+        self._limits.set(self._tree, space, None if quota is None else index(quota), index(floor))
 
     def match(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
@@ -376,7 +378,7 @@ class RadixCache:
             raise ValueError(f"num_pages must be >= 0, got {num_pages}")
         if self._history is not None:
             self._history.cause = name_of(self._policy)
-        return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
+        return self._hand_over(eviction.evict(self._tree, self._limits, index(num_pages), namespace))
 
     def clear(self, namespace: Namespace = None) -> Int32:
         """Remove all pages of one namespace except those of locked prefixes; floors are ignored.
@@ -386,7 +388,7 @@ class RadixCache:
         """
         if self._history is not None:
             self._history.cause = "clear"
-        return self._hand_over(eviction.clear(self._tree, namespace))
+        return self._hand_over(eviction.clear(self._tree, self._tree.root(namespace).space))
 
     def release(self, node: Node, *, keeps_longer: bool = False) -> Int32:
         """Remove a branch that is not needed any more: the pages after a prefix, and those that only it needs.

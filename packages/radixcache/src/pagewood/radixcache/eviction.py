@@ -18,9 +18,8 @@ class Limits:
     def __init__(self) -> None:
         self.spaces: list[Space] = []  # written by: set
 
-    def set(self, tree: Tree, namespace: Namespace, quota: int | None, floor: int) -> None:
+    def set(self, tree: Tree, space: Space, quota: int | None, floor: int) -> None:
         """Set the limits of a namespace; the first call moves it to its own order, in time proportional to its size."""
-        space = tree.root(namespace).space
         tree.keep(space)
         space.quota, space.floor = quota, floor
         if not space.is_limited:
@@ -66,7 +65,8 @@ def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: Namespace | A
         Exception: what the policy has raised, if nothing was evicted before.
     """
     parts: list[bytes] = []
-    order, num_turn = tree.order, num_pages
+    order: Order | None = tree.order
+    num_turn = num_pages
     while num_pages:
         try:
             if limits.spaces:
@@ -88,9 +88,8 @@ def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: Namespace | A
     return parts
 
 
-def clear(tree: Tree, namespace: Namespace) -> list[bytes]:
+def clear(tree: Tree, space: Space) -> list[bytes]:
     """Remove all unlocked pages of a namespace, and return their ids."""
-    space = tree.root(namespace).space
     parts = _drop_all(tree, subtree(space.root)[1:])
     for listener in tree.listeners:
         listener.cleared(space)

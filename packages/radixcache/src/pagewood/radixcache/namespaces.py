@@ -1,7 +1,7 @@
 """Namespaces: names of parts of a cache that share no pages."""
 
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
 """The name of a namespace: a string, or a tuple such as (salt, adapter, version); None is one of them."""
@@ -17,13 +17,13 @@ ANY = AnyNamespace.ANY
 """Stands for no namespace in particular, where None would be a namespace."""
 
 
-def require_namespace(namespace: Namespace) -> None:
+def require_namespace(namespace: Any) -> None:
     """Check a namespace that the cache has not seen before.
 
     Raises:
         ValueError: it is not None, a string that UTF-8 can encode, or a tuple of such strings, ints and None.
     """
-    parts = namespace if isinstance(namespace, tuple) else (namespace,)
+    parts = cast("tuple[Any, ...]", namespace) if isinstance(namespace, tuple) else (namespace,)
     for part in parts:
         if isinstance(part, str):
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagewood.radixcache.namespaces import Namespace
@@ -18,7 +17,6 @@ It is larger than the end of any handle, so `Tree.locate` continues with the par
 """
 
 
-@dataclass(slots=True, eq=False)
 class Edge:
     """A run of whole pages below `parent`, covering the pages `[start, end)` of every sequence that passes through it.
 
@@ -46,28 +44,48 @@ class Edge:
         newer: the next edge in the recency list.
     """
 
-    space: Space
-    parent: Edge | None = field(repr=False)  # written by: Tree
-    key: bytes = field(repr=False)  # written by: Tree
-    values: bytes = field(repr=False)  # written by: Tree
-    start: int  # written by: Tree
-    end: int  # written by: Tree
-    children: dict[bytes, Edge] = field(repr=False)  # written by: Tree
-    num_leases: int = 0  # written by: Tree.lock, Tree.unlock
-    num_pins: int = 0  # written by: Tree.lock, Tree.unlock
-    is_trimmed: bool = False  # written by: Tree
-    used: int = field(default=0, repr=False)  # written by: RecencyList, SmallMain
-    usage: Usage | None = field(default=None, repr=False)  # written by: Scored
-    older: Edge = field(init=False, repr=False)  # written by: RecencyList, WatchedRecency
-    newer: Edge = field(init=False, repr=False)  # written by: RecencyList, WatchedRecency
+    __slots__ = (
+        "children", "end", "is_trimmed", "key", "newer", "num_leases", "num_pins", "older", "parent", "space", "start",
+        "usage", "used", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        space: Space,
+        parent: Edge | None,
+        key: bytes,
+        values: bytes,
+        start: int,
+        end: int,
+        children: dict[bytes, Edge],
+        num_leases: int = 0,
+        num_pins: int = 0,
+    ) -> None:
+        self.space = space
+        self.parent = parent  # written by: Tree
+        self.key = key  # written by: Tree
+        self.values = values  # written by: Tree
+        self.start = start  # written by: Tree
+        self.end = end  # written by: Tree
+        self.children = children  # written by: Tree
+        self.num_leases = num_leases  # written by: Tree.lock, Tree.unlock
+        self.num_pins = num_pins  # written by: Tree.lock, Tree.unlock
+        self.is_trimmed = False  # written by: Tree
+        self.used = 0  # written by: RecencyList, SmallMain
+        self.usage: Usage | None = None  # written by: Scored
+        self.older: Edge  # written by: RecencyList, WatchedRecency
+        self.newer: Edge  # written by: RecencyList, WatchedRecency
 
     @property
     def is_free_leaf(self) -> bool:
         """Whether the last page can be evicted: no child follows it, and no lease locks it."""
         return not self.num_pins and not self.children and self.end > self.start and self.parent is not None
 
+    def __repr__(self) -> str:
+        pages = f"start={self.start}, end={self.end}, is_trimmed={self.is_trimmed}"
+        return f"Edge(namespace={self.space.name!r}, {pages}, num_leases={self.num_leases}, num_pins={self.num_pins})"
 
-@dataclass(slots=True, eq=False)
+
 class Space:
     """A namespace: its root, its page counts, its limits, and the eviction order that contains its edges.
 
@@ -85,18 +103,18 @@ class Space:
         is_limited: whether limits were ever set, so that it has an eviction order of its own.
     """
 
-    owner: object = field(repr=False)
-    name: Namespace
-    order: Order = field(repr=False)  # written by: Limits.set
-    root: Edge = field(init=False, repr=False)
-    num_pages: int = 0  # written by: Tree.attach, Tree.trim, Tree.detach
-    num_locked: int = 0  # written by: Tree.lock, Tree.unlock
-    quota: int | None = None  # written by: Limits.set
-    floor: int = 0  # written by: Limits.set
-    is_limited: bool = False  # written by: Limits.set
+    __slots__ = ("floor", "is_limited", "name", "num_locked", "num_pages", "order", "owner", "quota", "root")
 
-    def __post_init__(self) -> None:
+    def __init__(self, owner: object, name: Namespace, order: Order) -> None:
+        self.owner = owner
+        self.name = name
+        self.order = order  # written by: Limits.set
         self.root = Edge(self, None, b"", b"", 0, 0, {})
+        self.num_pages = 0  # written by: Tree.attach, Tree.trim, Tree.detach
+        self.num_locked = 0  # written by: Tree.lock, Tree.unlock
+        self.quota: int | None = None  # written by: Limits.set
+        self.floor = 0  # written by: Limits.set
+        self.is_limited = False  # written by: Limits.set
 
 
 class Node:

@@ -18,6 +18,7 @@ _MANY, _RUN = 4096, 512
 """Of at least _MANY ids, those in runs of _RUN on average are adopted as slices, which are faster than an index."""
 _GROWTH = 4096
 """The marks grow by multiples of this, which is a page of memory: what no id needs is not touched."""
+_NO_MARKS = np.zeros(0, np.uint8)
 _INTP, _UINT32 = np.dtype(np.intp), np.dtype(np.uint32)
 
 
@@ -132,7 +133,7 @@ class PageSet:
         """Make room for the ids below `num_marks`; the marks grow in place where the C library can do it."""
         if num_marks > len(self._bytes):
             more = bytes(-(-num_marks // _GROWTH) * _GROWTH - len(self._bytes))
-            del self._marks  # while there is a view, the bytes cannot grow
+            self._marks = _NO_MARKS  # while there is a view, the bytes cannot grow
             try:
                 self._bytes.extend(more)
             finally:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Key, num_common_items
 from pagewood.radixcache.namespaces import Namespace, require_namespace
@@ -77,7 +77,7 @@ class Tree:
         self.now += 1
         return self.now
 
-    def root(self, namespace: Namespace) -> Edge:
+    def root(self, namespace: Any) -> Edge:
         """Return the root of a namespace; a new one on each call if the namespace has no pages, leases or limits.
 
         Raises:

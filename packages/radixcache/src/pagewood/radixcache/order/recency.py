@@ -114,7 +114,7 @@ class RecencyList:
         """Return the start of the edge: all its pages were last used together."""
         return edge.start
 
-    def head(self) -> int:
+    def head(self) -> Any:
         """Return the tick at which the oldest edge was last used."""
         return self._ends.newer.used
 

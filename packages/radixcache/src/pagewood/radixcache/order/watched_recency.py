@@ -86,7 +86,7 @@ class WatchedRecency(RecencyList):
         """Return the end of the watched part of the edge, or its start if it is watched to its end."""
         return max(edge.start, self._first_end)
 
-    def head(self) -> tuple[bool, int]:  # pyright: ignore[reportIncompatibleMethodOverride]  # compared with its like
+    def head(self) -> Any:
         """Return whether `first` has returned a watched edge, and the tick at which it was last used."""
         edge = self._ends.newer
         is_watched = edge is self._ends
