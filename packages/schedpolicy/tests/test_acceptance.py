@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy.acceptance import Acceptance
+from pagewood.schedpolicy.drafting.acceptance import Acceptance
 
 
 def test_without_observations_every_position_has_the_prior():

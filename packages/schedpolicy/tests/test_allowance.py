@@ -1,6 +1,6 @@
 from random import Random
 
-from pagewood.schedpolicy.allowance import Allowance
+from pagewood.schedpolicy.drafting.allowance import Allowance
 
 
 def test_it_starts_full_and_pays_for_a_part_of_the_time():

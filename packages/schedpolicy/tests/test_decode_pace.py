@@ -1,6 +1,6 @@
 import pytest
 
-from pagewood.schedpolicy.decode_pace import DecodePace
+from pagewood.schedpolicy.drafting.decode_pace import DecodePace
 
 
 def test_a_pace_is_known_after_some_steps():

@@ -1,6 +1,6 @@
 import pytest
 
-from pagewood.schedpolicy.kept_lengths import KeptLengths
+from pagewood.schedpolicy.drafting.kept_lengths import KeptLengths
 
 
 def test_lengths_that_stay_are_kept_longer_and_longer():

@@ -15,7 +15,9 @@ from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
-from pagewood.schedpolicy.drafting import Decoding, DraftControl
+from pagewood.schedpolicy.drafting.control import Decoding, DraftControl
+from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
+from pagewood.schedpolicy.drafting.trees import TreeControl
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.latency import StepModel, StepSample
 from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
@@ -48,10 +50,8 @@ from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
 from pagewood.schedpolicy.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.skip_ahead import SkipAhead
-from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
-from pagewood.schedpolicy.tree_drafting import TreeControl
 from pagewood.schedpolicy.urgency import Urgent, WeightByUrgency, weight_by_priority
 from pagewood.schedpolicy.verdict import Outcome, Verdict
 from pagewood.schedpolicy.victim import (

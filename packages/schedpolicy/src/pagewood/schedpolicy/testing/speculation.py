@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from pagewood.schedpolicy.step_cost import StepCost
+from pagewood.schedpolicy.drafting.step_cost import StepCost
 from pagewood.schedpolicy.testing.requests import FakeRequest
 
 

@@ -7,11 +7,11 @@ from math import inf
 from operator import add, neg
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
-from pagewood.schedpolicy.acceptance import Acceptance, Estimate
-from pagewood.schedpolicy.allowance import Allowance
-from pagewood.schedpolicy.decode_pace import DecodePace
-from pagewood.schedpolicy.kept_lengths import KeptLengths
-from pagewood.schedpolicy.step_cost import DraftCost, StepCost
+from pagewood.schedpolicy.drafting.acceptance import Acceptance, Estimate
+from pagewood.schedpolicy.drafting.allowance import Allowance
+from pagewood.schedpolicy.drafting.decode_pace import DecodePace
+from pagewood.schedpolicy.drafting.kept_lengths import KeptLengths
+from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.urgency import weight_by_priority
 
 Mode = Literal["adaptive", "fixed"]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import repeat
 
-from pagewood.schedpolicy.acceptance import Estimate
-from pagewood.schedpolicy.drafting import LEAST, MARGIN, D, DraftControl, Reason
-from pagewood.schedpolicy.step_cost import StepCost
+from pagewood.schedpolicy.drafting.acceptance import Estimate
+from pagewood.schedpolicy.drafting.control import LEAST, MARGIN, D, DraftControl, Reason
+from pagewood.schedpolicy.drafting.step_cost import StepCost
 
 
 class TreeControl(DraftControl[D]):

@@ -1,0 +1,1 @@
+"""Speculative decoding: how many tokens are drafted for each request in each step."""
