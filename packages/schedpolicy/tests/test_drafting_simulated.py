@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost
+from pagewood.schedpolicy.drafting.account import DraftAccount
+from pagewood.schedpolicy.drafting.plain_samples import PlainSamples
+from pagewood.schedpolicy.drafting.rest_clock import RestClock
 from pagewood.schedpolicy.testing import FakeRequest, SpeculativeMachine, SpeculativeRun, check_drafting
 
 Control = DraftControl[FakeRequest]
@@ -94,13 +97,13 @@ def test_with_a_true_table_the_loss_is_bounded_after_every_step(
 
 
 def test_the_account_bounds_the_loss_while_the_estimates_are_wrong():
-    assert deaf(Control) >= 0.98
+    assert deaf() >= 0.98
 
 
-def deaf(make: type[Control]) -> float:
+def deaf() -> float:
     """Return the speedup if nothing is ever accepted, and no observation can change the belief in 0.9."""
     machine = SpeculativeMachine(step_s=CURVES["bent"], accepts=ACCEPTS["never"], noise=0.03)
-    control = make(8, machine.table(SIZES), prior_acceptance=0.9, prior_weight=1e9)
+    control = Control(8, machine.table(SIZES), prior_acceptance=0.9, prior_weight=1e9)
     return machine.run(control, lambda step: 4, 3000).speedup
 
 
@@ -139,12 +142,12 @@ def test_lengths_follow_a_load_that_rises_and_falls_slowly_without_oscillating()
 
 @pytest.mark.parametrize("curve", ["bent", "affine", "steps"])
 def test_lengths_follow_a_change_of_acceptance(curve: str):
-    fallen, risen = after_changes(Control, curve)
+    fallen, risen = after_changes(curve)
     assert fallen <= 0.25
     assert risen >= 0.75
 
 
-def after_changes(make: type[Control], curve: str) -> tuple[float, float]:
+def after_changes(curve: str) -> tuple[float, float]:
     """Return the lengths 40 steps after acceptance fell, and 700 after it rose, as parts of those before."""
     machine = SpeculativeMachine(
         step_s=CURVES[curve],
@@ -152,7 +155,7 @@ def after_changes(make: type[Control], curve: str) -> tuple[float, float]:
         noise=0.03,
         life=10_000,
     )
-    run = make_run(machine, make(8, machine.table(SIZES)), 4, 2100)
+    run = make_run(machine, Control(8, machine.table(SIZES)), 4, 2100)
     before = sum(run.mean_length[500:600]) / 100
     fallen = sum(run.mean_length[640:1200]) / 560
     risen = sum(run.mean_length[1900:2100]) / 200
@@ -208,10 +211,10 @@ def test_the_cost_of_drafting_counts(pass_s: float, num_requests: int, knows: bo
 @pytest.mark.parametrize("num_steps", [0.5, 3.0, 10.0])
 def test_what_drafters_have_left_out_is_paid_for(num_steps: float, num_requests: int):
     """After each rest a drafter first takes as long as `num_steps` plain steps, and nothing is accepted."""
-    assert waking(Control, num_steps, num_requests) >= 0.98
+    assert waking(num_steps, num_requests) >= 0.98
 
 
-def waking(make: type[Control], num_steps: float, num_requests: int, *, life: int = 17) -> float:
+def waking(num_steps: float, num_requests: int) -> float:
     """Return the speedup of short requests if drafts never help and a rest makes them expensive."""
     step_s = CURVES["bent"]
     machine = SpeculativeMachine(
@@ -220,9 +223,9 @@ def waking(make: type[Control], num_steps: float, num_requests: int, *, life: in
         draft_s=lambda passes, tokens: 1e-4 * passes,
         wake_s=num_steps * step_s(num_requests),
         noise=0.03,
-        life=life,
+        life=17,
     )
-    control = make(5, machine.table(SIZES), max_slowdown=0.01, draft_cost=DraftCost(per_pass_s=1e-4))
+    control = Control(5, machine.table(SIZES), max_slowdown=0.01, draft_cost=DraftCost(per_pass_s=1e-4))
     return make_run(machine, control, num_requests, 6000).speedup
 
 
@@ -252,13 +255,13 @@ def test_drafters_need_not_follow_until_their_rests_are_paid():
 @pytest.mark.parametrize("num_requests", [1, 16])
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_wrong_table_is_corrected(curve: str, num_requests: int):
-    assert corrected(Control, curve, num_requests) >= 0.98
+    assert corrected(curve, num_requests) >= 0.98
 
 
-def corrected(make: type[Control], curve: str, num_requests: int) -> float:
+def corrected(curve: str, num_requests: int) -> float:
     """Return the speedup with a table by which tokens cost nothing, when its first 1,000 steps have corrected it."""
     machine = SpeculativeMachine(step_s=CURVES[curve], accepts=ACCEPTS["0.4"], noise=0.03)
-    run = make_run(machine, make(8, StepCost([1, 600], [0.01, 0.01])), num_requests, 3000)
+    run = make_run(machine, Control(8, StepCost([1, 600], [0.01, 0.01])), num_requests, 3000)
     return sum(run.plain_s[1000:]) / sum(run.taken_s[1000:])
 
 
@@ -312,36 +315,31 @@ def test_short_steps_that_gain_nothing_rest(num_requests: int):
 
 
 class Counted(Control):
-    """Counts the estimates that are looked at, once for each decision."""
-
-    num_decided = 0
-
-    def _current(self, *args: Any, **kwargs: Any) -> Any:
-        self.num_decided += 1
-        return super()._current(*args, **kwargs)
+    @property
+    def num_decided(self) -> int:
+        return self._estimates.num_decisions
 
 
-class NoAccount(Control):
-    def _settle(self, *args: Any, **kwargs: Any) -> None:
-        self._account_s = 1e9
+def no_account(account: DraftAccount, plain_s: float, num_idle: int) -> bool:
+    """Let drafts lose whatever they may."""
+    account.balance_s = 1e9
+    return True
 
 
-class ForgetsDebts(Control):
-    def _settle(self, *args: Any, **kwargs: Any) -> None:
-        super()._settle(*args, **kwargs)
-        self._wake_s = self._owed_s = 0.0
-        self._account_s = max(0.01, self.account_s)
+def forgets_debts(account: DraftAccount, plain_s: float, num_idle: int) -> bool:
+    """Let drafts follow a rest that is not paid for, and lose more than the account holds."""
+    account.wake.usual_s = account.wake.owed_s = 0.0
+    lets_draft = LETS_DRAFT(account, plain_s, num_idle)
+    account.balance_s = max(0.01, account.balance_s)
+    return lets_draft
 
 
-class NoProbe(Control):
-    def _probe(self, *args: Any, **kwargs: Any) -> None:
-        return None
+LETS_DRAFT = DraftAccount.lets_draft
 
 
-class NoSample(Control):
-    def _is_new_size(self, *args: Any, **kwargs: Any) -> bool:
-        self._num_speculated = 0
-        return False
+def no_samples(samples: PlainSamples, cost: StepCost, num_plain: int, plain_s: float) -> bool:
+    """Never measure plain decoding while drafts are made."""
+    return False
 
 
 class StaysAtZero(Control):
@@ -357,12 +355,20 @@ class StaysAtZero(Control):
         return lengths
 
 
-def test_the_checks_notice_faults():
-    assert deaf(NoAccount) < 0.95
-    assert waking(ForgetsDebts, 3.0, 1) < 0.95
-    assert after_changes(NoProbe, "affine")[1] < 0.5
+def test_the_checks_notice_faults(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as faulty:
+        faulty.setattr(DraftAccount, "lets_draft", no_account)
+        assert deaf() < 0.95
+    with monkeypatch.context() as faulty:
+        faulty.setattr(DraftAccount, "lets_draft", forgets_debts)
+        assert waking(3.0, 1) < 0.95
+    with monkeypatch.context() as faulty:
+        faulty.setattr(RestClock, "is_probe_due", False)
+        assert after_changes("affine")[1] < 0.5
+    with monkeypatch.context() as faulty:
+        faulty.setattr(PlainSamples, "takes", no_samples)
+        assert min(corrected(curve, 4) for curve in ("linear", "affine")) < 0.98
     assert min(back_from_load(StaysAtZero)) < 0.5
-    assert min(corrected(NoSample, curve, 4) for curve in ("linear", "affine")) < 0.98
     assert one_stops(prior_weight=0.0) < 0.9 * one_stops()
 
 

@@ -1,7 +1,10 @@
 """Weights by priority and deadline, and what they do to the draft lengths of a step."""
 
-from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency
+import pytest
+
+from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency, weight_by_priority
 from pagewood.schedpolicy.testing import FakeRequest
+from pagewood.schedpolicy.urgency import relative_weights
 
 
 def request(arrival: int = 0, **fields: float) -> FakeRequest:
@@ -20,6 +23,15 @@ def test_only_a_request_that_falls_behind_weighs_more():
     assert weight(request(deadline_s=30.0, priority=1)) == 2.5
     assert weight(FakeRequest(arrival=0, deadline_s=10.5)) == 1.0  # its speed is not known yet
     assert weight(request(deadline_s=30.0, arrived_s=10.0)) == 1.0
+
+
+def test_relative_weights_have_a_mean_of_one_and_are_none_where_all_are_equal():
+    batch = [request(0, priority=1), request(1, priority=1)]
+    assert relative_weights(batch, weight_by_priority) is None
+    assert relative_weights(batch, lambda one: 3.0) is None
+    assert relative_weights(batch, lambda one: 1.0 + 2 * one.arrival) == [0.5, 1.5]
+    batch.append(request(2))
+    assert relative_weights(batch, weight_by_priority) == pytest.approx([3.75 / 3.5, 3.75 / 3.5, 3 / 3.5])
 
 
 def test_the_room_of_a_step_goes_to_the_request_with_the_nearest_deadline():

@@ -15,7 +15,8 @@ from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
-from pagewood.schedpolicy.drafting.control import Decoding, DraftControl
+from pagewood.schedpolicy.drafting.control import DraftControl
+from pagewood.schedpolicy.drafting.request_estimates import Decoding
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.drafting.trees import TreeControl
 from pagewood.schedpolicy.fallback import FallbackAbove

@@ -1,8 +1,8 @@
 """Weights of requests that share what is left of a step: by priority, and by how late they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pagewood.schedpolicy.requests import HasDeadline, Running
 
@@ -20,6 +20,9 @@ class HasPriority(Protocol):
         ...
 
 
+R = TypeVar("R", bound=HasPriority)
+
+
 class Urgent(Running, HasDeadline, Protocol):
     """The attributes that `WeightByUrgency` reads."""
 
@@ -32,6 +35,15 @@ class Urgent(Running, HasDeadline, Protocol):
 def weight_by_priority(request: HasPriority) -> float:
     """Return 1.25 to the power of the priority, which is limited to [-6, 6] (weights of 0.26 to 3.8)."""
     return _PER_PRIORITY ** min(_MOST_PRIORITY, max(-_MOST_PRIORITY, request.priority))
+
+
+def relative_weights(requests: Sequence[R], weight: Callable[[R], float]) -> list[float] | None:
+    """Return the weights of some requests, at least one, scaled to a mean of 1; None if all are equal."""
+    if weight is weight_by_priority and len({request.priority for request in requests}) == 1:
+        return None
+    weights = [weight(request) for request in requests]
+    mean = sum(weights) / len(weights)
+    return [one / mean for one in weights] if min(weights) < max(weights) else None
 
 
 class WeightByUrgency:

@@ -112,7 +112,7 @@ class Estimate:
         self._num_seen = 0  # written by: Estimate
         self._seen_at = everyone.num_steps  # written by: Estimate
         self.length = -1
-        """Draft tokens of the latest decision; -1 before the first."""  # written by: control
+        """Draft tokens of the latest decision; -1 before the first."""  # written by: drafting.decisions
         self.is_stale = False
         """Whether there are observations that `survival` does not have yet."""  # written by: Estimate
         self.survival: list[float] = []

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pagewood.schedpolicy.drafting.shape import Reason
+
 
 class KeptLengths:
     """For how many steps the lengths of a decision are kept, and which steps are similar enough for them.
@@ -11,7 +13,7 @@ class KeptLengths:
     last, otherwise for a quarter as many.
     """
 
-    __slots__ = ("_loss_s", "_mean", "_num_requests", "is_held", "num_left", "num_steps", "usual")
+    __slots__ = ("_loss_s", "_mean", "_num_requests", "is_held", "num_left", "num_steps", "reason", "usual")
 
     def __init__(self) -> None:
         """Start without lengths."""
@@ -24,16 +26,28 @@ class KeptLengths:
         """Steps that are to take them."""  # written by: KeptLengths
         self.num_steps = 0
         """Steps for which the latest are kept in all."""  # written by: KeptLengths
+        self.reason: Reason = "gain"
+        """Why they are what they are."""  # written by: KeptLengths
         self.usual = 0
         """Their median, which a request gets that is new since the decision."""  # written by: KeptLengths
 
-    def keep(self, lengths: Sequence[int], total: int, *, loss_s: float, least: int = 0, most: int) -> None:
+    def keep(
+        self,
+        lengths: Sequence[int],
+        total: int,
+        *,
+        loss_s: float,
+        reason: Reason = "gain",
+        least: int = 0,
+        most: int,
+    ) -> None:
         """Keep the lengths of a decision.
 
         Args:
             lengths: Of each request, at least one.
             total: Positions that they add to the step.
             loss_s: Seconds that they cost if nothing is accepted.
+            reason: Why they are what they are.
             least: Further steps for which they are kept at least.
             most: Further steps for which they are kept at most.
         """
@@ -42,7 +56,7 @@ class KeptLengths:
         num_steps = 2 * self.num_steps + 1 if is_like_last else self.num_steps // 4
         self.num_steps = self.num_left = min(most, max(least, num_steps))
         self._mean, self._loss_s, self._num_requests = mean, loss_s, len(lengths)
-        self.is_held = True
+        self.is_held, self.reason = True, reason
         self.usual = sorted(lengths)[len(lengths) // 2]
 
     def fit(self, num_requests: int, loss_s: float) -> bool:

@@ -215,3 +215,22 @@ class DraftCost:
         self.per_token_s = max(0.0, self.per_token_s + step * _TOKEN_SHARE * num_tokens)
         self.per_other_s = max(0.0, self.per_other_s + step * _TOKEN_SHARE * num_others)
         self.is_known = True
+
+
+class Costs:
+    """The present costs of steps and of drafting, which several parts read.
+
+    Invariant: only `DraftControl.set_cost` replaces them; observations correct them in place.
+    """
+
+    __slots__ = ("drafts", "steps")
+
+    def __init__(self, steps: StepCost | None, drafts: DraftCost) -> None:
+        """Start with these costs.
+
+        Args:
+            steps: Cost of steps; None: not measured yet.
+            drafts: Cost of drafting.
+        """
+        self.steps = steps  # written by: control
+        self.drafts = drafts  # written by: control
