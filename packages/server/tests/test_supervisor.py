@@ -1,8 +1,9 @@
-"""Crash loops: later and later restarts, and an end; and errors in the supervision itself."""
+"""Crash loops: later and later restarts, and an end; a death during the start; and errors in the supervision itself."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -18,6 +19,12 @@ pytestmark = pytest.mark.anyio
 
 STAGE = Stage(name="brief", module="this", computes=False)
 """A module that ends at once."""
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop of the server."""
+    return "asyncio", {"use_uvloop": True}
 
 
 def settings(stage: Stage, incarnation: int) -> Settings:
@@ -68,6 +75,50 @@ async def test_a_process_that_keeps_dying_is_started_again_more_slowly_and_at_la
         )
         assert (len(deaths_s), incidents.restarts) == (4, {"brief": 3})
         assert deaths_s[3] - deaths_s[2] >= 0.16  # 0.04, 0.08 and 0.16 s
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+async def test_a_process_that_dies_before_its_settings_are_sent_has_died_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], was_ready: bool
+) -> None:
+    """uvloop has closed the pipe to it by then, and a write to a closed pipe raises an error."""
+    pid_file = tmp_path / "pid"
+    (tmp_path / "dies_early.py").write_text(
+        f"import os\nwith open({str(pid_file)!r}, 'w') as file:\n    print(os.getpid(), file=file)\nos._exit(7)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.02)
+    deaths: list[int] = []
+    ends: list[str] = []
+    supervisor = Supervisor(
+        [Stage(name="early", module="dies_early", computes=False)],
+        settings=settings,
+        was_ready=lambda: was_ready,
+        on_death=lambda stage, incarnation: deaths.append(incarnation),
+        on_failure=ends.append,
+        on_crash_loop=ends.append,
+        max_quick_deaths=2,
+    )
+    supervisor.start()
+    end_s = time.monotonic() + 30
+    await asyncio.sleep(0)  # the supervisor starts the process, and waits for its pipe
+    # The loop is kept from running until the process is dead: it sees the death and the pipe together, as under load.
+    while not pid_file.exists() or not (pid := pid_file.read_text()).endswith("\n"):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
+    while not ends:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+    await supervisor.stop()
+    if was_ready:
+        assert deaths == [1, 2]
+        assert ends == [
+            "the early process died 2 times in a row within 10 s, at last with code 7; it is not restarted again"
+        ]
+    else:
+        assert ends == ["the early process ended with code 7 before the server was ready"]
     capfd.readouterr()
 
 

@@ -195,7 +195,8 @@ class Supervisor:
         )
         self._processes[stage.name] = (process, settings.stop_grace_s)
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        if not process.stdin.is_closing():  # it is closed if the process has already died: uvloop refuses to write
+            process.stdin.write(msgspec.json.encode(settings) + b"\n")
         return process
 
 
