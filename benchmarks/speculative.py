@@ -6,6 +6,7 @@ python benchmarks/speculative.py --quick              # all parts but edits and 
 python benchmarks/speculative.py --smoke              # few prompts, only to test the script
 
 tasks         the embedded model on its held-out tasks, greedy and sampled, at several numbers of concurrent requests
+policy        each drafter against itself at rest, in one engine: what adaptive lengths gain or lose, to one percent
 copying       the embedded model on tasks whose answers copy
 rest          engines whose drafters never draft, on the embedded model's tasks
 forced        edits of source files that a random model of 110M parameters is made to write
@@ -23,8 +24,9 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, log, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Any
 
@@ -36,7 +38,7 @@ BATCHES = (1, 4, 16, 64)
 DRAFTERS = ("ngram", "suffix", "draft", "eagle")
 TEMPERATURE = 0.8
 MAX_TOKENS = 128
-PARTS = ("tasks", "rest", "copying", "forced", "edits", "cost", "control", "transformers")
+PARTS = ("tasks", "rest", "policy", "copying", "forced", "edits", "cost", "control", "transformers")
 QUICK_PARTS = ("tasks", "copying", "forced", "cost", "transformers")
 
 
@@ -78,7 +80,7 @@ def main() -> None:
         smoke=arguments.smoke,
     )
     parts: dict[str, Callable[[Options], None]] = {
-        "tasks": tasks, "rest": rest, "copying": copying, "forced": forced, "edits": edits, "cost": cost,
+        "tasks": tasks, "rest": rest, "policy": policy, "copying": copying, "forced": forced, "edits": edits, "cost": cost,
         "control": control, "transformers": transformers,
     }  # fmt: skip
     for name in arguments.only or (QUICK_PARTS if arguments.quick else PARTS):
@@ -104,6 +106,43 @@ def rest(options: Options) -> None:
     print("\n## Drafters that never draft, tasks of the embedded model, greedy\n")
     _compare(systems, options, temperature=0.0)
     _close(systems)
+
+
+def policy(options: Options) -> None:
+    """Compare the drafting of an engine with its rest, in pairs of short runs in random order.
+
+    Two engines of one configuration differ by some percent, so only one engine can show one percent. Requests come and go
+    at a steady load: ten times as many as run at a time.
+    """
+    print("\n## Adaptive lengths against rest in the same engine, tasks of the embedded model, greedy\n")
+    print(
+        "| requests | drafter | drafting / rest | standard error | pairs | accepted a token |\n|---:|---|---:|---:|---:|---:|"
+    )
+    num_pairs = 2 if options.smoke else 16 * options.num_repeats
+    for batch in options.batches:
+        for name in DRAFTERS:
+            system = System(name, options.engine(speculative=name))
+            order, ratios, num_accepted, num_tokens = random.Random(5), list[float](), 0, 0
+            for pair in range(-2, num_pairs):  # the first two warm it up
+                speeds: dict[bool, float] = {}
+                for is_resting in order.sample((False, True), 2):
+                    system.rest(is_resting)
+                    prompts = task_prompts(10 * max(batch, 2), seed=2 * pair + 100 + is_resting)
+                    run = system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS)
+                    speeds[is_resting] = run.tokens_per_s
+                    if not is_resting and pair >= 0:
+                        num_accepted, num_tokens = num_accepted + run.num_accepted, num_tokens + run.num_tokens
+                if pair >= 0:
+                    ratios.append(log(speeds[False] / speeds[True]))
+            cut = len(ratios) // 10
+            middle = sorted(ratios)[cut : len(ratios) - cut]  # without interruptions
+            error = 1.2 * stdev(middle) / sqrt(len(middle)) if len(middle) > 1 else 0.0
+            share = num_accepted / num_tokens
+            print(
+                f"| {batch} | {name} | {exp(mean(middle)):.3f} | {error:.3f} | {len(ratios)} | {share:.2f} |",
+                flush=True,
+            )
+            system.close()
 
 
 def copying(options: Options) -> None:

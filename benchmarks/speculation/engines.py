@@ -81,10 +81,16 @@ class System:
         self.name = name
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+        speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
+        self._drafting = None if speculation is None else speculation._drafting  # pyright: ignore[reportPrivateUsage]
         if is_resting:
-            speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
-            assert speculation is not None
-            speculation._drafting = _Resting()  # pyright: ignore[reportPrivateUsage]
+            self.rest(True)
+
+    def rest(self, is_resting: bool) -> None:
+        """Let the drafter, which there must be, never draft from now on, or draft again."""
+        speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
+        assert speculation is not None and self._drafting is not None
+        speculation._drafting = _Resting() if is_resting else self._drafting  # pyright: ignore[reportPrivateUsage]
 
     def run(
         self,

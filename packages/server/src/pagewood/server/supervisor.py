@@ -206,5 +206,6 @@ async def _end(process: Process, grace_s: float) -> None:
     try:
         await asyncio.wait_for(process.wait(), grace_s + 2)
     except TimeoutError:
-        process.kill()
+        if process.returncode is None:  # uvloop refuses to kill one that has just ended
+            process.kill()
         await process.wait()
