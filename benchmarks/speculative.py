@@ -80,8 +80,8 @@ def main() -> None:
         smoke=arguments.smoke,
     )
     parts: dict[str, Callable[[Options], None]] = {
-        "tasks": tasks, "rest": rest, "policy": policy, "copying": copying, "forced": forced, "edits": edits, "cost": cost,
-        "control": control, "transformers": transformers,
+        "tasks": tasks, "rest": rest, "policy": policy, "copying": copying, "forced": forced, "edits": edits,
+        "cost": cost, "control": control, "transformers": transformers,
     }  # fmt: skip
     for name in arguments.only or (QUICK_PARTS if arguments.quick else PARTS):
         start = perf_counter()
@@ -111,13 +111,12 @@ def rest(options: Options) -> None:
 def policy(options: Options) -> None:
     """Compare the drafting of an engine with its rest, in pairs of short runs in random order.
 
-    Two engines of one configuration differ by some percent, so only one engine can show one percent. Requests come and go
-    at a steady load: ten times as many as run at a time.
+    Two engines of one configuration differ by some percent, so only one engine can show one percent. The load is steady:
+    there are ten times as many requests as run at a time.
     """
     print("\n## Adaptive lengths against rest in the same engine, tasks of the embedded model, greedy\n")
-    print(
-        "| requests | drafter | drafting / rest | standard error | pairs | accepted a token |\n|---:|---|---:|---:|---:|---:|"
-    )
+    print("| requests | drafter | drafting / rest | standard error | pairs | accepted a token |")
+    print("|---:|---|---:|---:|---:|---:|")
     num_pairs = 2 if options.smoke else 16 * options.num_repeats
     for batch in options.batches:
         for name in DRAFTERS:

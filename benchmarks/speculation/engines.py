@@ -89,7 +89,8 @@ class System:
     def rest(self, is_resting: bool) -> None:
         """Let the drafter, which there must be, never draft from now on, or draft again."""
         speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
-        assert speculation is not None and self._drafting is not None
+        assert speculation is not None
+        assert self._drafting is not None
         speculation._drafting = _Resting() if is_resting else self._drafting  # pyright: ignore[reportPrivateUsage]
 
     def run(
