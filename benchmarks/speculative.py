@@ -111,7 +111,7 @@ def rest(options: Options) -> None:
 def policy(options: Options) -> None:
     """Compare the drafting of an engine with its rest, in pairs of short runs in random order.
 
-    Two engines of one configuration differ by some percent, so only one engine can show one percent. The load is steady:
+    Two engines of one configuration differ by some percent, so only one engine can show less. The load is steady:
     there are ten times as many requests as run at a time.
     """
     print("\n## Adaptive lengths against rest in the same engine, tasks of the embedded model, greedy\n")
