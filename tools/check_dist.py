@@ -30,7 +30,7 @@ MAX_BYTES = {"engine": 6 * KIB * KIB, "schedpolicy": 1 * KIB * KIB, "server": 64
 OTHER_MAX_BYTES = 400 * KIB
 SUFFIXES = {".py", ".typed", ".html", ".json", ".jinja", ".safetensors"}
 """Of files in a wheel, beside its metadata."""
-IN_SDIST = {"src", "tests", "benchmarks", "examples", "gallery", "monitoring", "conftest.py", ".gitignore"}
+IN_SDIST = {"src", "tests", "benchmarks", "examples", "gallery", "monitoring", "conftest.py", "mypy.ini", ".gitignore"}
 REQUIRED_IN_SDIST = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
 GENERATED = re.compile(r"(^|/)(__pycache__|\.[a-z]+_cache|\.hypothesis|\.benchmarks)(/|$)|\.(pyc|nbi|nbc|so)$")
 TESTS = re.compile(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$|stand_ins/)")
