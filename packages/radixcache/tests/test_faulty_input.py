@@ -1,6 +1,7 @@
 """Policies that fail, and namespaces and policies that are none."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,18 @@ def test_numbers_of_numpy_are_accepted_as_counts() -> None:
     with pytest.raises(TypeError, match="float"):
         cache.evict(1.0)  # pyright: ignore[reportArgumentType]
     assert cache.num_pages == 2
+    retained = RadixCache(1, policy=Retained(FIFO()))
+    node = retained.insert(ids(1, 2, 3), ids(0, 1, 2)).node
+    retained.retain(node, priority=1, start=np.int64(1))  # pyright: ignore[reportArgumentType]
+    assert retained.evict(1).tolist() == [2]
+
+
+@pytest.mark.parametrize("node", [7, None, "node"])
+def test_what_is_not_a_handle_is_refused(node: Any) -> None:
+    cache = RadixCache(1)
+    for call in (cache.lock, cache.unlock, cache.release, partial(cache.relock, cache.lock(cache.root()))):
+        with pytest.raises(ValueError, match="node must be a handle from this cache"):
+            call(node)
 
 
 @pytest.mark.parametrize("namespace", ["\ud800", 7, b"x", ["a"], ("a", 1.5), ("\udfff",), (True,), {"a": 1}])

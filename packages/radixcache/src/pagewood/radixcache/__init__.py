@@ -63,4 +63,4 @@ __all__ = [
 __version__ = "0.1.0"
 
 is_compiled: bool = not (tree.__file__ or "").endswith(".py")
-"""Whether the tree was installed as compiled code, which answers the same in about half of the time."""
+"""Whether the tree was installed as compiled code, which answers the same in less time."""

@@ -353,7 +353,7 @@ class RadixCache:
         edge = self._edge_ending_at(node)
         while edge.parent is not None and edge.end > start:
             if edge.start < start:
-                tree.split(edge, start)
+                tree.split(edge, index(start))
             order.retain(edge, priority, until)
             edge = edge.parent
 

@@ -123,7 +123,7 @@ class Tree:
                 break
         return edge, offset // page_bytes, parts
 
-    def locate(self, node: Node) -> Edge:
+    def locate(self, node: Any) -> Edge:
         """Return the edge that contains the end of the node's prefix now.
 
         Raises:
@@ -131,7 +131,8 @@ class Tree:
         """
         if type(node) is not Node or node.edge.space.owner is not self:
             raise ValueError(f"node must be a handle from this cache, got {node!r}")
-        edge, end = node.edge, node.end
+        edge: Edge = node.edge
+        end: int = node.end
         if not end:
             return self.root(edge.space.name)
         while edge.start >= end and edge.parent is not None:  # cut by a split, or absorbed
