@@ -78,6 +78,26 @@ async def test_a_process_that_keeps_dying_is_started_again_more_slowly_and_at_la
     capfd.readouterr()
 
 
+async def test_a_process_that_is_just_being_started_is_ended_and_waited_for() -> None:
+    """Otherwise it would be left to the event loop, which may be closed before it ends."""
+    supervisor = Supervisor(
+        [STAGE],
+        settings=settings,
+        was_ready=lambda: True,
+        on_death=lambda stage, incarnation: None,
+        on_failure=lambda why: None,
+        on_crash_loop=lambda why: None,
+    )
+    supervisor.start()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert supervisor.pids() == {}
+    await supervisor.stop()
+    (pid,) = supervisor.pids().values()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 @pytest.mark.parametrize("was_ready", [False, True])
 async def test_a_process_that_dies_before_its_settings_are_sent_has_died_like_any_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], was_ready: bool
@@ -102,6 +122,7 @@ async def test_a_process_that_dies_before_its_settings_are_sent_has_died_like_an
     )
     supervisor.start()
     end_s = time.monotonic() + 30
+    await asyncio.sleep(0)
     await asyncio.sleep(0)  # the supervisor starts the process, and waits for its pipe
     # The loop is kept from running until the process is dead: it sees the death and the pipe together, as under load.
     while not pid_file.exists() or not (pid := pid_file.read_text()).endswith("\n"):

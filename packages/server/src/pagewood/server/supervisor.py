@@ -88,7 +88,7 @@ class Supervisor:
         self._max_quick_deaths = max_quick_deaths
         self._incidents = Incidents() if incidents is None else incidents
         self._processes: dict[str, tuple[Process, float]] = {}
-        """The process of each stage, and how long it may take to end, seconds."""  # written by: _start
+        """The process of each stage, and how long it may take to end, seconds."""  # written by: _launch
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
         self._unlaunched = {stage.name for stage in stages}  # written by: _keep
         self._launched = asyncio.Event()
@@ -184,6 +184,14 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _start(self, stage: Stage, incarnation: int) -> Process:
+        launch = asyncio.create_task(self._launch(stage, incarnation))
+        try:
+            return await asyncio.shield(launch)
+        except asyncio.CancelledError:
+            await launch  # a process that exists already is ended, and waited for, by `stop`
+            raise
+
+    async def _launch(self, stage: Stage, incarnation: int) -> Process:
         settings = self._settings(stage, incarnation)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
