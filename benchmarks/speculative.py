@@ -115,8 +115,8 @@ def policy(options: Options) -> None:
     there are ten times as many requests as run at a time.
     """
     print("\n## Adaptive lengths against rest in the same engine, tasks of the embedded model, greedy\n")
-    print("| requests | drafter | drafting / rest | standard error | pairs | accepted a token |")
-    print("|---:|---|---:|---:|---:|---:|")
+    print("| requests | drafter | drafting / rest | second half | standard error | pairs | accepted a token |")
+    print("|---:|---|---:|---:|---:|---:|---:|")
     num_pairs = 2 if options.smoke else 16 * options.num_repeats
     for batch in options.batches:
         for name in DRAFTERS:
@@ -133,15 +133,21 @@ def policy(options: Options) -> None:
                         num_accepted, num_tokens = num_accepted + run.num_accepted, num_tokens + run.num_tokens
                 if pair >= 0:
                     ratios.append(log(speeds[False] / speeds[True]))
-            cut = len(ratios) // 10
-            middle = sorted(ratios)[cut : len(ratios) - cut]  # without interruptions
-            error = 1.2 * stdev(middle) / sqrt(len(middle)) if len(middle) > 1 else 0.0
-            share = num_accepted / num_tokens
+            ratio, error = _typical(ratios)
+            settled, _ = _typical(ratios[len(ratios) // 2 :])
             print(
-                f"| {batch} | {name} | {exp(mean(middle)):.3f} | {error:.3f} | {len(ratios)} | {share:.2f} |",
+                f"| {batch} | {name} | {ratio:.3f} | {settled:.3f} | {error:.3f} | {len(ratios)} "
+                f"| {num_accepted / num_tokens:.2f} |",
                 flush=True,
             )
             system.close()
+
+
+def _typical(logarithms: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of ratios and its standard error, without the tenths at both ends, which are interruptions."""
+    cut = len(logarithms) // 10
+    middle = sorted(logarithms)[cut : len(logarithms) - cut]
+    return exp(mean(middle)), 1.2 * stdev(middle) / sqrt(len(middle)) if len(middle) > 1 else 0.0
 
 
 def copying(options: Options) -> None:

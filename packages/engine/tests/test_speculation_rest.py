@@ -87,12 +87,20 @@ class Listening(Resting):
     """Never drafts, and keeps what is reported of several steps."""
 
     def __init__(self) -> None:
-        self.reports: list[tuple[int, int, int, float]] = []
+        self.kept: list[dict[str, Any]] = []
+        self.requests: list[Request] = []
 
-    def observe(self, *_: Any, **report: Any) -> None:
+    def observe(self, requests: list[Request], *_: Any, **report: Any) -> None:
         """Keep the report."""
-        names = ("num_steps", "load", "num_yielded", "elapsed_s")
-        self.reports.append(tuple(report[name] for name in names))  # type: ignore[arg-type]
+        self.requests = self.requests or requests
+        self.kept.append(report)
+
+    def passed(self) -> list[tuple[float, ...]]:
+        """Return what the reports say of all steps, and forget them."""
+        names = ("num_steps", "passed_steps", "passed_load", "passed_tokens", "passed_s")
+        found = [tuple(report[name] for name in names) for report in self.kept]
+        self.kept.clear()
+        return found
 
 
 def test_the_policy_hears_what_all_steps_have_yielded_and_taken() -> None:
@@ -110,15 +118,62 @@ def test_the_policy_hears_what_all_steps_have_yielded_and_taken() -> None:
 
     for _ in range(32):
         settle(16)
-    assert drafting.reports == [(1, 16, 16, 1.0), (1, 16, 16, 1.0), (32, 16, 30 * 16, 30.0)]
-    for _ in range(16):  # then the load changes, and a pause and a step of prompts alone do not count
+    assert drafting.passed() == [(1, 1, 16, 16, 1.0), (1, 1, 16, 16, 1.0), (32, 30, 16, 30 * 16, 30.0)]
+    for _ in range(16):
         settle(16)
     for _ in range(13):
         settle(7)
     settle(6, num_prompts=1)
-    settle(7, seconds=60.0)
-    settle(0, num_prompts=7)
-    assert drafting.reports[3:] == [(32, 7, 15 * 7, 14.75)]
+    settle(7, seconds=60.0)  # a pause does not count
+    settle(0, num_prompts=7)  # nor does a step of prompts alone
+    assert drafting.passed() == [(32, 31, (16 * 16 + 15 * 7) / 31, 16 * 16 + 15 * 7, 30.75)]
+
+
+def test_short_steps_with_drafts_are_reported_together_and_none_is_lost() -> None:
+    """A report ends with a millisecond, another number of requests, prompts, a plain step, and at idle."""
+    drafting, now = Listening(), 0.0
+    speculation = Speculation(drafting=drafting, kv=None, clock=lambda: now)  # type: ignore[arg-type]
+    first, second = (
+        Request(
+            request_id=name, sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
+            tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
+            arrived_s=0.0,
+        )
+        for name in "ab"
+    )  # fmt: skip
+
+    def settle(grants: list[Grant], counts: list[int], *, is_drafting: bool = True, seconds: float = 3e-4) -> None:
+        nonlocal now
+        now += seconds
+        drafted = np.array([max(0, grant.num_promised - 1) for grant in grants], np.int32)
+        result = StepResult(tokens=np.zeros(sum(counts), np.int32), counts=np.array(counts, np.int32),
+                            num_drafted=drafted, draft_s=1e-4, verify_s=seconds - 1e-4)  # fmt: skip
+        speculation.settle(grants, result, is_drafting=is_drafting)
+
+    def reported() -> list[tuple[int, ...]]:
+        found = [(one["num_steps"], one["num_tokens"], one["num_others"], one["num_yielded"], one["passed_steps"],
+                  round(1e6 * one["draft_s"]), round(1e6 * one["verify_s"])) for one in drafting.kept]  # fmt: skip
+        drafting.kept.clear()
+        return found
+
+    pair = [Grant(first, 9, 4, 4), Grant(second, 9, 1, 1)]
+    for _ in range(5):
+        settle(pair, [3, 1])
+    assert drafting.requests == [first] * 4
+    assert reported() == [(4, 20, 4, 16, 4, 400, 800)]  # 1.2 ms
+    settle(pair[:1], [2])
+    assert reported() == [(1, 5, 1, 4, 1, 100, 200)]  # another number of requests
+    settle([pair[0], Grant(second, 0, 8, 1)], [2, 1])
+    assert reported() == [(1, 4, 0, 2, 1, 100, 200), (1, 12, 0, 3, 1, 100, 200)]  # a prompt
+    settle(pair, [4, 1])
+    settle([Grant(first, 9, 1, 1), Grant(second, 9, 1, 1)], [1, 1], is_drafting=False)
+    assert reported() == [(1, 5, 1, 5, 1, 100, 200), (1, 2, 2, 2, 1, 100, 200)]  # a plain step
+    settle(pair, [4, 1])
+    assert reported() == [(1, 5, 1, 5, 1, 100, 200)]  # the first step after one
+    settle(pair, [4, 1])
+    speculation.report()
+    speculation.report()
+    assert reported() == [(1, 5, 1, 5, 1, 100, 200)]
 
 
 def built(**fields: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:

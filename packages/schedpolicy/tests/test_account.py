@@ -37,6 +37,16 @@ def test_plain_steps_add_a_part_of_their_time_and_pay_for_a_drafter_that_follows
     assert account.balance_s - before_s == pytest.approx(2 * (0.0075 * 0.01 - 0.001))
 
 
+def test_it_says_how_long_it_must_save():
+    account = opened()
+    assert account.num_steps_to_save(0.01, 0.01) == 1  # that is there
+    assert account.num_steps_to_save(0.02, 0.01) == int(0.01 / 0.000075) + 1
+    most = account.num_steps_to_save(0.04, 0.01)
+    assert account.num_steps_to_save(1.0, 0.01) == most  # it never holds more
+    account.settle_plain(0.01, 0.01, 0.0, most)
+    assert account.balance_s == pytest.approx(0.04)
+
+
 def test_drafts_add_what_their_tokens_would_have_cost_and_pay_what_they_took():
     assert draft(opened(), 0.006, 0.014, 0.001, expected_s=0.001) == pytest.approx(0.001 + 0.0075 * 0.015)
     assert draft(opened(), 0.0, 0.014, 0.0, expected_s=0.001) == pytest.approx(-0.005 + 0.0075 * 0.015)
@@ -103,3 +113,29 @@ def test_other_costs_open_it_anew():
     assert account.balance_s == 0
     assert account.lets_draft(0.01, 0)
     assert account.balance_s == pytest.approx(0.01)
+
+
+def test_the_profit_of_several_steps_pays_what_is_owed_once():
+    together, apart = opened(), opened()
+    for account in (together, apart):
+        account.wake.owed_s = 0.005
+    draft(together, 0.006, 0.014, num_steps=4)
+    for _ in range(4):
+        draft(apart, 0.006, 0.014)
+    assert together.balance_s == pytest.approx(apart.balance_s, rel=0.01)  # time pays a little in between
+    assert together.wake.owed_s == apart.wake.owed_s == 0.0
+
+
+def test_a_rest_pays_only_until_drafts_are_allowed_again():
+    account = opened()
+    before_s = account.balance_s
+    account.settle_rest(0.01, 0.01, 1000)
+    assert account.balance_s == before_s
+    draft(account, 0.0, 9.0)
+    assert account.balance_s < 0
+    assert not account.lets_draft(0.01, 0)
+    account.settle_rest(0.01, 0.01, 10)
+    assert account.balance_s < 0.01 * 4.0 / 8
+    account.settle_rest(0.01, 0.01, 100_000)
+    assert account.balance_s == pytest.approx(0.01 * 4.0 / 8)
+    assert account.lets_draft(0.01, 0)

@@ -140,13 +140,13 @@ def test_the_account_pays_for_what_steps_really_take():
     assert sum(real.lengths(batch, 0)) > 0
     before_s = real.account_s
     for _ in range(3):
-        real.observe([], [], [], [], num_tokens=2, num_others=2, num_steps=32, load=2, num_yielded=64, elapsed_s=0.0064,
-                     verify_s=2e-4)  # fmt: skip
+        real.observe([], [], [], [], num_tokens=2, num_others=2, num_steps=32, verify_s=2e-4, passed_steps=32,
+                     passed_load=2, passed_tokens=64, passed_s=0.0064)  # fmt: skip
     gained_s = real.account_s - before_s
     assert gained_s == pytest.approx(96 * 0.0075 * 2e-4, rel=0.01)
     before_s = real.account_s
     # Three tokens are worth 0.3 ms, and the step took 0.35.
-    real.observe(batch, [4, 4], [4, 4], [1, 0], num_tokens=10, load=2, num_yielded=3, elapsed_s=3.5e-4, verify_s=2e-4)
+    real.observe(batch, [4, 4], [4, 4], [1, 0], num_tokens=10, num_yielded=3, verify_s=3.5e-4, passed_load=2)
     assert real.account_s - before_s == pytest.approx(-5e-5, abs=5e-6)
 
 

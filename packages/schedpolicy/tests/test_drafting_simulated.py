@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from pagewood.schedpolicy import DraftControl, DraftCost, StepCost
 from pagewood.schedpolicy.drafting.account import DraftAccount
 from pagewood.schedpolicy.drafting.plain_samples import PlainSamples
 from pagewood.schedpolicy.drafting.rest_clock import RestClock
+from pagewood.schedpolicy.drafting.trial import Trial
+from pagewood.schedpolicy.drafting.wake_debt import WakeDebt
 from pagewood.schedpolicy.testing import FakeRequest, SpeculativeMachine, SpeculativeRun, check_drafting
 
 Control = DraftControl[FakeRequest]
@@ -201,10 +204,12 @@ def test_the_cost_of_drafting_counts(pass_s: float, num_requests: int, knows: bo
     machine = SpeculativeMachine(
         step_s=CURVES["bent"], accepts=ACCEPTS["0.8"], draft_s=lambda passes, tokens: pass_s * passes, noise=0.03
     )
-    draft_cost = DraftCost(per_pass_s=pass_s) if knows else None
-    run = make_run(machine, Control(8, machine.table(SIZES), draft_cost=draft_cost), num_requests, 6000)
-    assert run.speedup >= 0.98
-    assert run.speedup >= 0.94 * machine.best_fixed(8, num_requests, 100)
+    speedups: list[float] = []
+    for seed in range(3):
+        control = Control(8, machine.table(SIZES), draft_cost=DraftCost(per_pass_s=pass_s) if knows else None)
+        speedups.append(machine.run(control, lambda step: num_requests, 6000, seed=seed).speedup)
+    assert min(speedups) >= 0.98
+    assert mean(speedups) >= 0.94 * machine.best_fixed(8, num_requests, 100)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 64])
@@ -237,6 +242,33 @@ def test_drafters_need_not_follow_between_probes_and_follow_before_each():
     for step, reason in enumerate(run.reasons):
         if reason == "probe" and run.reasons[step - 1] != "probe" and step > 100:
             assert not any(run.is_far[step - 16 : step + 1]), step
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
+@pytest.mark.parametrize("short_s", [2e-3, 6e-3])
+def test_a_drafter_that_follows_the_text_in_vain_is_let_rest(short_s: float, num_requests: int):
+    """If it followed until the account can pay for a probe, the account would never recover."""
+    assert following(short_s, num_requests, "never").speedup >= 0.985
+
+
+def test_a_drafter_that_was_let_rest_is_tried_again():
+    run = following(6e-3, 1, "changing")
+    for change in (1000, 2000, 3000):
+        good, bad = slice(change + 250, change + 500), slice(change + 750, change + 1000)
+        assert mean(run.mean_length[good]) > 4.5
+        assert mean(run.mean_length[bad]) < 0.3
+        assert mean(run.is_far[bad]) > 0.8
+
+
+def following(short_s: float, num_requests: int, accepts: str) -> SpeculativeRun:
+    """Return a run with a drafter that takes a twentieth of a step while it follows the text, and a tenth to draft."""
+    plain_s = short_s + 2e-5 * num_requests
+    machine = SpeculativeMachine(
+        step_s=lambda num_tokens: short_s + 2e-5 * num_tokens, accepts=ACCEPTS[accepts],
+        draft_s=lambda passes, tokens: 0.1 * passes * plain_s, wake_s=0.5 * plain_s, follow_s=0.05 * plain_s,
+        noise=0.05, life=17,
+    )  # fmt: skip
+    return make_run(machine, Control(5, machine.table(SIZES)), num_requests, 4000)
 
 
 def test_drafters_need_not_follow_until_their_rests_are_paid():
@@ -334,6 +366,11 @@ def forgets_debts(account: DraftAccount, plain_s: float, num_idle: int) -> bool:
     return lets_draft
 
 
+def forgets_savings(account: DraftAccount, most_s: float, plain_s: float) -> int:
+    """Let drafters follow the text until the account can pay for a probe, which it then never can."""
+    return 0
+
+
 LETS_DRAFT = DraftAccount.lets_draft
 
 
@@ -355,7 +392,43 @@ class StaysAtZero(Control):
         return lengths
 
 
+def short_steps(num_requests: int, accepts: float, *, host_s: float = 0.0) -> SpeculativeRun:
+    """Return a run of short steps, in which the host adds `host_s` while drafters follow the text."""
+    machine = SpeculativeMachine(
+        step_s=lambda num_tokens: 1e-4 + 2e-5 * num_tokens,
+        accepts=lambda arrival, step, position: accepts,
+        draft_s=lambda passes, tokens: 2e-5 * passes,
+        wake_s=1e-3,
+        host_s=host_s,
+        noise=0.1,
+        life=17,
+    )
+    table = machine.table([1, 2, 4, 8, 16, 32, 64, 128, 400])
+    return make_run(machine, Control(5, table, draft_cost=DraftCost(per_pass_s=2e-5), max_slowdown=0.01),
+                    num_requests, 20_000)  # fmt: skip
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
+@pytest.mark.parametrize("accepts", [0.0, 0.3, 0.5])
+def test_what_no_estimate_knows_of_is_lost_for_a_short_time(accepts: float, num_requests: int):
+    run = short_steps(num_requests, accepts, host_s=3e-5)
+    assert run.speedup >= 0.96
+    half = len(run.taken_s) // 2
+    assert sum(run.plain_s[half:]) / sum(run.taken_s[half:]) >= 0.98
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_periods_of_rest_cost_little_where_drafts_gain(num_requests: int, monkeypatch: pytest.MonkeyPatch):
+    run = short_steps(num_requests, 0.85)
+    with monkeypatch.context() as always:
+        always.setattr(Trial, "is_resting", False)
+        assert run.speedup >= 0.97 * short_steps(num_requests, 0.85).speedup > 1.0
+
+
 def test_the_checks_notice_faults(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as faulty:
+        faulty.setattr(Trial, "is_resting", False)
+        assert short_steps(1, 0.5, host_s=3e-5).speedup < 0.96
     with monkeypatch.context() as faulty:
         faulty.setattr(DraftAccount, "lets_draft", no_account)
         assert deaf() < 0.95
@@ -364,9 +437,14 @@ def test_the_checks_notice_faults(monkeypatch: pytest.MonkeyPatch):
         assert waking(3.0, 1) < 0.95
     with monkeypatch.context() as faulty:
         faulty.setattr(RestClock, "is_probe_due", False)
-        assert after_changes("affine")[1] < 0.5
+        assert after_changes("bent")[1] < 0.5
+    with monkeypatch.context() as faulty:
+        faulty.setattr(DraftAccount, "num_steps_to_save", forgets_savings)
+        faulty.setattr(WakeDebt, "following_s", 0.0)
+        assert following(6e-3, 1, "never").speedup < 0.975
     with monkeypatch.context() as faulty:
         faulty.setattr(PlainSamples, "takes", no_samples)
+        faulty.setattr(Trial, "is_resting", False)  # its periods of rest make the fault good
         assert min(corrected(curve, 4) for curve in ("linear", "affine")) < 0.98
     assert min(back_from_load(StaysAtZero)) < 0.5
     assert one_stops(prior_weight=0.0) < 0.9 * one_stops()
@@ -384,10 +462,14 @@ def test_decisions_take_a_part_of_the_time_whatever_the_load_does(num_requests: 
     machine = SpeculativeMachine(
         step_s=lambda num_tokens: 3e-4 + 2e-6 * num_tokens, accepts=ACCEPTS["mixed"], finds=0.5, noise=0.3, life=9
     )
-    counted = Counted(5, machine.table(SIZES), max_slowdown=0.01)
-    rng = Random(0)
-    loads = [rng.randint(max(1, num_requests // 2), num_requests) for _ in range(4000)]
-    run = machine.run(counted, lambda step: loads[step], 4000)
-    assert run.reasons.count("gain") > 2000
-    assert counted.num_decided < 0.06 * 4000
-    assert run.speedup >= 1.05
+    num_gains, speedups = 0, list[float]()
+    for seed in range(3):
+        counted = Counted(5, machine.table(SIZES), max_slowdown=0.01)
+        rng = Random(seed)
+        loads = [rng.randint(max(1, num_requests // 2), num_requests) for _ in range(4000)]
+        run = machine.run(counted, loads.__getitem__, 4000, seed=seed)
+        assert counted.num_decided < 0.06 * 4000
+        num_gains += run.reasons.count("gain")
+        speedups.append(run.speedup)
+    assert num_gains > 3 * 2000
+    assert mean(speedups) >= 1.05

@@ -56,6 +56,24 @@ def test_a_probe_that_is_too_dear_is_put_off_but_not_for_ever():
     while not clock.is_probe_due:
         clock.decline("acceptance")
     assert clock.num_idle == 8192
+    clock.postpone(10**6)
+    assert not clock.is_probe_due
+
+
+def test_a_probe_is_priced_once_after_each_change():
+    clock = RestClock()
+    for change in (clock.draft, clock.probe, clock.hasten, clock.end_period):
+        clock.postpone(40)
+        assert clock.is_priced
+        change()
+        assert not clock.is_priced
+    clock.draft()
+    clock.postpone(5)  # a probe that is paid for early waits for its time nevertheless
+    clock.decline("load")
+    for _ in range(15):
+        assert not clock.is_probe_due
+        clock.decline("load")
+    assert clock.is_probe_due
 
 
 def test_drafters_follow_from_24_steps_before_a_probe():
@@ -74,3 +92,24 @@ def test_it_says_how_much_lower_a_load_is():
     assert clock.note_load(6) == 1
     assert clock.note_load(3) == 0.5
     assert clock.note_load(30) == 1
+
+
+def test_a_period_without_drafts_rests_as_a_whole_and_its_steps_pay_for_probes():
+    clock = declined(1)
+    clock.withdraw()
+    assert clock.reason == "trial"
+    for step in range(1000):
+        assert clock.rests(8)
+        assert clock.is_far
+        if step == 2:
+            clock.hasten()  # the last results of drafts come back
+    assert not clock.is_probe_due
+    clock.end_period()
+    assert not clock.rests(8)
+    assert clock.num_withdrawn == clock.num_idle == 1002
+    for _ in range(16):
+        assert not clock.is_probe_due
+        clock.decline("load")
+    assert clock.is_probe_due
+    clock.probe()
+    assert clock.num_idle == clock.num_withdrawn == 0

@@ -24,6 +24,18 @@ def test_the_price_is_a_moving_average_and_falls_with_the_requests():
     assert debt.usual_s == pytest.approx(0.0025)
 
 
+def test_following_the_text_before_a_probe_has_a_price_that_falls_with_the_requests():
+    debt = WakeDebt(0.01)
+    assert debt.following_s == 0
+    for _ in range(100):
+        debt.follow(0.002, 0.01)
+    assert debt.following_s == pytest.approx(24 * 0.002, rel=1e-3)
+    debt.scale(0.5)
+    assert debt.following_s == pytest.approx(24 * 0.001, rel=1e-3)
+    debt.follow(9.0, 0.01)  # an interruption
+    assert debt.following_s == pytest.approx(24 * (0.001 + 0.1 * 0.009), rel=1e-3)
+
+
 def test_the_first_long_one_is_paid_in_part_because_it_may_be_an_interruption():
     debt = WakeDebt(0.5)
     assert debt.charge(10.0, 0.01) == pytest.approx(4 * 0.01)

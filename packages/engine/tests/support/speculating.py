@@ -28,6 +28,7 @@ from pagewood.engine.api import (
     TokenLogprob,
 )
 from pagewood.engine.build import build_engine
+from pagewood.engine.core import speculation
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, SpeculationCounts
@@ -261,11 +262,15 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_cpu, "draft_control", draft_control)
         patch.setattr(build_cpu, "grammar_compiler", echo_compiler)
+        if drafter is not None and drafter.num_right is not None:
+            patch.setattr(speculation, "_REPORTED_S", 0.0)  # so that each step is checked before the next
         engine = build_engine(config, inbox=inbox, outbox=outbox)
-    try:
-        answers = _serve(engine, scenario, inbox, outbox)
-    finally:
-        engine.close()
+        try:
+            answers = _serve(engine, scenario, inbox, outbox)
+        finally:
+            engine.close()
+    if engine._speculation is not None:
+        engine._speculation.report()
     _check_ends(scenario, answers, model=model, int8=config.kv_cache_dtype == "int8")
     ends = {name: answer.last for name, answer in answers.items() if answer.last is not None}
     counters = engine.counters()

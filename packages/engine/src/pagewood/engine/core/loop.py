@@ -463,6 +463,8 @@ class Engine:
             if self._state.is_idle:
                 if self._was_idle:  # a command that is there already does not wait for the check
                     self._check_invariant()
+                    if self._speculation is not None:
+                        self._speculation.report()
                 self._send(self._intake.flush_idle())
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S if self._was_idle else 0.0

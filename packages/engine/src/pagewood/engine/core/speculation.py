@@ -29,6 +29,8 @@ _NUM_OBSERVED = 2
 """Steps without drafts in succession that are all observed."""
 _OBSERVE_EVERY = 32
 """Of the steps without drafts that follow them, every 32nd is observed."""
+_REPORTED_S = 1e-3
+"""Shorter steps with drafts are reported together, until they have taken this many seconds."""
 
 
 class Drafting(Protocol):
@@ -77,27 +79,31 @@ class Drafting(Protocol):
         num_tokens: int,
         num_others: int,
         num_steps: int,
-        load: int,
         num_yielded: int,
-        elapsed_s: float,
+        passed_steps: int,
+        passed_load: float,
+        passed_tokens: int,
+        passed_s: float,
         draft_s: float,
         verify_s: float,
     ) -> None:
-        """Note the result of a step. Of several steps in succession without drafts, only some are reported.
+        """Note the results of steps: of some with drafts that are alike, or of one without that stands for others.
 
         Args:
-            requests: those that were given drafts.
+            requests: those that were given drafts, once for each step.
             granted: draft tokens that each was given.
             drafted: how many of them the drafter really proposed.
             accepted: how many of those were accepted.
-            num_tokens: positions that the step computed.
-            num_others: requests that decoded without drafts.
-            num_steps: how many steps this report stands for, itself included.
-            load: requests that were to get tokens in the step, with those that had ended.
-            num_yielded: tokens of these steps; of prompts, only those of steps in which requests decoded too.
-            elapsed_s: their seconds, with all that the host did, but for pauses.
-            draft_s: seconds for drafts; 0: not measured.
-            verify_s: seconds for the rest of the step; 0: not measured.
+            num_tokens: positions that all reported steps computed.
+            num_others: requests that decoded without drafts in them.
+            num_steps: how many steps are reported; without drafts, how many the reported one stands for.
+            num_yielded: tokens of all reported steps.
+            passed_steps: steps since the last report, with the reported ones, in which requests decoded.
+            passed_load: requests that were to get tokens in each of them, with those that had ended, on average.
+            passed_tokens: tokens that they have yielded.
+            passed_s: their seconds, with all that the host did, but for pauses.
+            draft_s: seconds for drafts in all reported steps; 0: not measured.
+            verify_s: seconds for the rest of them; 0: not measured.
         """
         ...
 
@@ -132,15 +138,23 @@ class SpeculationCounts:
 
 
 @dataclass(slots=True)
-class _Drafts:
-    """What came of the drafts of a step, request by request; see `Drafting.observe`."""
+class _Report:
+    """Steps that are to be reported; see `Drafting.observe`."""
 
     requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
     granted: list[int] = field(default_factory=list[int])  # contents written by: settle
     drafted: list[int] = field(default_factory=list[int])  # contents written by: settle
     accepted: list[int] = field(default_factory=list[int])  # contents written by: settle
-    num_not_computed: int = 0
-    """Positions that were granted and that the runner did not compute."""  # written by: speculation
+    num_grants: int = 0
+    """Grants of the latest of them."""  # written by: settle
+    num_steps: int = 0
+    """Steps that they stand for."""  # written by: settle
+    num_tokens: int = 0  # written by: settle
+    num_decoding: int = 0
+    """Requests that decoded, with and without drafts."""  # written by: settle
+    num_yielded: int = 0  # written by: settle
+    draft_s: float = 0.0  # written by: settle
+    verify_s: float = 0.0  # written by: settle
 
 
 class Speculation:
@@ -157,9 +171,9 @@ class Speculation:
     """
 
     __slots__ = (
-        "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_elapsed_s", "_kv", "_load", "_num_by_accepted",
-        "_num_by_drafted", "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_num_yielded",
-        "_seen", "_settled_s", "_tree", "_verify_s",
+        "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_kv", "_num_by_accepted", "_num_by_drafted",
+        "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_passed_rows", "_passed_s",
+        "_passed_steps", "_passed_tokens", "_report", "_seen", "_settled_s", "_tree", "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -187,11 +201,15 @@ class Speculation:
         """Steps since ended requests were forgotten."""  # written by: speculation
         self._num_plain = 0
         """Steps without drafts since the last one with drafts."""  # written by: settle
-        self._load = 0
-        """Requests that were to get tokens in the steps of the next report."""  # written by: settle
-        self._num_yielded = 0
-        """Tokens that steps have yielded since the last report, see `Drafting.observe`."""  # written by: settle
-        self._elapsed_s = 0.0
+        self._report: _Report | None = None
+        """Steps with drafts that are not reported yet."""  # written by: settle
+        self._passed_steps = 0
+        """Steps since the last report, see `Drafting.observe`."""  # written by: settle
+        self._passed_rows = 0
+        """Requests that were to get tokens in them, added up."""  # written by: settle
+        self._passed_tokens = 0
+        """Tokens that they have yielded."""  # written by: settle
+        self._passed_s = 0.0
         """Their seconds."""  # written by: settle
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
@@ -247,15 +265,19 @@ class Speculation:
         elapsed_s, self._settled_s = now - self._settled_s, now
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
-        device_s, num_steps = result.draft_s + result.verify_s, 1
-        # After a pause it is what the runner has measured.
-        is_paused = elapsed_s >= _LONGEST_STEP * device_s
-        num, load = result.counts.size, self._load
-        if is_drafting or self._num_plain < _NUM_OBSERVED or not 7 * load <= 8 * num <= 9 * load:
-            self._load, self._num_yielded, self._elapsed_s = num, 0, 0.0
+        device_s = result.draft_s + result.verify_s
+        if elapsed_s >= _LONGEST_STEP * device_s:  # after a pause it is what the runner has measured
+            elapsed_s = device_s
+        report = self._report
+        if report is not None and not (is_drafting and len(grants) == report.num_grants and _decodes(grants[-1])):
+            self.report()
+            report = None
         if grants and (grants[0].num_promised > 1 or grants[0].num_promised == grants[0].num_tokens):  # decodes first
-            self._num_yielded += result.tokens.size
-            self._elapsed_s += device_s if is_paused else elapsed_s
+            self._passed_steps += 1
+            self._passed_rows += result.counts.size
+            self._passed_tokens += result.tokens.size
+            self._passed_s += elapsed_s
+        follows_plain, num_steps = self._num_plain > 0, 1
         if is_drafting:
             self._num_plain = 0
         else:
@@ -264,35 +286,52 @@ class Speculation:
                 num_steps = _OBSERVE_EVERY
                 if self._num_plain % num_steps:
                     return
-        self._num_settled += num_steps
+        if report is None:
+            report = self._report = _Report()
+        if is_drafting:
+            self._settle_drafts(report, grants, result)
+        counts = result.counts.tolist()
+        for grant in _without_empty(grants, counts) if 0 in counts else grants:
+            report.num_tokens += grant.num_tokens
+            report.num_decoding += _decodes(grant)
+        report.num_grants, report.num_steps = len(grants), report.num_steps + num_steps
+        report.num_yielded += result.tokens.size
+        report.draft_s += result.draft_s
+        # What a step has cost the engine is the time since the step before it was retired, with the host's work.
+        report.verify_s += max(elapsed_s, device_s) - result.draft_s
+        is_short = report.draft_s + report.verify_s < _REPORTED_S
+        if is_drafting and is_short and not follows_plain and report.num_decoding == report.num_steps * len(grants):
+            return
+        self.report()
+
+    def report(self) -> None:
+        """Report the steps that are not reported yet: the next one is not like them, or does not come."""
+        report, self._report = self._report, None
+        if report is None:
+            return
+        self._num_settled += report.num_steps
         if self._num_settled >= _FORGET_EVERY:
             self._forget_ended()
-        drafts = _Drafts()
-        if is_drafting:
-            self._settle_drafts(drafts, grants, result)
-        # What a step has cost the engine is the time since the step before it was retired, with the host's work.
-        step_s = device_s if is_paused else max(elapsed_s, device_s)
-        num_tokens, num_decoding = -drafts.num_not_computed, 0
-        for grant in _without_empty(grants, result) if 0 in result.counts.tolist() else grants:
-            num_tokens += grant.num_tokens
-            num_decoding += grant.num_promised > 1 or grant.num_tokens == grant.num_promised
         self._drafting.observe(
-            drafts.requests,
-            drafts.granted,
-            drafts.drafted,
-            drafts.accepted,
-            num_tokens=num_tokens,
-            num_others=num_decoding - len(drafts.requests),
-            num_steps=num_steps,
-            load=self._load,
-            num_yielded=self._num_yielded,
-            elapsed_s=self._elapsed_s,
-            draft_s=result.draft_s,
-            verify_s=step_s - result.draft_s,
+            report.requests,
+            report.granted,
+            report.drafted,
+            report.accepted,
+            num_tokens=report.num_tokens,
+            num_others=report.num_decoding - len(report.requests),
+            num_steps=report.num_steps,
+            num_yielded=report.num_yielded,
+            passed_steps=self._passed_steps,
+            passed_load=self._passed_rows / max(1, self._passed_steps),
+            passed_tokens=self._passed_tokens,
+            passed_s=self._passed_s,
+            draft_s=report.draft_s,
+            verify_s=report.verify_s,
         )
-        self._num_yielded, self._elapsed_s = 0, 0.0
+        self._passed_steps = self._passed_rows = self._passed_tokens = 0
+        self._passed_s = 0.0
 
-    def _settle_drafts(self, drafts: _Drafts, grants: Sequence[Grant], result: StepResult) -> None:
+    def _settle_drafts(self, report: _Report, grants: Sequence[Grant], result: StepResult) -> None:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
         promised = [grant for grant in grants if grant.num_promised]
         num_drafted_of = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
@@ -304,14 +343,14 @@ class Speculation:
             request.num_launched -= grant.num_promised - count
             request.num_drafted += num_drafted
             request.num_accepted += num_accepted
-            drafts.requests.append(request)
-            drafts.granted.append(grant.num_promised - 1)
-            drafts.drafted.append(num_drafted)
-            drafts.accepted.append(num_accepted)
-            if not num_drafted:
-                drafts.num_not_computed += grant.num_tokens - 1
+            report.requests.append(request)
+            report.granted.append(grant.num_promised - 1)
+            report.drafted.append(num_drafted)
+            report.accepted.append(num_accepted)
+            if not num_drafted:  # then the runner has not computed the positions that were granted
+                report.num_tokens -= grant.num_tokens - 1
             elif self._tree is None:
-                drafts.num_not_computed += grant.num_promised - 1 - num_drafted
+                report.num_tokens -= grant.num_promised - 1 - num_drafted
             self._num_by_drafted[num_drafted] += 1
             self._num_by_accepted[num_accepted] += 1
         self._num_rebuilt += result.num_rebuilt
@@ -360,7 +399,12 @@ def _by_position(num_by_length: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(num_by_length[:0:-1]))[::-1]
 
 
-def _without_empty(grants: Sequence[Grant], result: StepResult) -> list[Grant]:
+def _decodes(grant: Grant) -> bool:
+    """Return whether a grant is of a request that decodes, with or without drafts."""
+    return grant.num_promised > 1 or grant.num_promised == grant.num_tokens
+
+
+def _without_empty(grants: Sequence[Grant], counts: Sequence[int]) -> list[Grant]:
     """Return the grants without those that promised tokens and yielded none: their requests end or have ended."""
-    counts = iter(result.counts.tolist())
-    return [grant for grant in grants if not grant.num_promised or next(counts)]
+    each = iter(counts)
+    return [grant for grant in grants if not grant.num_promised or next(each)]

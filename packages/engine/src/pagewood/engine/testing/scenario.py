@@ -194,9 +194,11 @@ class RandomDrafting:
         num_tokens: int,
         num_others: int,
         num_steps: int,
-        load: int,
         num_yielded: int,
-        elapsed_s: float,
+        passed_steps: int,
+        passed_load: float,
+        passed_tokens: int,
+        passed_s: float,
         draft_s: float,
         verify_s: float,
     ) -> None:

@@ -11,6 +11,7 @@ What a decision is made of:
 What limits decisions:
 
 - `account`, `wake_debt`: the time that drafts have earned and may lose.
+- `trial`: whether drafting gains, by what whole periods with and without it have yielded.
 - `rest_clock`, `plain_samples`: which steps rest, probe, or measure plain decoding.
 - `host_time`, `allowance`, `kept_lengths`: how often the host can afford to decide and to learn.
 """

@@ -13,12 +13,13 @@ _INTERRUPTED = 2.0
 class DraftAccount:
     """Seconds that speculation may lose against plain decoding.
 
-    Every step adds a part of its duration, below `max_slowdown`; a step that drafts adds what its tokens would have
-    cost in plain steps, and pays what it took, but for interruptions. A step may risk half of the balance. It starts at
-    a quarter of the most, which is `max_slowdown` of 400 plain steps or of a second, whichever is longer, and never
-    falls below minus a quarter of the most. Drafting stops below a thirty-second of the most, until an eighth is there
-    again or drafts gain. Invariant: decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus
-    what the account held at the start, if the seconds that it is given are right.
+    Every step adds a part of its duration, below `max_slowdown`; in a period of rest (`Trial`) only until drafts are
+    allowed again, because what such a period saves is not there to be lost. A step that
+    drafts adds what its tokens would have cost in plain steps, and pays what it took, but for interruptions. A step may
+    risk half of the balance. It starts at a quarter of the most, which is `max_slowdown` of 400 plain steps or of a
+    second, whichever is longer, and never falls below minus a quarter of the most. Drafting stops below a thirty-second
+    of the most, until an eighth is there again or drafts gain. Invariant: decoding takes at most 1 + `max_slowdown`
+    times as long as without drafts, plus what the account held at the start, if the seconds that it is given are right.
     """
 
     __slots__ = ("_is_open", "_is_stopped", "_max_slowdown", "_step_share", "balance_s", "wake")
@@ -47,7 +48,7 @@ class DraftAccount:
 
         Args:
             plain_s: Seconds of the step without drafts.
-            num_idle: Steps for which nothing was drafted.
+            num_idle: Steps for which nothing was drafted, in this period.
         """
         limit_s = self._limit_s(plain_s)
         if not self._is_open:
@@ -58,6 +59,11 @@ class DraftAccount:
             self._is_stopped = False
         return not self._is_stopped and not (self.wake.owed_s > 0 and num_idle >= LEAST_REST)
 
+    def num_steps_to_save(self, most_s: float, plain_s: float) -> int:
+        """Return after how many plain steps the account holds this much, at most what it may hold."""
+        missing_s = min(most_s, self._limit_s(plain_s)) - self.balance_s
+        return int(max(0.0, missing_s) / (self._step_share * plain_s)) + 1
+
     def settle_plain(self, plain_s: float, taken_s: float, draft_s: float, num_steps: int) -> None:
         """Enter steps without drafts.
 
@@ -67,7 +73,21 @@ class DraftAccount:
             draft_s: Seconds of the drafter in each, which follows the text.
             num_steps: How many steps, >= 1.
         """
+        if draft_s:
+            self.wake.follow(draft_s, plain_s)
         self._enter(plain_s, taken_s, -draft_s, num_steps)
+
+    def settle_rest(self, plain_s: float, taken_s: float, num_steps: int) -> None:
+        """Enter steps of a period of rest.
+
+        Args:
+            plain_s: Expected seconds of each.
+            taken_s: Seconds that each took.
+            num_steps: How many steps, >= 1.
+        """
+        balance_s = self.balance_s if self._is_open else 0.0
+        self._enter(plain_s, taken_s, 0.0, num_steps)
+        self.balance_s = max(balance_s, min(self.balance_s, self._limit_s(plain_s) / 8))
 
     def settle_drafts(
         self,
@@ -83,7 +103,9 @@ class DraftAccount:
         pace_s: float,
         elapsed_s: float,
     ) -> None:
-        """Enter a step with drafts. If it was short, the lower of two estimates of what it gained counts.
+        """Enter steps with drafts. If they were short, the lower of two estimates of what they gained counts.
+
+        All but `num_steps` is of one step, on average.
 
         Args:
             plain_s: Expected seconds of the step without drafts.
@@ -91,8 +113,8 @@ class DraftAccount:
             taken_s: Seconds that the step took, without drafting.
             draft_s: Seconds of drafting; 0: not measured, then `expected_s` counts.
             expected_s: Expected seconds of drafting.
-            num_steps: How many steps it stands for, >= 1.
-            has_rested: Whether it followed a rest.
+            num_steps: How many steps, >= 1.
+            has_rested: Whether they followed a rest.
             is_priced: Whether `expected_s` is known.
             pace_s: What all its tokens take at the pace of plain decoding; 0: unknown.
             elapsed_s: Seconds since the step before ended; 0: not measured.
@@ -110,7 +132,7 @@ class DraftAccount:
             profit_s = min(profit_s, pace_s - min(elapsed_s - waking_s, _INTERRUPTED * taken_s))
         if profit_s > 0:
             self._is_stopped = False
-            profit_s = self.wake.repay(profit_s)
+            profit_s = self.wake.repay(num_steps * profit_s) / num_steps
         self._enter(plain_s, taken_s, profit_s, num_steps)
 
     def _enter(self, plain_s: float, taken_s: float, profit_s: float, num_steps: int) -> None:

@@ -15,6 +15,7 @@ from pagewood.schedpolicy.drafting.request_estimates import RequestEstimates
 from pagewood.schedpolicy.drafting.rest_clock import RestClock
 from pagewood.schedpolicy.drafting.shape import DraftShape, Reason
 from pagewood.schedpolicy.drafting.step_cost import Costs, DraftCost, StepCost
+from pagewood.schedpolicy.drafting.trial import Trial
 from pagewood.schedpolicy.urgency import weight_by_priority
 
 _SURPRISE = 1.25
@@ -28,8 +29,12 @@ class DraftControl(Generic[D]):
     account of time can pay for them if nothing is accepted (`DraftAccount`). Where steps are short, lengths are kept
     for some more steps (`KeptLengths`), and decisions and learning take a small part of the time (`HostTime`). While
     nothing is drafted most steps rest (`RestClock`). When a probe is due, a few requests (all, where padding makes that
-    free) draft one or two tokens in two steps, and not before 0.4 of `max_slowdown` pays for both, with what waking
-    the drafters takes (`WakeDebt`). Some steps are plain to measure plain decoding (`PlainSamples`).
+    free) draft one or two tokens in two steps, and not before 0.4 of `max_slowdown` pays for both, with what drafters
+    take to follow the text before and to wake (`WakeDebt`). Some steps are plain to measure plain decoding
+    (`PlainSamples`).
+
+    All of that happens in periods of drafting. What these yield is compared with what periods of rest yield, and the
+    faster kind gets more of the time (`Trial`).
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -50,6 +55,7 @@ class DraftControl(Generic[D]):
         "_pace",
         "_samples",
         "_shape",
+        "_trial",
         "draft_s",
         "is_far",
         "max_tokens",
@@ -122,6 +128,7 @@ class DraftControl(Generic[D]):
         self._costs, self._pace = Costs(cost, draft_cost or DraftCost()), DecodePace()
         self._account, self._clock, self._samples = DraftAccount(max_slowdown), RestClock(), PlainSamples()
         self._host = HostTime(max_tokens)
+        self._trial = Trial(self._pace)
         self._decisions = Decisions[D](
             shape=self._shape,
             mode=mode,
@@ -133,6 +140,7 @@ class DraftControl(Generic[D]):
             estimates=self._estimates,
             host=self._host,
             samples=self._samples,
+            trial=self._trial,
         )
 
     @property
@@ -209,60 +217,69 @@ class DraftControl(Generic[D]):
         num_tokens: int,
         num_others: int = 0,
         num_steps: int = 1,
-        load: int = 0,
         num_yielded: int = 0,
-        elapsed_s: float = 0.0,
+        passed_steps: int = 1,
+        passed_load: float = 0.0,
+        passed_tokens: int = 0,
+        passed_s: float = 0.0,
         draft_s: float = 0.0,
         verify_s: float = 0.0,
     ) -> None:
-        """Learn from a step that ended, with or without drafts.
+        """Learn from steps that ended: from some with drafts, or from one without that stands for others.
 
         Args:
-            requests: The requests that decoded; those that ended meanwhile may be among them. Requests without drafts
-                may be left out and counted in `num_others` instead.
+            requests: The requests that decoded, once for each step; those that ended meanwhile may be among them.
+                Requests without drafts may be left out and counted in `num_others` instead.
             granted: Draft tokens that each was allowed.
             drafted: Draft tokens of each that were verified, at most `granted`.
             accepted: Draft tokens of each that were accepted, at most `drafted`.
-            num_tokens: Tokens that the step computed, with drafts (and padding) and prompt tokens.
+            num_tokens: Tokens that the steps computed, with drafts (and padding) and prompt tokens.
             num_others: Requests that decoded without drafts and are not in `requests`.
-            num_steps: Steps without drafts that this one stands for; the others are not observed.
-            load: Requests that were to get tokens in the step, with those that had ended.
-            num_yielded: Tokens that these steps, or the step with drafts, have yielded.
-            elapsed_s: Their seconds, with all that the host does; 0 if not measured.
+            num_steps: Steps with drafts, which are alike; or steps without drafts that the observed one stands for.
+            num_yielded: Tokens that the observed steps have yielded.
+            passed_steps: Steps since those that were observed before, with these, in which requests decoded.
+            passed_load: Requests that were to get tokens in each of them, with those that had ended, on average.
+            passed_tokens: Tokens that they have yielded.
+            passed_s: Their seconds, with all that the host does; 0 if not measured.
             draft_s: Seconds of drafting; 0 if not measured. A head that follows the text takes some in every step.
-            verify_s: Seconds of the rest of the step; 0 if not measured.
+            verify_s: Seconds of the rest of the steps; 0 if not measured.
         """
         self.draft_s += draft_s
         self.verify_s += verify_s
+        cost = self._costs.steps
+        if cost is not None and self._trial.observe(passed_load, passed_steps, passed_tokens, passed_s):
+            self._clock.end_period()
         if not any(granted):
-            if self._costs.steps is not None and num_tokens >= 1:
+            if cost is not None and num_tokens >= 1:
                 num_requests = len(requests) + num_others
-                self._observe_plain(self._costs.steps, num_requests, num_tokens, num_steps, draft_s, verify_s,
-                                    load, num_yielded, elapsed_s)  # fmt: skip
+                self._observe_plain(cost, num_requests, num_tokens, num_steps, draft_s, verify_s,
+                                    passed_steps, passed_load, passed_tokens, passed_s)  # fmt: skip
             return
         num_accepted = self._count(granted, drafted, accepted)
         is_learned = self._host.may_learn(len(requests), draft_s + verify_s)
         if is_learned:
             self._estimates.observe(requests, granted, drafted, accepted)
-        cost, draft_cost, num_computed = self._costs.steps, self._costs.drafts, self._shape.num_computed
-        if cost is None or num_tokens < 1:
+        draft_cost, num_computed = self._costs.drafts, self._shape.num_computed
+        if cost is None or num_tokens < num_steps:
             return
-        num_requests, longest, num_drafts = len(requests) + num_others, max(granted), num_computed(granted)
-        num_plain = num_tokens - (num_drafts if self._computes_padding else num_computed(drafted))
-        num_prompt = max(0, num_plain - num_requests)
+        num_plain = num_tokens - num_computed(granted if self._computes_padding else drafted)
+        if num_steps > 1:  # what follows is of a step
+            num_tokens, num_plain = round(num_tokens / num_steps), round(num_plain / num_steps)
+            draft_s, verify_s = draft_s / num_steps, verify_s / num_steps
+        num_requests, longest = max(1, (len(requests) + num_others) // num_steps), max(granted)
+        num_drafts, num_prompt = num_computed(granted) // num_steps, max(0, num_plain - num_requests)
         has_rested = self._account.wake.end_rest()
-        plain_s = cost.seconds(num_plain)
         self._account.settle_drafts(
-            plain_s,
-            num_accepted * cost.seconds(num_requests) / num_requests,
+            cost.seconds(num_plain),
+            num_accepted / num_steps * cost.seconds(num_requests) / num_requests,
             _taken_s(cost, num_tokens, verify_s, has_drafts=True),
             draft_s,
             draft_cost.seconds(longest, num_drafts, num_prompt),
             num_steps,
             has_rested=has_rested,
             is_priced=draft_cost.is_known,
-            pace_s=num_yielded * (self._pace.token_s(load) or 0.0),
-            elapsed_s=elapsed_s,
+            pace_s=num_yielded / num_steps * (self._pace.token_s(passed_load) or 0.0),
+            elapsed_s=draft_s + verify_s,
         )
         self._samples.observe_drafts()
         if is_learned and verify_s > 0:
@@ -279,19 +296,24 @@ class DraftControl(Generic[D]):
         num_steps: int,
         draft_s: float,
         verify_s: float,
-        load: int,
-        num_yielded: int,
-        elapsed_s: float,
+        passed_steps: int,
+        passed_load: float,
+        passed_tokens: int,
+        passed_s: float,
     ) -> None:
         """Learn from a step without drafts."""
-        self._account.wake.rest(num_steps)
+        account = self._account
+        account.wake.rest(num_steps)
         if num_requests:
             plain_s = cost.seconds(num_tokens)
             taken_s = _taken_s(cost, num_tokens, verify_s, has_drafts=False)
-            self._account.settle_plain(plain_s, taken_s, draft_s, num_steps)
+            if self._trial.is_resting:
+                account.settle_rest(plain_s, taken_s, num_steps)
+            else:
+                account.settle_plain(plain_s, taken_s, draft_s, num_steps)
         follows_plain = self._samples.observe_plain()
-        if follows_plain and num_yielded and elapsed_s > 0:
-            self._pace.observe(load, num_steps, num_yielded, elapsed_s)
+        if follows_plain and passed_tokens and passed_s > 0:
+            self._pace.observe(passed_load, passed_steps, passed_tokens, passed_s)
         if self._samples.is_typical(cost, num_tokens, num_steps) and verify_s > 0:
             if num_requests:
                 self._samples.compare(verify_s / cost.seconds(num_tokens))

@@ -12,6 +12,9 @@ class DecodePace:
     steps take less than the host's work for a request that ends and the one that follows it, such a step takes as long
     with one token more. The pace is that of all steps in which requests decode, in the same proportion for both kinds.
 
+    The time of a step is nearly a part of its own and one for each request. So the pace at the mean load of some steps
+    is that of all of them together, even if their loads differ.
+
     Old steps count less: the pace is about the mean of the last 1,024. Loads that differ by less than an eighth share
     one. Invariant: of an entry that is known, no observation changes the seconds by more than half.
     """
@@ -24,16 +27,16 @@ class DecodePace:
         self._tokens: dict[int, float] = {}  # written by: DecodePace
         self._seconds: dict[int, float] = {}  # written by: DecodePace
 
-    def token_s(self, load: int) -> float | None:
+    def token_s(self, load: float) -> float | None:
         """Return the seconds of a token at this number of requests; None: fewer than about 48 steps were observed."""
         key = _key(load)
         return self._seconds[key] / self._tokens[key] if self._steps.get(key, 0.0) >= _NUM_KNOWN else None
 
-    def observe(self, load: int, num_steps: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, load: float, num_steps: int, num_tokens: int, seconds: float) -> None:
         """Learn from some steps without drafts.
 
         Args:
-            load: Requests of each, those included that have ended meanwhile.
+            load: Requests of each on average, with those that have ended meanwhile.
             num_steps: How many steps, >= 1.
             num_tokens: Tokens that they yielded.
             seconds: Of all of them, from the end of the one before.
@@ -46,7 +49,8 @@ class DecodePace:
             sums[key] = sums.get(key, 0.0) * kept + value
 
 
-def _key(load: int) -> int:
+def _key(load: float) -> int:
     """Return a number that loads share which differ by less than an eighth."""
-    shift = max(0, load.bit_length() - 3)
-    return load >> shift << shift
+    num = round(load)
+    shift = max(0, num.bit_length() - 3)
+    return num >> shift << shift

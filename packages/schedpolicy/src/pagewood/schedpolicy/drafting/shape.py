@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from pagewood.schedpolicy.drafting.acceptance import Estimate
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 
-Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "cost unknown", "fixed", "idle"]
+Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "trial", "cost unknown", "fixed", "idle"]
 """Why the lengths of a step are what they are:
 
 - gain: they have the most expected tokens per second.
@@ -15,6 +15,7 @@ Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "co
 - account: no drafts, because a step could lose more time than speculation may lose now.
 - probe: a few drafts, to measure acceptance or the cost of drafting.
 - sample: no drafts in this step, to measure what a plain step costs.
+- trial: no drafts in this period, to compare whole periods, or because those without drafts are faster.
 - cost unknown: no drafts without a table of costs.
 - fixed: the mode is "fixed".
 - idle: no request decodes.

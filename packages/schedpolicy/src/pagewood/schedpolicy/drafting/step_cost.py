@@ -7,6 +7,8 @@ from itertools import pairwise
 _SLOW_RATE = 0.05
 _LAST_COUNT = 19
 _NUM_TRUSTED = 3
+_FADE_EVERY = 64
+_FADED = 0.25
 _DRAFT_RATE = 0.2
 _TOKEN_SHARE = 0.01
 
@@ -21,8 +23,10 @@ class StepCost:
     Steps with drafts have a table of their own, which starts as the same one: the host does more for them, and the
     caches of the processor hold more. An observation corrects its own size; sizes near it, the less, the more steps
     these have had; those of the other table too, as long as that has observed none of them; and, if the size is well
-    known, slowly a factor of both tables, for changes that concern every step, such as longer contexts. Invariant:
-    every entry is positive and finite, and no observation changes a size with three or more by over a factor of two.
+    known, slowly a factor of both tables, for changes that concern every step, such as longer contexts. A size that is
+    no longer observed fades back to the shape that was measured, relative to those that are: otherwise a size that was
+    slow once would never be tried again. Invariant: every entry is positive and finite, and no observation changes a
+    size with three or more by over a quarter.
     """
 
     __slots__ = ("_scale", "_tables")
@@ -74,7 +78,7 @@ class StepCost:
         factor = own.correct(num_tokens, ratio)
         other.follow(num_tokens, factor, count)
 
-    def credible(self, num_tokens: int, seconds: float, factor: float = 2.0, *, has_drafts: bool = False) -> float:
+    def credible(self, num_tokens: int, seconds: float, factor: float = 1.25, *, has_drafts: bool = False) -> float:
         """Return a measured duration, limited to `factor` times or a part of the expected if this size is known."""
         expected_s = self.seconds(num_tokens, has_drafts=has_drafts)
         if self._tables[has_drafts].counts[num_tokens] < _NUM_TRUSTED:
@@ -89,7 +93,7 @@ class StepCost:
 class _Table:
     """Seconds by number of tokens, before the scale."""
 
-    __slots__ = ("_largest", "_measured", "_slope", "_values", "counts")
+    __slots__ = ("_largest", "_measured", "_num_corrected", "_recent", "_slope", "_stale", "_values", "counts")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         self._values = [float(seconds[0])] * (sizes[0] + 1)  # written by: _Table
@@ -99,6 +103,12 @@ class _Table:
         """The table as it was measured, the shape that corrections keep."""  # written by: _Table
         self.counts = [0] * len(self._values)
         """Observed steps of each size, at most `_LAST_COUNT`."""  # written by: _Table
+        self._recent: set[int] = set()
+        """Sizes observed since others have last faded."""  # contents written by: _Table
+        self._stale: set[int] = set()
+        """Observed sizes that are not among them."""  # contents written by: _Table
+        self._num_corrected = 0
+        """Observations since then."""  # written by: _Table
         self._slope = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
         self._largest = sizes[-1], float(seconds[-1])
 
@@ -125,7 +135,22 @@ class _Table:
         for size in self._near(num_tokens):
             if size != num_tokens:
                 values[size] += (measured[size] * factor - values[size]) / ((count + 1) * (1 + 4 * counts[size]))
+        self._recent.add(num_tokens)
+        self._num_corrected += 1
+        if self._num_corrected == _FADE_EVERY:
+            self._fade()
         return factor
+
+    def _fade(self) -> None:
+        """Move the sizes that were not observed lately towards the measured shape at the level of those that were."""
+        values, measured, counts, recent = self._values, self._measured, self.counts, self._recent
+        level = sum([values[size] / measured[size] for size in recent]) / len(recent)
+        self._stale -= recent
+        for size in self._stale:
+            counts[size] -= counts[size] // 4
+            values[size] += _FADED * (measured[size] * level - values[size])
+        self._stale |= recent
+        self._recent, self._num_corrected = set(), 0
 
     def follow(self, num_tokens: int, factor: float, count: int) -> None:
         """Follow the other table, in which a size with `count` steps before differs by a factor from the measured."""

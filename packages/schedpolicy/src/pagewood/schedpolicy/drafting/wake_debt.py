@@ -1,10 +1,13 @@
-"""What drafters take longer after a rest: the price of waking them, and what of it is not paid for yet."""
+"""What it takes to let drafters draft after a rest: following the text before it, and what waking takes longer."""
 
+NUM_FOLLOWED = 24
+"""Steps before a probe in which drafters follow the text."""
 LEAST_REST = 4
 """Steps without drafts after which the next ones follow a rest."""
 MAX_DELAY = 8192
-"""Steps for which a debt or the price of a probe can put off drafts."""
+"""Steps for which a debt or the price of a probe can put off drafts at once."""
 _RATE = 0.5
+_FOLLOW_RATE = 0.1
 _LEAST_PAID = 4.0
 _MOST_TAKEN = 64.0
 SHARE = 0.25
@@ -16,10 +19,11 @@ class WakeDebt:
 
     While drafters rest, they leave out what they would have read, and read it when they are woken. That is no fault of
     the drafts, so the account does not pay for it at once. It is paid from a quarter of `max_slowdown`, and from what
-    drafts then gain; until it is paid, no drafts follow another rest. Invariant: at most 8,192 steps pay for it.
+    drafts then gain; until it is paid, no drafts follow another rest. Before a probe they follow the text again; that
+    the account pays for, step by step. Invariant: at most 8,192 steps pay for a debt.
     """
 
-    __slots__ = ("_num_rested", "_step_share", "owed_s", "usual_s")
+    __slots__ = ("_follow_s", "_num_rested", "_step_share", "owed_s", "usual_s")
 
     def __init__(self, max_slowdown: float) -> None:
         """Start without a debt.
@@ -34,6 +38,17 @@ class WakeDebt:
         """Seconds that are not paid for yet."""  # written by: WakeDebt
         self.usual_s = 0.0
         """Seconds that waking takes, as a moving average."""  # written by: WakeDebt
+        self._follow_s = 0.0
+        """Seconds of a drafter that follows the text, in each step, as a moving average."""  # written by: WakeDebt
+
+    @property
+    def following_s(self) -> float:
+        """Seconds that following the text takes before a probe."""
+        return NUM_FOLLOWED * self._follow_s
+
+    def follow(self, draft_s: float, plain_s: float) -> None:
+        """Note what a drafter took in a step without drafts of `plain_s` seconds, because it follows the text."""
+        self._follow_s += _FOLLOW_RATE * (min(draft_s, plain_s) - self._follow_s)
 
     def rest(self, num_steps: int) -> None:
         """Count steps without drafts."""
@@ -73,5 +88,6 @@ class WakeDebt:
         return int(self.owed_s / (self._step_share * plain_s)) + 1
 
     def scale(self, factor: float) -> None:
-        """Expect waking to take `factor` times as long: drafters read each request."""
+        """Expect waking and following to take `factor` times as long: drafters read each request."""
         self.usual_s *= factor
+        self._follow_s *= factor

@@ -44,6 +44,10 @@ class Drafting(Protocol):
         accepted: Sequence[int],
         *,
         num_tokens: int,
+        num_yielded: int,
+        passed_load: float,
+        passed_tokens: int,
+        passed_s: float,
         draft_s: float,
         verify_s: float,
     ) -> None:
@@ -87,11 +91,13 @@ class SpeculativeMachine:
         accepts: Probability that a draft token is accepted, given those before it, by (arrival, step, position).
         draft_s: Seconds of drafting by (longest draft, draft tokens).
         wake_s: Seconds that drafting takes longer after a step without drafts.
+        follow_s: Seconds of the drafter in each step without drafts while it follows the text.
         finds: Probability that the drafter finds a draft at all.
         noise: Standard deviation of measured durations, as a part of them.
         lag: Steps that are planned before a result comes back.
         life: Steps after which a request ends and a new one takes its place.
         num_other_tokens: Prompt tokens of each step.
+        host_s: Seconds that the host adds to a step while drafters follow the text; no other measure has them.
         is_measured: Whether durations are reported.
     """
 
@@ -99,11 +105,13 @@ class SpeculativeMachine:
     accepts: Callable[[int, int, int], float]
     draft_s: Callable[[int, int], float] = lambda passes, tokens: 0.0
     wake_s: float = 0.0
+    follow_s: float = 0.0
     finds: float = 1.0
     noise: float = 0.0
     lag: int = 1
     life: int = 300
     num_other_tokens: int = 0
+    host_s: float = 0.0
     is_measured: bool = True
 
     def table(self, sizes: Iterable[int]) -> StepCost:
@@ -174,12 +182,14 @@ class SpeculativeMachine:
             accepted.append(taken)
         num_plain = len(batch) + self.num_other_tokens
         num_tokens = num_plain + sum(drafted)
-        draft_s = self.draft_s(max(granted), sum(granted)) if sum(granted) else 0.0
+        unused_s = 0.0 if control.is_far else self.follow_s
+        draft_s = self.draft_s(max(granted), sum(granted)) if sum(granted) else unused_s
         if sum(granted) and not (run.mean_length and run.mean_length[-1]):
             draft_s += self.wake_s
         step_s = self.step_s(num_tokens)
         gained_s = sum(accepted) * self.step_s(len(batch)) / len(batch) if batch else 0.0
-        run.taken_s.append(step_s + draft_s)
+        host_s = 0.0 if control.is_far else self.host_s
+        run.taken_s.append(step_s + draft_s + host_s)
         run.plain_s.append(self.step_s(num_plain) + gained_s)
         run.mean_length.append(sum(granted) / max(1, len(batch)))
         run.lengths.append(granted)
@@ -190,7 +200,9 @@ class SpeculativeMachine:
         def report() -> None:
             control.observe(
                 batch, granted, drafted, accepted,
-                num_tokens=num_tokens, draft_s=draft_s * jitter, verify_s=step_s * jitter,
+                num_tokens=num_tokens, num_yielded=len(batch) + sum(accepted), passed_load=len(batch),
+                passed_tokens=len(batch) + sum(accepted), passed_s=(step_s + draft_s + host_s) * jitter,
+                draft_s=draft_s * jitter, verify_s=step_s * jitter,
             )  # fmt: skip
 
         return report
