@@ -12,7 +12,7 @@ rest          engines whose drafters never draft, on the embedded model's tasks
 forced        edits of source files that a random model of 110M parameters is made to write
 edits         what the lookup drafters accept when they follow recorded edits of source files
 cost          what a step costs that verifies n drafts, with a random model of 110M parameters
-control       adaptive lengths under bad and good drafts, with the same model and simulated acceptance
+control       as policy, under bad and good drafts, with the same model and simulated acceptance
 transformers  assisted generation of `transformers` beside ours, embedded model, one request at a time
 """
 
@@ -241,36 +241,30 @@ def cost(options: Options) -> None:
 
 
 def control(options: Options) -> None:
-    """Compare adaptive lengths with plain decoding under simulated acceptance."""
-    print("\n## Adaptive lengths against plain decoding, 110M model, simulated acceptance\n")
-    print("| requests | acceptance | plain, tokens/s | adaptive / plain | drafts a step |\n|---:|---:|---:|---:|---:|")
+    """Compare adaptive lengths with rest in the same engine, under simulated acceptance."""
+    print("\n## Adaptive lengths against rest in the same engine, 110M model, simulated acceptance\n")
+    print("| requests | acceptance | rest, tokens/s | drafting / rest | drafts a step |\n|---:|---:|---:|---:|---:|")
     with _random_model(options) as folder:
-        plain = System("plain", options.engine(model=folder))
         for acceptance in (0.0, 0.3, 0.7):
-            adaptive = System(
-                "adaptive",
-                options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance),
+            system = System(
+                "adaptive", options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance)
             )
             for batch in (1, 4) if options.smoke else options.batches:
                 # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
                 prompts = _random_prompts(batch if options.smoke else max(8, 3 * batch))
                 limits = [random.Random(i).randint(1, 2 * _num_output(options)) for i in range(len(prompts))]
-                systems, pairs = (plain, adaptive), list[tuple[Run, Run]]()
-                for system in systems:  # both have the prompts in their caches then
-                    system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
-                for index in range(options.num_repeats):
-                    order = systems if index % 2 else systems[::-1]
-                    runs = {
-                        system.name: system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
-                        for system in order
-                    }
-                    pairs.append((runs["plain"], runs["adaptive"]))
-                ratio = median(new.tokens_per_s / old.tokens_per_s for old, new in pairs)
-                speed = median(old.tokens_per_s for old, _ in pairs)
-                drafts = sum(new.num_drafted for _, new in pairs) / sum(new.num_steps for _, new in pairs)
+                pairs: list[dict[bool, Run]] = []
+                for index in range(-1, options.num_repeats):  # the first pair fills the prefix cache
+                    runs: dict[bool, Run] = {}
+                    for is_resting in (False, True) if index % 2 else (True, False):
+                        system.rest(is_resting)
+                        runs[is_resting] = system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
+                    pairs += [runs] if index >= 0 else []
+                ratio = median(runs[False].tokens_per_s / runs[True].tokens_per_s for runs in pairs)
+                speed = median(runs[True].tokens_per_s for runs in pairs)
+                drafts = sum(runs[False].num_drafted for runs in pairs) / sum(runs[False].num_steps for runs in pairs)
                 print(f"| {batch} | {acceptance} | {speed:.0f} | {ratio:.2f} | {drafts:.1f} |", flush=True)
-            adaptive.close()
-        plain.close()
+            system.close()
 
 
 def transformers(options: Options) -> None:
