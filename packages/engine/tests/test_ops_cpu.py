@@ -60,11 +60,12 @@ def test_linear(num_rows: int, depth: int, size: int, has_bias: bool, num_thread
     torch.testing.assert_close(result, expected.float(), atol=2e-5, rtol=2e-5)
 
 
-def test_a_row_of_a_product_does_not_depend_on_the_others() -> None:
-    x, weight = randn(150, 300), randn(999, 300, seed=1)
+@pytest.mark.parametrize("size", [999, 2080])  # from 2048 outputs on, tiles of many rows are packed
+def test_a_row_of_a_product_does_not_depend_on_the_others(size: int) -> None:
+    x, weight = randn(150, 300), randn(size, 300, seed=1)
     linear = OPS.linear(weight, None)
     together = compute(linear, x, num_threads=4)
-    for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150)]:
+    for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150), (0, 8), (0, 9), (0, 17)]:
         assert torch.equal(compute(linear, x[first:last], num_threads=1), together[first:last])
 
 

@@ -166,10 +166,13 @@ def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> N
 
 @pytest.mark.parametrize("activations", ["auto", "float32"])
 @pytest.mark.parametrize("kind", MAKERS, ids=NAME)
-def test_a_row_of_a_product_does_not_depend_on_the_others(kind: WeightKind, activations: ActivationFormat) -> None:
-    x, weight = normal(150, 320), MAKERS[kind](normal(333, 320, seed=1))
+@pytest.mark.parametrize("size", [333, 2080])  # from 2048 outputs on, tiles of many rows of float32 are packed
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    kind: WeightKind, activations: ActivationFormat, size: int
+) -> None:
+    x, weight = normal(150, 320), MAKERS[kind](normal(size, 320, seed=1))
     together = product(x, weight, None, activations=activations, num_threads=4)
-    for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150)]:
+    for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150), (0, 8), (0, 9), (0, 17)]:
         alone = product(x[first:last], weight, None, activations=activations, num_threads=1)
         assert np.array_equal(alone, together[first:last])
 

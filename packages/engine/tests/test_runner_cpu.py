@@ -160,7 +160,9 @@ def test_rows_that_have_ended_are_left_out(runner: CPURunner, end: str) -> None:
     batches[0] = dataclasses.replace(
         batches[0], admitted=np.arange(2, dtype=np.int32), limits=limits, stop_ids=stop_ids
     )
+    num_begun = runner._writer.kernel.num_begun
     results = [handle.wait() for handle in [runner.launch(batch) for batch in batches]]
+    assert runner._writer.kernel.num_begun == num_begun + len(batches)  # a thread that helped would wait for the others
     assert [result.counts.tolist() for result in results] == [[1, 1], [0, 1], [0, 1], [0], [0]]
     assert results[0].tokens.tolist() == [stop, plain[1].output[0]]
     assert [results[1].tokens.tolist(), results[2].tokens.tolist()] == [[token] for token in plain[1].output[1:]]

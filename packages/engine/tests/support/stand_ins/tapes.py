@@ -56,7 +56,7 @@ def write_down(
         if attention and one:
             one.lay_out(scopes, counts, attention.grants())
         started = program.start(counts, scopes)
-        helpers = [crew.submit(started.work) for _ in range(num_threads - 1)]
+        helpers = [crew.submit(started.help) for _ in range(num_threads - 1)]
         started.work()
         for helper in helpers:
             helper.result()

@@ -49,7 +49,7 @@ class PanelLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape = x.tape
         packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
-        tape.emit(Operation.PACK, x.rows, x, packed, x.size, x.size)
+        tape.emit(Operation.PACK, x.rows, x, packed, x.size, x.size, self._size)
         tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
         return out
 
@@ -121,7 +121,7 @@ class PackedLinear:
         else:
             packed = tape.buffer(x.rows, shape.depth)
             source = x if shape.depth == x.size else packed
-            tape.emit(Operation.PACK, x.rows, x, packed, x.size, shape.depth)
+            tape.emit(Operation.PACK, x.rows, x, packed, x.size, shape.depth, shape.size)
         out = tape.buffer(x.rows, shape.size)
         tape.emit(
             Operation.MULTIPLY_PACKED, x.rows, source, packed, sums, row_scales, self.weight.panels,

@@ -60,12 +60,24 @@ _MAX_PREPARED = 256
 class CPUStepHandle(Generic[Result]):
     """A launched step."""
 
-    __slots__ = ("_constraint", "_result", "_runs")
+    __slots__ = ("_constraint", "_has_next", "_result", "_runs")
 
     def __init__(
-        self, runs: Sequence[Later[Run | MeasuredRun | None]], constraint: _Constraint | None, result: Later[Result]
+        self,
+        runs: Sequence[Later[Run | MeasuredRun | None]],
+        constraint: _Constraint | None,
+        result: Later[Result],
+        has_next: Callable[[], bool],
     ) -> None:
-        """Make `wait` compute `runs` one after the other, and then return `result`."""
+        """Make `wait` compute `runs` one after the other, and then return `result`.
+
+        Args:
+            runs: of the step.
+            constraint: what some draws wait for.
+            result: of the step.
+            has_next: returns whether another step has been launched behind it.
+        """
+        self._has_next = has_next
         self._runs = runs
         self._constraint = constraint
         self._result = result
@@ -77,7 +89,7 @@ class CPUStepHandle(Generic[Result]):
         if self._constraint.is_drafting and self._runs:
             run = self._runs[0].take()
             if run is not None:
-                run.work()
+                run.help()
         return self._constraint.drafts.take()
 
     def constrain(self, masks: Int32) -> None:
@@ -102,7 +114,8 @@ class CPUStepHandle(Generic[Result]):
         for later in self._runs:
             run = later.take()
             if run is not None:
-                run.work()
+                # If there is a step behind this one, the worker first begins it; only then does this thread go on.
+                run.help(follows=later is self._runs[-1] and self._has_next())
         return self._result.take()
 
 
@@ -343,11 +356,13 @@ class CPURunner:
         self._helpers.shutdown()
 
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
-        return CPUStepHandle(step.runs() if self._num_threads > 1 else (), step.constraint, result)
+        runs = step.runs() if self._num_threads > 1 else ()
+        return CPUStepHandle(runs, step.constraint, result, lambda: self._latest is not result)
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)
         if computed is None:
+            self._writer.kernel.pass_by()
             return StepResult(tokens=np.empty(0, np.int32), counts=np.zeros(len(step.batch.sampled), np.int32))
         scopes, counts, draft_s, verify_s = computed
         now, grants = self._now, step.grants
@@ -498,7 +513,7 @@ class CPURunner:
         """Compute a run, together with the threads that help."""
         later.give(run)
         for _ in range(self._num_threads - 2):
-            self._helpers.submit(run.work)
+            self._helpers.submit(run.help)
         if isinstance(run, MeasuredRun):
             run.measure()
         else:

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, NUM_SCOPE_COLUMNS, Column
-from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, FUNCTION, NUM_COLUMNS, Operation, StepKernel
+from pagewood.engine.runner.cpu.compiled.step import (
+    COUNTER_STRIDE,
+    FUNCTION,
+    NUM_COLUMNS,
+    PART_ROWS,
+    Operation,
+    StepKernel,
+    rows_of_part,
+)
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -150,6 +158,8 @@ class Tape:
         instructions = np.zeros((len(self._lines), NUM_COLUMNS), np.int64)
         for row, line in zip(instructions, self._lines, strict=True):
             row[: 2 + len(line.operands)] = [line.operation, line.rows.index, *map(value, line.operands)]
+            sizes_of_rows = [operand.size for operand in line.operands if isinstance(operand, Buffer)]
+            row[PART_ROWS] = rows_of_part(max(sizes_of_rows, default=1))
             row[FUNCTION] = kernel.function(line.operation, line.operands[-1] if line.operands else 0)
         scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
         for index, columns in enumerate(self._scopes):
@@ -248,10 +258,10 @@ class MeasuredRun:
         self._runs = runs
         self._note = note
 
-    def work(self) -> None:
-        """Compute until the run is complete, as `Run.work` does."""
+    def help(self, *, follows: bool = False) -> None:
+        """Compute until the run is complete, as `Run.help` does."""
         for run in self._runs:
-            run.work()
+            run.help(follows=follows and run is self._runs[-1])
 
     def measure(self) -> None:
         """Compute until the run is complete; note its beginning and the end of every instruction, monotonic seconds."""
@@ -263,18 +273,33 @@ class MeasuredRun:
 
 
 class Run:
-    """One run of a program, which any number of threads may join at any time."""
+    """One run of a program, which any number of threads may join at any time.
 
-    __slots__ = ("_arguments", "_kernel")
+    When it is complete, all of them want the interpreter's lock, which only one can have; the others sleep, and wake
+    tens of microseconds late. So a thread that has something to do only later had better wait without it, until the
+    thread that makes the runs has given it away in the next one.
+    """
+
+    __slots__ = ("_arguments", "_kernel", "_place")
 
     def __init__(self, kernel: StepKernel, arguments: tuple[object, ...]) -> None:
         """Prepare a run of `kernel`; its arguments include the counters with which threads share the work."""
         self._kernel = kernel
         self._arguments = arguments
+        self._place = 1 + kernel.num_begun
+        """How many runs have begun when this one has."""
 
     def work(self) -> None:
-        """Compute until the run is complete. Safe to call from any thread and at any time, even after the end."""
-        self._kernel(*self._arguments)
+        """Compute until the run is complete; only on the thread that makes the runs of this kernel."""
+        self._kernel.run(*self._arguments)
+
+    def help(self, *, follows: bool = False) -> None:
+        """Compute until the run is complete. Safe to call from any thread and at any time, even after the end.
+
+        Args:
+            follows: whether to wait then, for some tenths of a millisecond at most, until the next run has begun.
+        """
+        self._kernel.help(*self._arguments, num_begun=self._place + 1 if follows else 0)
 
 
 def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tuple[dict[Buffer, int], int]:

@@ -9,6 +9,7 @@ result has the bits of the widened weights'. Or both are bfloat16, and two input
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairDot, PairLevel, widened
-from pagewood.engine.runner.cpu.compiled.tile import WIDTH, by_height
+from pagewood.engine.runner.cpu.compiled.tile import LOW, WIDTH, by_height_and_panels
 from pagewood.engine.runner.cpu.compiled.vectors import (
     INDEX,
     load,
@@ -56,22 +57,33 @@ def _widened(builder: Any, kind: WeightKind, at: Any) -> list[list[Any]]:
     return [[row(k, start) for start in _HALVES] for k in range(2)]
 
 
-def _add_widened(builder: Any, kind: WeightKind, rows: int, x: Any, pair: Any, at: Any, sums: Any) -> list[list[Any]]:
-    """Return `sums` `[rows][2]` plus the products of two inputs; `x` points to `[D, rows] float32`."""
-    vector, columns = vector_of(_LANES), _widened(builder, kind, at)
+def _add_widened(
+    builder: Any, kind: WeightKind, rows: int, x: Any, depth: Any, pair: Any, places: Sequence[Any], sums: Any
+) -> list[list[Any]]:
+    """Return `sums` `[rows][2 panels]` plus the products of two inputs with each of some panels.
+
+    `x` points to the rows, see `multiply_halves`, and `places` to the first byte of the inputs' weights in each panel.
+    """
+    vector = vector_of(_LANES)
+    widened_panels = [_widened(builder, kind, at) for at in places]
+    columns = [[half for panel in widened_panels for half in panel[k]] for k in range(2)]
+    step, stride = (INDEX(1), depth) if rows <= LOW else (INDEX(rows), INDEX(1))
     new = [list(of_row) for of_row in sums]
     for k in range(2):
-        start = builder.mul(builder.add(builder.mul(pair, INDEX(2)), INDEX(k)), INDEX(rows))
+        start = builder.mul(builder.add(builder.mul(pair, INDEX(2)), INDEX(k)), step)
         for r in range(rows):
-            value = spread(builder, builder.load(builder.gep(x, [builder.add(start, INDEX(r))])), vector)
+            place = builder.add(start, builder.mul(stride, INDEX(r)))
+            value = spread(builder, builder.load(builder.gep(x, [place])), vector)
             new[r] = [multiply_add(builder, value, *one) for one in zip(columns[k], new[r], strict=True)]
     return new
 
 
-def _add_pairs(builder: Any, level: PairLevel, rows: int, x: Any, pair: Any, at: Any, sums: Any) -> list[list[Any]]:
-    """Return `sums` `[rows][2]` plus the products of two inputs; `x` points to `[D / 2, rows, 2] bfloat16`."""
+def _add_pairs(
+    builder: Any, level: PairLevel, rows: int, x: Any, pair: Any, places: Sequence[Any], sums: Any
+) -> list[list[Any]]:
+    """Like `_add_widened`; `x` points to `[D / 2, rows, 2] bfloat16`."""
     dot = PairDot(builder, level)
-    columns = [dot.prepare(pairs) for pairs in _pairs(builder, at)]
+    columns = [dot.prepare(pairs) for at in places for pairs in _pairs(builder, at)]
     words = builder.bitcast(x, ir.IntType(32).as_pointer())
     start = builder.mul(pair, INDEX(rows))
     new: list[list[Any]] = []
@@ -81,36 +93,37 @@ def _add_pairs(builder: Any, level: PairLevel, rows: int, x: Any, pair: Any, at:
     return new
 
 
-def _emit(builder: Any, kind: WeightKind, level: IntEnum, rows: int, args: Any) -> None:
+def _emit(builder: Any, kind: WeightKind, level: IntEnum, rows: int, num_panels: int, args: Any) -> None:
     """Emit a loop over pairs of inputs, ascending; see `multiply_halves` for `args`."""
     x, panel, bias, out, stride, depth, ahead, ahead_step = args
-    vector = vector_of(_LANES)
-    first = [load(builder, builder.gep(bias, [INDEX(start)]), vector) for start in _HALVES]
+    vector, starts = vector_of(_LANES), range(0, num_panels * WIDTH, _LANES)
+    first = [load(builder, builder.gep(bias, [INDEX(start)]), vector) for start in starts]
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)
     pair = builder.phi(INDEX)
-    sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
+    sums = [[builder.phi(vector) for _ in starts] for _ in range(rows)]
     asked = builder.gep(ahead, [builder.mul(pair, ahead_step)])
-    for line in range(4 * WIDTH // _LINE):
+    for line in range(num_panels * 4 * WIDTH // _LINE):
         prefetch(builder, builder.gep(asked, [INDEX(line * _LINE)]))
     at = builder.gep(panel, [builder.mul(pair, INDEX(4 * WIDTH))])
+    places = [builder.gep(at, [builder.mul(depth, INDEX(2 * WIDTH * one))]) for one in range(num_panels)]
     if kind == WeightKind.BFLOAT16_PAIRS:
         assert isinstance(level, PairLevel)
-        new = _add_pairs(builder, level, rows, x, pair, at, sums)
+        new = _add_pairs(builder, level, rows, x, pair, places, sums)
     else:
-        new = _add_widened(builder, kind, rows, x, pair, at, sums)
+        new = _add_widened(builder, kind, rows, x, depth, pair, places, sums)
     following = builder.add(pair, INDEX(1))
     pair.add_incoming(INDEX(0), before)
     pair.add_incoming(following, loop)
     for r in range(rows):
-        for h in range(len(_HALVES)):
+        for h in range(len(starts)):
             sums[r][h].add_incoming(first[h], before)
             sums[r][h].add_incoming(new[r][h], loop)
     builder.cbranch(builder.icmp_signed("<", following, builder.lshr(depth, INDEX(1))), loop, after)
     builder.position_at_end(after)
     for r in range(rows):
-        for start, total in zip(_HALVES, new[r], strict=True):
+        for start, total in zip(starts, new[r], strict=True):
             place = builder.add(builder.mul(stride, INDEX(r)), INDEX(start))
             store(builder, total, builder.gep(out, [place]))
 
@@ -119,10 +132,11 @@ def _emit(builder: Any, kind: WeightKind, level: IntEnum, rows: int, args: Any) 
 def multiply_halves(kind: WeightKind, level: IntEnum) -> Any:
     """Return the function that computes a tile, with int64 arguments, most of them addresses.
 
-    (height, x, panel, bias, out, stride, depth, ahead, ahead_step): `height` <= TALL rows, packed `[depth, height]
-    float32` or, for BFLOAT16_PAIRS, `[depth / 2, height, 2] bfloat16`, times a panel of `kind`, plus `bias` `[32]`, to
-    `out` with `stride` floats between rows. `depth` is even. Meanwhile prefetches the bytes from `ahead` on,
-    `ahead_step` for every two inputs.
+    (height, x, panel, bias, out, stride, depth, ahead, ahead_step): `height` <= TALL rows, `[height, depth] float32`
+    or, above LOW, packed `[depth, height]`, or, for BFLOAT16_PAIRS, `[depth / 2, height, 2] bfloat16`, times a panel of
+    `kind`, plus `bias` `[32]`, to `out` with `stride` floats between rows. Or, with TWO_PANELS as `height`, one row
+    times two panels, to 64 floats. `depth` is even. Meanwhile prefetches the bytes from `ahead` on, `ahead_step` for
+    every two inputs.
     """
 
     def tile(context: Any, height: Any, x: Any, panel: Any, bias: Any, out: Any, stride: Any, depth: Any,
@@ -130,7 +144,11 @@ def multiply_halves(kind: WeightKind, level: IntEnum) -> Any:
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
             byte, number = ir.IntType(8).as_pointer(), ir.FloatType().as_pointer()
             values = with_pointers(builder, args, {1: number, 2: byte, 3: number, 4: number, 7: byte})
-            by_height(builder, args[0], lambda rows: _emit(builder, kind, level, rows, values[1:]))
+
+            def emit(rows: int, num_panels: int) -> None:
+                _emit(builder, kind, level, rows, num_panels, values[1:])
+
+            by_height_and_panels(builder, args[0], emit)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate

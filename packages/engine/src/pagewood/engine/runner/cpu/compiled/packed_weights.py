@@ -21,11 +21,11 @@ from pagewood.engine.runner.cpu.compiled.code_tile import multiply_codes
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.half_tile import multiply_halves
 from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
-from pagewood.engine.runner.cpu.compiled.matmul import BLOCK, num_tiles
+from pagewood.engine.runner.cpu.compiled.matmul import BLOCK, num_float_tiles, num_products, num_tiles
 from pagewood.engine.runner.cpu.compiled.memory import byte_values, floats, integers, shorts, vector
 from pagewood.engine.runner.cpu.compiled.numeric import float_from_bits
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel
-from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
+from pagewood.engine.runner.cpu.compiled.tile import LOW, TALL, TWO_PANELS, WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
 from pagewood.engine.runner.cpu.compiled.wide_tile import multiply_widened
 
@@ -53,9 +53,22 @@ def _widen(typing_context: Any, bits: Any) -> Any:
 _float_from_half: Any = intrinsic(_widen)
 
 
+@inlined
+def panels_of_part(kind: Any, num_rows: Any) -> Any:
+    """Return how many panels a part of a product has: two for a single row and weights of 16 bits."""
+    return 2 if num_rows == 1 and kind < WeightKind.INT8 else 1
+
+
+@inlined
+def num_packed_parts(kind: Any, level: Any, num_rows: Any, size: Any) -> Any:
+    """Return the number of parts of a product with N = `size` outputs, which threads can share."""
+    count = num_float_tiles(num_rows, size) if level == WideLevel.FLOAT32 else num_tiles(num_rows)
+    return num_products(count, size, panels_of_part(kind, num_rows))
+
+
 @cache
 def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
-    """Return the function that computes a part of a product: the rows of a block of tiles, times one panel."""
+    """Return the function that computes a part of a product: the rows of a block of tiles, times a panel or two."""
     tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) else None
     tile_of_wide: Any = multiply_widened(kind) if kind.has_codes else None
     tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind, level)
@@ -64,15 +77,17 @@ def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
         kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes, kind.step
     )  # fmt: skip
     activation_bytes = 2 if kind == WeightKind.BFLOAT16_PAIRS else 4
+    number, has_floats = int(kind), level == WideLevel.FLOAT32
 
     @strict
     def multiply_part(
         x: Any, packed: Any, sums: Any, row_scales: Any, panels: Any, scales: Any, bias: Any, out: Any, num_rows: Any,
         depth: Any, size: Any, group: Any, part: Any, following: Any,
     ) -> None:  # fmt: skip
-        count = num_tiles(num_rows)
+        count = num_float_tiles(num_rows, size) if has_floats else num_tiles(num_rows)
         num_blocks = (count + BLOCK - 1) // BLOCK
-        panel, block = part // num_blocks, part % num_blocks
+        width = panels_of_part(number, num_rows)
+        first_panel, block = part // num_blocks * width, part % num_blocks
         if has_groups:
             panel_bytes = 2 * (depth // group) * (head_bytes + group * HALF * bits // 8)
             num_steps = 2 * depth // step
@@ -80,39 +95,48 @@ def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
             panel_bytes, num_steps = depth * WIDTH, depth // 4
         else:
             panel_bytes, num_steps = 2 * depth * WIDTH, depth // 2
-        column = panel * WIDTH
-        cut = column + WIDTH > size
         first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
         num = last_tile - first_tile
         ahead_step = (panel_bytes + num_steps * num - 1) // (num_steps * num)
-        ahead = panels + following // num_blocks * panel_bytes
-        margin = np.empty(TALL * WIDTH if cut else 0, np.float32)
-        for tile in range(first_tile, last_tile):
-            first, last = num_rows * tile // count, num_rows * (tile + 1) // count
-            target = margin.ctypes.data if cut else out + 4 * (first * size + column)
-            stride = WIDTH if cut else size
-            if has_bytes:
-                tile_of_codes(
-                    last - first, x + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
-                    panels + panel * panel_bytes, scales + 4 * column, bias + 4 * column, target, stride, depth, group,
-                    ahead, ahead_step,
-                )  # fmt: skip
-            elif has_codes:
-                tile_of_wide(
-                    last - first, packed + 4 * first * depth, panels + panel * panel_bytes, scales + 4 * column,
-                    bias + 4 * column, target, stride, depth, group, ahead, ahead_step,
-                )  # fmt: skip
-            else:
-                tile_of_halves(
-                    last - first, packed + activation_bytes * first * depth, panels + panel * panel_bytes,
-                    bias + 4 * column, target, stride, depth, ahead, ahead_step,
-                )  # fmt: skip
-            ahead += num_steps * ahead_step
-            if cut:
-                whole = floats(out, num_rows, size)
-                for row in range(first, last):
-                    for j in range(size - column):
-                        whole[row, column + j] = margin[(row - first) * WIDTH + j]
+        ahead = panels + following // num_blocks * width * panel_bytes
+        if not has_codes and width == 2 and first_panel * WIDTH + 2 * WIDTH <= size:
+            column = 4 * first_panel * WIDTH
+            tile_of_halves(
+                TWO_PANELS, x, panels + first_panel * panel_bytes, bias + column, out + column, size, depth, ahead,
+                2 * ahead_step,
+            )  # fmt: skip
+            return
+        for panel in range(first_panel, min(first_panel + width, (size + WIDTH - 1) // WIDTH)):
+            column, weights = panel * WIDTH, panels + panel * panel_bytes
+            cut = column + WIDTH > size
+            margin = np.empty(TALL * WIDTH if cut else 0, np.float32)
+            for tile in range(first_tile, last_tile):
+                first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+                height, own = last - first, packed if has_bytes or last - first > LOW else x
+                target = margin.ctypes.data if cut else out + 4 * (first * size + column)
+                stride = WIDTH if cut else size
+                if has_bytes:
+                    tile_of_codes(
+                        height, own + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
+                        weights, scales + 4 * column, bias + 4 * column, target, stride, depth, group, ahead,
+                        ahead_step,
+                    )  # fmt: skip
+                elif has_codes:
+                    tile_of_wide(
+                        height, own + 4 * first * depth, weights, scales + 4 * column, bias + 4 * column, target,
+                        stride, depth, group, ahead, ahead_step,
+                    )  # fmt: skip
+                else:
+                    tile_of_halves(
+                        height, own + activation_bytes * first * depth, weights, bias + 4 * column, target, stride,
+                        depth, ahead, ahead_step,
+                    )  # fmt: skip
+                ahead += num_steps * ahead_step
+                if cut:
+                    whole = floats(out, num_rows, size)
+                    for row in range(first, last):
+                        for j in range(size - column):
+                            whole[row, column + j] = margin[(row - first) * WIDTH + j]
 
     return multiply_part
 

@@ -5,7 +5,9 @@ they are compiled only where they are needed, and the rest once for all models.
 
 Each thread that calls it claims parts of an instruction until none is left, waits until all of them are done, and goes
 on to the next instruction. So threads synchronise without system calls, a delayed thread delays the others by two parts
-at most, and the result does not depend on how many threads there are and when they arrive.
+at most, and the result does not depend on how many threads there are and when they arrive. For two threads to meet
+takes longer than most instructions with a single part. So the thread that claims such an instruction also computes
+those behind it, without claims, up to the next one with several parts.
 
 Legend: T tokens of the step, W wanted tokens, N instructions.
 """
@@ -38,10 +40,17 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     long_rows,
     longs,
     vector,
+    wait_a_moment,
     wait_for,
     write_time,
 )
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, look_up, multiplier, reader
+from pagewood.engine.runner.cpu.compiled.packed_weights import (
+    ProductLevel,
+    look_up,
+    multiplier,
+    num_packed_parts,
+    reader,
+)
 from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.report import report as report_token
@@ -50,15 +59,18 @@ from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, dra
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 
-NUM_COLUMNS = 14
-"""Columns of an instruction: the operation, which of the counts is its number of rows, its operands, a function."""
+NUM_COLUMNS = 15
+"""Columns of an instruction: the operation, which of the counts is its number of rows, its operands, and two more."""
+PART_ROWS = NUM_COLUMNS - 2
+"""Column with the rows of a part, where an instruction goes row by row; see `rows_of_part`."""
 FUNCTION = NUM_COLUMNS - 1
 """Column with the address of the function that computes the parts of the instruction; 0: `step` has its code."""
 VARIANTS = 256
 """More than any number of a `packed_kernel`."""
+_LEVELS = 16  # more than any number of a level; VARIANTS is a multiple of it
 COUNTER_STRIDE = 8
 """int64 of a cache line: each instruction's counters have a line of their own."""
-_ROWS = 4  # of a part, where an instruction goes row by row
+_LEAST_ROWS, _PART_SIZE = 4, 8192  # elements; what is smaller takes a thread less time than it takes two to meet
 
 
 class Operation(IntEnum):
@@ -75,7 +87,7 @@ class Operation(IntEnum):
     ADD_NORM = 4
     """x, residual, weight, out, size."""
     PACK = 5
-    """x, packed, size, size that is filled up with zeros."""
+    """x, packed, size, size that is filled up with zeros, outputs of the product."""
     MULTIPLY = 6
     """x, packed, panels, bias, out, depth, size."""
     SPLIT = 7
@@ -171,11 +183,11 @@ class Operation(IntEnum):
 def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
     """Return how many parts an instruction has."""
     if op == Operation.MULTIPLY:
-        return matmul.num_products(num_rows, one[8])
+        return matmul.num_products(matmul.num_float_tiles(num_rows, one[8]), one[8], 1)
     if op == Operation.PACK:
-        return matmul.num_tiles(num_rows) if num_rows > 1 or one[5] > one[4] else 0  # a single row is packed already
+        return matmul.num_packed(num_rows, one[4], one[5], one[6])
     if op == Operation.MULTIPLY_PACKED:
-        return matmul.num_products(num_rows, one[11])
+        return num_packed_parts(one[12] % VARIANTS // _LEVELS, one[12] % _LEVELS, num_rows, one[11])
     if op == Operation.QUANTISE:
         return matmul.num_tiles(num_rows)
     if op == Operation.ATTEND:
@@ -190,7 +202,12 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return scopes[one[2], Column.NUM_POOLED]
     if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
-    return (num_rows + _ROWS - 1) // _ROWS
+    return (num_rows + one[PART_ROWS] - 1) // one[PART_ROWS]
+
+
+def rows_of_part(size: int) -> int:
+    """Return the rows of a part of an instruction that goes row by row; `size` elements are in its longest rows."""
+    return max(_LEAST_ROWS, _PART_SIZE // size)
 
 
 _PART = "void(i8, i8, f8, i8, i8, i8, i8)"
@@ -220,7 +237,7 @@ def heads_kernel(dim: int, *, int8: bool) -> Kernel:
             )  # fmt: skip
         else:
             q_size, k_size = one[10], one[11]
-            first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
+            first, last = part * one[PART_ROWS], min((part + 1) * one[PART_ROWS], num_rows)
             rows.split_heads(
                 floats(one[2], num_rows, q_size + 2 * k_size), floats(one[3], num_rows, dim // 2),
                 floats(one[4], num_rows, dim // 2), vector(one[5], dim if one[5] != 0 else 0),
@@ -245,7 +262,7 @@ def packed_kernel(kind: WeightKind, level: ProductLevel) -> Kernel:
         one = longs(one_at, NUM_COLUMNS)
         if op == Operation.MULTIPLY_PACKED:
             multiply(
-                one[2], one[2] if num_rows == 1 else one[3], one[4], one[5], one[6], one[7], one[8], one[9], num_rows,
+                one[2], one[3], one[4], one[5], one[6], one[7], one[8], one[9], num_rows,
                 one[10], one[11], one[12] // VARIANTS, part, following,
             )  # fmt: skip
         elif op == Operation.QUANTISE:
@@ -261,7 +278,7 @@ def packed_kernel(kind: WeightKind, level: ProductLevel) -> Kernel:
 
 def packed_variant(kind: WeightKind, level: ProductLevel) -> int:
     """Return the number below VARIANTS that stands for a `packed_kernel` in instructions."""
-    return kind * 16 + level
+    return kind * _LEVELS + level
 
 
 @inlined
@@ -388,28 +405,48 @@ def _store(one: Any, num_rows: Any, scopes: Any, first: Any, last: Any) -> None:
         store(vector(one[4], memory_size), vector(0, 0), k, v, scope, one[6], one[7], first, last)
 
 
-@kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", is_long=True)
-def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: Any) -> None:
-    """Run a program; see `Program.start` for the arguments."""
+@kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1], i8[::1], i8)", is_long=True)
+def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: Any, runs: Any, awaited: Any) -> None:
+    """Run a program; see `Program.start` for the first arguments.
+
+    Args:
+        instructions: of the program.
+        numbers: of the program.
+        counts: of the run.
+        counters: of the run.
+        scopes: of the run.
+        runs: `[>= 1]`, how many runs the thread that makes them has begun.
+        awaited: 0: this is that thread, and the run is its next one; > 0: this thread helps, and then waits for a
+            moment until this number of runs has begun; < 0: it helps and does not wait.
+    """
+    if awaited == 0:
+        fetch_add(runs, 0, 1)
     margin = np.empty(TALL * WIDTH, np.float32)
-    for i in range(instructions.shape[0]):
+    i, alone = 0, -1  # the instruction, and the first of those that this thread computes alone; -1: it does not
+    while i < instructions.shape[0]:
         one = instructions[i]
         op, num_rows = one[0], counts[one[1]]
         num_parts = _num_parts(op, one, num_rows, scopes)
+        if num_parts < 1:  # not even claimed
+            i += 1
+            continue
+        if num_parts > 1 and alone >= 0:
+            fetch_add(counters, alone * COUNTER_STRIDE + 1, i - alone)
+            alone = -1
+        part = 0 if alone >= 0 else fetch_add(counters, i * COUNTER_STRIDE, 1)
         num_done = 0
-        part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
         while part < num_parts:
             num_done += 1
             following = part
             is_ahead = op == Operation.MULTIPLY or op == Operation.MULTIPLY_PACKED or op == Operation.ATTEND
-            if is_ahead:  # claimed one ahead, so that its operands can be prefetched
+            if num_parts > 1 and is_ahead:  # claimed one ahead, so that its operands can be prefetched
                 following = fetch_add(counters, i * COUNTER_STRIDE, 1)
-            first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
+            first, last = part * one[PART_ROWS], min((part + 1) * one[PART_ROWS], num_rows)
             if op == Operation.MULTIPLY:
                 depth, size = one[7], one[8]
                 padded = (size + WIDTH - 1) // WIDTH * WIDTH
                 matmul.multiply(
-                    vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
+                    vector(one[2], num_rows * depth), vector(one[3], num_rows * depth),
                     vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
                     depth, part, following, margin,
                 )  # fmt: skip
@@ -417,7 +454,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
                 at = instructions.ctypes.data + 8 * NUM_COLUMNS * i
                 call_part(one[FUNCTION], op, at, numbers[i], num_rows, scopes.ctypes.data, part, following)
             elif op == Operation.PACK:
-                matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[5]), one[5], part)
+                matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[5]), one[5], one[6], part)
             elif op == Operation.STORE:
                 _store(one, num_rows, scopes, first, last)
             elif op == Operation.DRAW:
@@ -432,16 +469,30 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
                 _move(op, one, first, last)
             else:
                 _change(op, one, numbers[i], num_rows, first, last)
+            if num_parts == 1:
+                break
             part = following if is_ahead else fetch_add(counters, i * COUNTER_STRIDE, 1)
-        if num_done > 0:
-            fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
-        wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
+        if num_parts > 1:
+            if num_done > 0:
+                fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
+            wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
+            i += 1
+        elif num_done > 0:
+            alone = i if alone < 0 else alone
+            i += 1
+        else:
+            wait_for(counters, i * COUNTER_STRIDE + 1, 1)
+            i += fetch_add(counters, i * COUNTER_STRIDE + 1, 0)
+    if alone >= 0:
+        fetch_add(counters, alone * COUNTER_STRIDE + 1, i - alone)
+    if awaited > 0:
+        wait_a_moment(runs, 0, awaited)
 
 
 class StepKernel:
     """Runs programs: `step`, and the functions that instructions name by address. All are compiled."""
 
-    __slots__ = ("_drafts", "_heads", "_packed", "_report")
+    __slots__ = ("_drafts", "_heads", "_packed", "_report", "_runs")
 
     def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool, packed: Mapping[int, Kernel]) -> None:
         """Take the functions for heads, by their number of elements, those of drafters or not, and `packed_kernel`s.
@@ -452,6 +503,8 @@ class StepKernel:
         self._heads = {dim: one.address for dim, one in heads.items()}
         self._drafts = draft.address if drafts else 0
         self._report = report.address
+        self._runs: Any = np.zeros(COUNTER_STRIDE, np.int64)
+        """[0]: how many runs have begun."""  # written by: step, pass_by
 
     def function(self, operation: Operation, last_operand: object) -> int:
         """Return the address of the function that an instruction calls; 0: `step` has its code.
@@ -480,6 +533,23 @@ class StepKernel:
             raise ValueError(f"the kernel was compiled without drafters, which {operation.name} belongs to")
         return self._drafts
 
-    def __call__(self, *args: Any) -> None:
-        """Run a program without the interpreter's lock; see `Program.start`."""
-        step(*args)
+    @property
+    def num_begun(self) -> int:
+        """How many runs have begun."""
+        return int(self._runs[0])
+
+    def run(self, *args: Any) -> None:
+        """Run a program without the interpreter's lock, on the thread that makes all runs; see `Program.start`."""
+        step(*args, self._runs, 0)
+
+    def help(self, *args: Any, num_begun: int = 0) -> None:
+        """Help to run it, on any other thread, and then wait for a moment until `num_begun` runs have begun."""
+        step(*args, self._runs, num_begun or -1)
+
+    def pass_by(self) -> None:
+        """Count a run that is not made, on the thread that makes all runs.
+
+        This thread keeps the interpreter's lock meanwhile. So it completes the empty step before a thread that waits
+        for the run goes on; otherwise the next step would begin only when that thread gives the lock away.
+        """
+        self._runs[0] += 1

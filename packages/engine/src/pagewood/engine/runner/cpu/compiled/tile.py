@@ -8,8 +8,9 @@ numba's loops keep their sums in memory. This one is emitted as vectors, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import llvmlite.binding
@@ -32,6 +33,12 @@ WIDTH = 32
 """Columns of a panel."""
 TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
 """Rows of the largest tile: its sums fill the vector registers except for a few, which the panel needs."""
+LOW = min(TALL, 8)
+"""Most rows of a tile that is read where it is: there is a register for the address of each, and a place for each in
+any set of a first-level cache, whatever the distance between them. A taller tile is packed."""
+TWO_PANELS = 0
+"""In place of a number of rows: one row, times two panels that follow each other. Its sums take turns in the adders of
+the processor, which give a result after four cycles."""
 _LANES = 16
 _HALVES = range(0, WIDTH, _LANES)
 
@@ -110,13 +117,24 @@ def by_height(builder: Any, height: Any, emit: Callable[[int], None]) -> None:
         height: 1 to TALL.
         emit: called with each number of rows.
     """
+    _by_case(builder, height, {rows: partial(emit, rows) for rows in range(1, TALL + 1)})
+
+
+def by_height_and_panels(builder: Any, height: Any, emit: Callable[[int, int], None]) -> None:
+    """Like `by_height`, with the further height TWO_PANELS; `emit` is called with numbers of rows and of panels."""
+    cases = {rows: partial(emit, rows, 1) for rows in range(1, TALL + 1)}
+    _by_case(builder, height, {TWO_PANELS: partial(emit, 1, 2), **cases})
+
+
+def _by_case(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
+    """Emit the code of each case, of which that for `value` runs; the builder is then at the end of all."""
     done = builder.append_basic_block("done")
-    choice = builder.switch(height, done)
-    for rows in range(1, TALL + 1):
-        block = builder.append_basic_block(f"rows{rows}")
-        choice.add_case(ir.Constant(INDEX, rows), block)
+    choice = builder.switch(value, done)
+    for case, emit in cases.items():
+        block = builder.append_basic_block(f"case{case}")
+        choice.add_case(ir.Constant(INDEX, case), block)
         builder.position_at_end(block)
-        emit(rows)
+        emit()
         builder.branch(done)
     builder.position_at_end(done)
 
@@ -135,8 +153,9 @@ def _packed_tile(
         ahead = data_at(ctx, builder, sig.args[3], args[3], args[11])
 
         def emit(rows: int) -> None:
+            x_step, x_stride = (INDEX(1), args[5]) if rows <= LOW else (INDEX(rows), INDEX(1))
             operands = _Operands(
-                x=pointers[0], x_step=INDEX(rows), x_stride=INDEX(1), panel=pointers[1], panel_step=INDEX(WIDTH),
+                x=pointers[0], x_step=x_step, x_stride=x_stride, panel=pointers[1], panel_step=INDEX(WIDTH),
                 depth=args[5], initial=pointers[2], initial_stride=INDEX(0), out=pointers[3], out_stride=args[10],
                 ahead=ahead, ahead_step=args[12],
             )  # fmt: skip
@@ -170,8 +189,8 @@ def _tall(
 
 multiply_packed: Any = intrinsic(_packed_tile)
 """(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
-`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile prefetches
-panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
+`height` <= TALL rows, `[height, depth]` or, above LOW, packed `[depth, height]`, times a panel `[depth, 32]`, plus the
+bias; meanwhile prefetches panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
 multiply_tall: Any = intrinsic(_tall)
 """(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
 out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from pagewood.engine.runner.cpu.compiled.tile import WIDTH, by_height
+from pagewood.engine.runner.cpu.compiled.tile import LOW, WIDTH, by_height
 from pagewood.engine.runner.cpu.compiled.vectors import (
     INDEX,
     load,
@@ -171,10 +171,11 @@ class _Tile:
 
     def _added(self, sums: list[list[Any]], columns: list[Any], k: Any) -> list[list[Any]]:
         """Return `sums` `[R][2]` plus the products of input k with its weights `[2]`."""
-        builder = self._builder
+        builder, rows = self._builder, self._rows
+        step, stride = (INDEX(1), self._depth) if rows <= LOW else (INDEX(rows), INDEX(1))
         new: list[list[Any]] = []
         for row, of_row in enumerate(sums):
-            place = builder.add(builder.mul(k, INDEX(self._rows)), INDEX(row))
+            place = builder.add(builder.mul(k, step), builder.mul(stride, INDEX(row)))
             value = spread(builder, builder.load(builder.gep(self._x, [place])), _FLOATS)
             new.append([multiply_add(builder, value, column, one) for column, one in zip(columns, of_row, strict=True)])
         return new
@@ -208,8 +209,8 @@ def multiply_widened(kind: WeightKind) -> Any:
     """Return the function that computes a tile, with int64 arguments, most of them addresses.
 
     (height, x, panel, scales, bias, out, stride, depth, group, ahead, ahead_step): R = `height` rows, at most TALL,
-    packed `[D, R] float32`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride` floats between rows;
-    meanwhile prefetches as `code_tile.multiply_codes` does. `scales` `[32]` is of INT8 only.
+    `[R, D] float32` or, above LOW, packed `[D, R]`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride`
+    floats between rows; meanwhile prefetches as `code_tile.multiply_codes` does. `scales` `[32]` is of INT8 only.
     """
 
     def tile(context: Any, height: Any, x: Any, panel: Any, scales: Any, bias: Any, out: Any, stride: Any, depth: Any,
