@@ -1,4 +1,4 @@
-"""Runs of a program that several threads share: every instruction is computed once, whoever comes when."""
+"""Runs of a program that several threads share: each instruction is computed once, also if threads join late."""
 
 # pyright: basic
 # numba's kernels have no types.
@@ -21,7 +21,7 @@ from pagewood.engine.runner.cpu.tape import Program, Run, Tape
 SIZE, FEW, MANY = 64, 2, 300  # a part has 128 rows of this size
 LINES = [FEW, 0, FEW, MANY, -MANY, FEW, 0, FEW, FEW, MANY, MANY, 0, FEW, -MANY]  # fewer than none count as none
 WEIGHT = np.ones(SIZE, np.float32)
-WAIT_S = 60  # for a thread that never ends
+WAIT_S = 60  # then a thread counts as hung
 
 
 @cache
@@ -30,7 +30,7 @@ def step_kernel() -> StepKernel:
 
 
 def adding_program(lines: list[int]) -> tuple[Program, np.ndarray]:
-    """Return a program and its counts: each line adds 1 to the first of so many rows; a second time would be seen."""
+    """Return a program and its counts. Line i adds 1 to its first `lines[i]` rows, so computing it twice shows."""
     tape = Tape()
     scopes = [tape.scope() for _ in lines]
     most = max(lines)

@@ -275,9 +275,8 @@ class MeasuredRun:
 class Run:
     """One run of a program, which any number of threads may join at any time.
 
-    When it is complete, all of them want the interpreter's lock, which only one can have; the others sleep, and wake
-    tens of microseconds late. So a thread that has something to do only later had better wait without it, until the
-    thread that makes the runs has given it away in the next one.
+    When it is complete, all of them want the interpreter's lock; those that do not get it sleep, and wake late. So a
+    thread whose work is less urgent waits outside the lock until the thread that makes the runs has begun the next one.
     """
 
     __slots__ = ("_arguments", "_kernel", "_place")
