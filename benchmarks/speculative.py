@@ -112,21 +112,23 @@ def policy(options: Options) -> None:
     """Compare the drafting of an engine with its rest, in pairs of short runs in random order.
 
     Two engines of one configuration differ by some percent, so only one engine can show less. The load is steady:
-    there are ten times as many requests as run at a time.
+    there are four times as many requests as run at a time. Both runs of a pair have the same prompts, without a prefix
+    cache, so their work and their texts are equal; but not with the suffix drafter, which would look the second run's
+    answers up in the first.
     """
     print("\n## Adaptive lengths against rest in the same engine, tasks of the embedded model, greedy\n")
     print("| requests | drafter | drafting / rest | second half | standard error | pairs | accepted a token |")
     print("|---:|---|---:|---:|---:|---:|---:|")
-    num_pairs = 2 if options.smoke else 16 * options.num_repeats
+    num_pairs = 2 if options.smoke else 40 * options.num_repeats
     for batch in options.batches:
         for name in DRAFTERS:
-            system = System(name, options.engine(speculative=name))
+            system = System(name, options.engine(speculative=name, prefix_cache=False))
             order, ratios, num_accepted, num_tokens = random.Random(5), list[float](), 0, 0
-            for pair in range(-2, num_pairs):  # the first two warm it up
+            for pair in range(-4, num_pairs):  # the first four warm it up
                 speeds: dict[bool, float] = {}
-                for is_resting in order.sample((False, True), 2):
+                for place, is_resting in enumerate(order.sample((False, True), 2)):
                     system.rest(is_resting)
-                    prompts = task_prompts(10 * max(batch, 2), seed=2 * pair + 100 + is_resting)
+                    prompts = task_prompts(4 * max(batch, 4), seed=2 * pair + 100 + place * (name == "suffix"))
                     run = system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS)
                     speeds[is_resting] = run.tokens_per_s
                     if not is_resting and pair >= 0:

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from pagewood.engine.folder import model_folder
@@ -30,6 +31,11 @@ class Edit:
     answer: tuple[int, ...]
 
 
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(model_folder(None))
+
+
 def task_prompts(num_prompts: int, *, seed: int, copying: bool = False) -> list[list[int]]:
     """Return held-out prompts of the embedded model's tasks as token ids, each different.
 
@@ -49,7 +55,7 @@ def task_prompts(num_prompts: int, *, seed: int, copying: bool = False) -> list[
         sys.path.remove(str(_TOOLS))
     rng = random.Random(seed)
     names = _COPYING if copying else sorted(GENERATORS)
-    tokenizer = Tokenizer.from_folder(model_folder(None))
+    tokenizer = _tokenizer()
     prompts: list[list[int]] = []
     for index in range(num_prompts):
         turn = draw(rng, names[index % len(names)], held=not copying)

@@ -176,6 +176,48 @@ def test_short_steps_with_drafts_are_reported_together_and_none_is_lost() -> Non
     assert reported() == [(1, 5, 1, 5, 1, 100, 200)]
 
 
+class Full:
+    """KV memory without a free page; satisfies as much of `KVSpace` as `extend` needs."""
+
+    page_size = 4
+
+    def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
+        """Decline what needs another page."""
+        return num_tokens <= request.num_pages * self.page_size
+
+
+class Wanting(Resting):
+    """Wants five drafts in every step."""
+
+    is_far = False
+
+    def rests(self, num_requests: int) -> bool:
+        """Return False."""
+        return False
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return five for each request."""
+        return [5] * len(requests)
+
+
+@pytest.mark.parametrize(
+    ("start", "num_pages", "expected"), [(8, 4, 5), (8, 3, 3), (11, 3, 0), (57, 16, 5), (60, 16, 2), (62, 16, 0)]
+)
+def test_drafts_have_as_much_room_as_pages_and_the_limit_leave(start: int, num_pages: int, expected: int) -> None:
+    """Without room for any, the step is the plain one."""
+    speculation = Speculation(drafting=Wanting(), kv=Full())  # type: ignore[arg-type]
+    request = Request(
+        request_id="a", sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
+        tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
+        arrived_s=0.0,
+    )  # fmt: skip
+    request.num_pages = num_pages
+    grants = (Grant(request, start, 1, 1),)
+    extended = speculation.extend(grants)
+    assert extended[0].num_tokens == extended[0].num_promised == 1 + expected
+    assert (extended is grants) == (not expected)
+
+
 def built(**fields: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
     """Return an engine for the embedded model that never drafts."""
     inbox, outbox = MemoryInbox(), MemoryOutbox()
@@ -229,3 +271,25 @@ def test_an_engine_that_rests_takes_plain_steps(kind: str) -> None:
     finally:
         for engine, _, _ in (plain, resting):
             engine.close()
+
+
+class Following(Resting):
+    """Never drafts, and lets drafters follow the text."""
+
+    is_far = False
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_what_drafters_take_to_follow_the_text_is_measured(kind: str) -> None:
+    """Those that look tokens up have nothing to do, and a draft model reads what it lacks when it drafts."""
+    engine, inbox, outbox = built(speculative=kind)
+    try:
+        assert engine._speculation is not None
+        engine._speculation._drafting = Following()
+        answers(engine, inbox, outbox)
+        counts = engine.counters().speculation
+        assert counts is not None
+        assert (counts.draft_s > 0.0) == (kind == "eagle")
+        assert counts.draft_s < counts.verify_s
+    finally:
+        engine.close()

@@ -441,7 +441,10 @@ def test_the_checks_notice_faults(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as faulty:
         faulty.setattr(DraftAccount, "num_steps_to_save", forgets_savings)
         faulty.setattr(WakeDebt, "following_s", 0.0)
-        assert following(6e-3, 1, "never").speedup < 0.975
+        assert following(6e-3, 1, "never").speedup < 0.985
+    with monkeypatch.context() as faulty:
+        faulty.setattr(RestClock, "is_far", property(lambda clock: False, lambda clock, value: None))
+        assert following(2e-3, 16, "never").speedup < 0.96
     with monkeypatch.context() as faulty:
         faulty.setattr(PlainSamples, "takes", no_samples)
         faulty.setattr(Trial, "is_resting", False)  # its periods of rest make the fault good

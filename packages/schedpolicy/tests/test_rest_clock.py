@@ -79,8 +79,9 @@ def test_a_probe_is_priced_once_after_each_change():
 def test_drafters_follow_from_24_steps_before_a_probe():
     clock = declined(4)
     clock.postpone(40)
-    clock.pause(1)
     assert not clock.is_far
+    clock.rest(0)  # a decision after which no step rests counts too
+    assert clock.is_far
     clock.rest(30)
     assert clock.is_far
     assert [clock.rests(8) and clock.is_far for _ in range(14)] == [True] * 11 + [False] * 3

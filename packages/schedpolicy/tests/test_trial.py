@@ -36,10 +36,29 @@ def share_of_rest(
 
 
 @pytest.mark.parametrize(
-    ("gain", "least", "most"), [(-0.1, 0.9, 1.0), (-0.03, 0.75, 1.0), (0.05, 0.0, 0.3), (0.4, 0.0, 0.05)]
+    ("gain", "speedup", "least", "most"),
+    [(-0.1, 1.02, 0.9, 1.0), (-0.03, 1.02, 0.75, 1.0), (0.05, 1.1, 0.0, 0.3), (0.4, 1.5, 0.0, 0.05)],
 )
-def test_the_faster_kind_gets_more_of_the_time(gain: float, least: float, most: float) -> None:
-    assert least <= share_of_rest(gain) <= most
+def test_the_faster_kind_gets_more_of_the_time(gain: float, speedup: float, least: float, most: float) -> None:
+    assert least <= share_of_rest(gain, speedup=speedup) <= most
+
+
+def test_where_no_gain_is_even_estimated_rests_become_longer_whatever_is_measured() -> None:
+    trial = Trial(known_pace(16))
+    rests: list[int] = []
+    for _ in range(8):
+        while not trial.is_resting:
+            trial.observe(16, 512, 512 * 16, 512 * STEP_S * 0.7)  # drafting is faster by chance
+        rests.append(0)
+        while trial.is_resting:
+            trial.observe(16, 512, 512 * 16, 512 * STEP_S)
+            rests[-1] += 1
+    assert rests == [2, 4, 8, 16, 16, 16, 16, 16]
+    trial.speedup = 1.5
+    while not trial.is_resting:  # ends what was in vain
+        trial.observe(16, 512, 512 * 16, 512 * STEP_S * 0.7)
+    trial.observe(16, 512, 512 * 16, 512 * STEP_S)
+    assert not trial.is_resting
 
 
 def test_a_few_requests_rest_for_eight_ninths_of_the_time_at_most() -> None:
@@ -49,6 +68,16 @@ def test_a_few_requests_rest_for_eight_ninths_of_the_time_at_most() -> None:
         kinds.append(trial.is_resting)
         trial.observe(1, 1, 1, STEP_S * (1.0 if trial.is_resting else 1.5))
     assert 0.85 < sum(kinds[20_000:]) / 20_000 < 0.93
+
+
+def test_steps_are_short_up_to_5_ms_or_0_3_ms_a_request() -> None:
+    for load, step_s, is_short in ((16, 4.9e-3, True), (16, 5.1e-3, False), (64, 19e-3, True), (64, 19.5e-3, False)):
+        trial = Trial(known_pace(load, step_s=step_s))
+        has_rested = False
+        for _ in range(100):
+            trial.observe(load, 64, 64 * load, 64 * step_s)
+            has_rested |= trial.is_resting
+        assert has_rested == is_short, (load, step_s)
 
 
 def test_it_believes_the_measurement_and_not_the_estimate() -> None:
@@ -107,9 +136,9 @@ def test_the_hidden_loss_is_a_weighted_mean_with_its_error(pairs: list[tuple[flo
     for gain, estimate in pairs:
         loss.observe(gain, estimate)
     values = [min(0.25, max(-0.25, gain - estimate)) / (1 + 10 * estimate) for gain, estimate in pairs]
-    weights = [4 * 0.97 ** len(values), *[0.97 ** (len(values) - 1 - index) for index in range(len(values))]]
-    mean = sum(weight * value for weight, value in zip(weights, [-0.03, *values], strict=True)) / sum(weights)
-    squares = weights[0] * (0.1**2 + (mean + 0.03) ** 2)
+    weights = [6 * 0.97 ** len(values), *[0.97 ** (len(values) - 1 - index) for index in range(len(values))]]
+    mean = sum(weight * value for weight, value in zip(weights, [-0.04, *values], strict=True)) / sum(weights)
+    squares = weights[0] * (0.1**2 + (mean + 0.04) ** 2)
     squares += sum(weight * (value - mean) ** 2 for weight, value in zip(weights[1:], values, strict=True))
     expected = (0.2 / 3 + mean) * sum(weights) / sqrt(squares)
     assert loss.significance(0.2) == pytest.approx(expected, rel=1e-6, abs=1e-9)

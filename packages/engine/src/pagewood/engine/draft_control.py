@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, perf_counter
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.loop import EngineInfo, Runner
@@ -43,6 +43,7 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
             max_slowdown=_MAX_SLOWDOWN,
             computes_padding=computes_padding,
             weight=WeightByUrgency(monotonic),
+            clock=perf_counter,
         )
     return DraftControl(
         config.speculative_num_tokens,
@@ -50,6 +51,7 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
         max_slowdown=_MAX_SLOWDOWN,
         computes_padding=computes_padding,
         weight=WeightByUrgency(monotonic),
+        clock=perf_counter,
     )
 
 

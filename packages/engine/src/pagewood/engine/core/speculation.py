@@ -243,15 +243,22 @@ class Speculation:
         wanted = self._drafting.lengths(requests, num_other_tokens)
         if not any(wanted):
             return grants
-        extended, tree = list(grants), self._tree
+        extended, tree, page_size = list(grants), self._tree, self._kv.page_size
+        is_drafting = False
         for index, num_wanted in zip(decoding, wanted, strict=True):
-            if num_wanted:
-                grant = grants[index]
-                most = num_wanted if tree is None else tree.num_nodes
-                num_nodes = self._room(grant, most, num_reserved=len(grants))
-                depth = num_nodes if tree is None or not num_nodes else tree.depth_of(num_nodes)
-                extended[index] = Grant(grant.request, grant.start, 1 + num_nodes, 1 + depth, grant.is_admitted)
-        return tuple(extended)
+            if not num_wanted:
+                continue
+            grant = grants[index]
+            request, start = grant.request, grant.start
+            # The last draft may be followed by one more token, which ends the request.
+            num = min(num_wanted if tree is None else tree.num_nodes, request.max_length - 2 - start)
+            if start + 1 + num > request.num_pages * page_size:
+                num = self._room(grant, num, num_reserved=len(grants))
+            if num > 0:
+                depth = num if tree is None else tree.depth_of(num)
+                extended[index] = Grant(request, start, 1 + num, 1 + depth, grant.is_admitted)
+                is_drafting = True
+        return tuple(extended) if is_drafting else grants
 
     def settle(self, grants: Sequence[Grant], result: StepResult, *, is_drafting: bool) -> None:
         """Lower the launch counters of the requests by the promised tokens that a step did not yield, and count.
@@ -291,9 +298,9 @@ class Speculation:
         if is_drafting:
             self._settle_drafts(report, grants, result)
         counts = result.counts.tolist()
-        for grant in _without_empty(grants, counts) if 0 in counts else grants:
-            report.num_tokens += grant.num_tokens
-            report.num_decoding += _decodes(grant)
+        counted = _without_empty(grants, counts) if 0 in counts else grants
+        report.num_tokens += sum([grant.num_tokens for grant in counted])
+        report.num_decoding += sum([_decodes(grant) for grant in counted])
         report.num_grants, report.num_steps = len(grants), report.num_steps + num_steps
         report.num_yielded += result.tokens.size
         report.draft_s += result.draft_s
@@ -333,26 +340,31 @@ class Speculation:
 
     def _settle_drafts(self, report: _Report, grants: Sequence[Grant], result: StepResult) -> None:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
-        promised = [grant for grant in grants if grant.num_promised]
+        promised = grants if len(grants) == result.counts.size else [grant for grant in grants if grant.num_promised]
         num_drafted_of = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
-        each = zip(promised, result.counts.tolist(), num_drafted_of, strict=True)
-        for grant, count, num_drafted in each:
-            if grant.num_promised == 1 or not count:
+        by_drafted, by_accepted, is_chain = self._num_by_drafted, self._num_by_accepted, self._tree is None
+        requests, granted, drafted, accepted = report.requests, report.granted, report.drafted, report.accepted
+        num_missing = 0
+        for grant, count, num_drafted in zip(promised, result.counts.tolist(), num_drafted_of, strict=True):
+            num_promised = grant.num_promised
+            if num_promised == 1 or not count:
                 continue
             request, num_accepted = grant.request, count - 1
-            request.num_launched -= grant.num_promised - count
+            request.num_launched -= num_promised - count
+            requests.append(request)
+            granted.append(num_promised - 1)
+            drafted.append(num_drafted)
+            accepted.append(num_accepted)
+            by_drafted[num_drafted] += 1
+            by_accepted[num_accepted] += 1
+            if not num_drafted:  # then the runner has not computed the positions that were granted
+                num_missing += grant.num_tokens - 1
+                continue
             request.num_drafted += num_drafted
             request.num_accepted += num_accepted
-            report.requests.append(request)
-            report.granted.append(grant.num_promised - 1)
-            report.drafted.append(num_drafted)
-            report.accepted.append(num_accepted)
-            if not num_drafted:  # then the runner has not computed the positions that were granted
-                report.num_tokens -= grant.num_tokens - 1
-            elif self._tree is None:
-                report.num_tokens -= grant.num_promised - 1 - num_drafted
-            self._num_by_drafted[num_drafted] += 1
-            self._num_by_accepted[num_accepted] += 1
+            if is_chain:
+                num_missing += num_promised - 1 - num_drafted
+        report.num_tokens -= num_missing
         self._num_rebuilt += result.num_rebuilt
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
@@ -381,17 +393,14 @@ class Speculation:
             self._drafting.forget(request)
 
     def _room(self, grant: Grant, num_wanted: int, *, num_reserved: int) -> int:
-        """Return how many drafts a grant may have, and give its request the pages for them.
+        """Return how many of the drafts of a grant there are pages for, and give its request those that it lacks.
 
-        The last draft may be followed by one more token, which ends the request. `num_reserved` pages stay available.
+        `num_reserved` pages stay available.
         """
         request, kv = grant.request, self._kv
-        num_drafts = min(num_wanted, request.max_length - 2 - grant.start)
-        if num_drafts <= 0:
-            return 0
-        if kv.grow(request, grant.start + 1 + num_drafts, num_reserved=num_reserved):
-            return num_drafts
-        return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)
+        if num_wanted <= 0 or kv.grow(request, grant.start + 1 + num_wanted, num_reserved=num_reserved):
+            return num_wanted
+        return min(num_wanted, request.num_pages * kv.page_size - grant.start - 1)
 
 
 def _by_position(num_by_length: Sequence[int]) -> tuple[int, ...]:

@@ -79,6 +79,7 @@ class DraftControl(Generic[D]):
         prior_acceptance: float = 0.6,
         prior_weight: float = 6.0,
         shape: DraftShape | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Start without observations.
 
@@ -93,6 +94,8 @@ class DraftControl(Generic[D]):
             prior_acceptance: Probability of acceptance that is assumed before the first observation, in (0, 1).
             prior_weight: Observations that the average of all requests counts for in the estimate of one, >= 0.
             shape: What drafts look like, with the same `max_tokens`; None: chains.
+            clock: Returns seconds, as `time.perf_counter`; measures what decisions and learning take. None: they are
+                assumed to take what they take in a loop of their own, and equal calls make equal decisions.
 
         Raises:
             ValueError: An argument is out of its range.
@@ -127,7 +130,7 @@ class DraftControl(Generic[D]):
         self._estimates = RequestEstimates(Acceptance(max_tokens, prior=prior_acceptance, weight=prior_weight))
         self._costs, self._pace = Costs(cost, draft_cost or DraftCost()), DecodePace()
         self._account, self._clock, self._samples = DraftAccount(max_slowdown), RestClock(), PlainSamples()
-        self._host = HostTime(max_tokens)
+        self._host = HostTime(max_tokens, clock)
         self._trial = Trial(self._pace)
         self._decisions = Decisions[D](
             shape=self._shape,
@@ -256,7 +259,8 @@ class DraftControl(Generic[D]):
                                     passed_steps, passed_load, passed_tokens, passed_s)  # fmt: skip
             return
         num_accepted = self._count(granted, drafted, accepted)
-        is_learned = self._host.may_learn(len(requests), draft_s + verify_s)
+        host = self._host
+        is_learned, began_s = host.may_learn(len(requests), draft_s + verify_s), host.now_s()
         if is_learned:
             self._estimates.observe(requests, granted, drafted, accepted)
         draft_cost, num_computed = self._costs.drafts, self._shape.num_computed
@@ -282,11 +286,14 @@ class DraftControl(Generic[D]):
             elapsed_s=draft_s + verify_s,
         )
         self._samples.observe_drafts()
-        if is_learned and verify_s > 0:
+        if not is_learned:
+            return
+        if verify_s > 0:
             cost.observe(num_tokens, verify_s, has_drafts=True)
         # After a rest, a drafter first reads what it has left out.
-        if is_learned and not (has_rested and draft_cost.is_known):
+        if not (has_rested and draft_cost.is_known):
             draft_cost.observe(longest, num_drafts, draft_s, num_prompt)
+        host.note_lesson(len(requests), began_s)
 
     def _observe_plain(
         self,

@@ -122,7 +122,7 @@ class Decisions(Generic[D]):
         if self._samples.takes(cost, num_plain, plain_s):
             return "sample", [0] * size
         host = self._host
-        decision_s = host.decision_s(size)
+        decision_s, began_s = host.decision_s(size), host.now_s()
         is_paid = host.decisions.covers((1 + self._num_quick) * plain_s, decision_s)
         self._num_quick = 0
         if kept.num_left or (kept.is_held and kept.reason == "gain" and not is_paid):
@@ -133,7 +133,9 @@ class Decisions(Generic[D]):
         host.decisions.spend(decision_s)
         self._num_prompt = num_other_tokens
         self._note_load(size)
-        return self._choose(requests, cost, num_plain, plain_s, decision_s)
+        choice = self._choose(requests, cost, num_plain, plain_s, decision_s)
+        host.note_decision(size, began_s)
+        return choice
 
     def _note_load(self, num_requests: int) -> None:
         """Note the requests of a decision."""
@@ -191,10 +193,12 @@ class Decisions(Generic[D]):
                 self._keep(estimates, lengths, cost, num_plain, plain_s, "probe", 1)
                 clock.probe()
                 return "probe", lengths
+        num_resting = 0
         if clock.is_settled:
-            clock.rest(self._host.num_resting(decision_s, plain_s))
+            num_resting = self._host.num_resting(decision_s, plain_s)
         elif reason == "account" or not self._host.decisions.covers(0.0, decision_s):
-            clock.pause(self._host.num_kept(decision_s, plain_s))
+            num_resting = self._host.num_kept(decision_s, plain_s)
+        clock.rest(num_resting)
         return reason, [0] * size
 
     def _keep(

@@ -1,5 +1,7 @@
 """What this policy costs the host, and whether there is time for it."""
 
+from collections.abc import Callable
+
 from pagewood.schedpolicy.drafting.allowance import Allowance
 
 SHORT_S = 2e-3
@@ -14,25 +16,33 @@ _MIN_RESTING = 7
 _MAX_RESTING = 255
 _LEARN_S = 1e-5
 _LEARN_PER_REQUEST_S = 1.2e-6
-_LEARN_EVERY = 4
+_LEARN_EVERY = 8
+_RATE = 0.05
+_SURPRISE = 4.0
+_MOST_FACTOR = 16.0
 
 
 class HostTime:
     """Limits how often decisions are made, and how often steps with drafts are learned from.
 
-    Invariant: after the first few, decisions that wait for `decisions` take at most 1% of the time, and so does
-    learning, but for every fourth step with drafts.
+    Both have a price for their number of requests, which a clock corrects by a factor: between steps the caches hold
+    other things, so that the same work takes three times as long there as in a loop of its own. Invariant: after the
+    first few, decisions that wait for `decisions` take at most 1% of the time, and so does learning, but for every
+    eighth step with drafts.
     """
 
-    __slots__ = ("_lessons", "_max_tokens", "_num_unlearned", "decisions")
+    __slots__ = ("_clock", "_decision_factor", "_lesson_factor", "_lessons", "_max_tokens", "_num_unlearned",
+                 "decisions")  # fmt: skip
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, clock: Callable[[], float] | None = None) -> None:
         """Start with time for a few.
 
         Args:
             max_tokens: Most draft tokens of a request in a step.
+            clock: Returns seconds; None: the prices stay what they are in a loop on a machine of 2025.
         """
-        self._max_tokens = max_tokens
+        self._max_tokens, self._clock = max_tokens, clock
+        self._decision_factor = self._lesson_factor = 1.0  # written by: HostTime
         self.decisions = Allowance(_SHARE, most=_NUM_ALLOWED)
         """Pays for the host's work of decisions."""
         self._lessons = Allowance(_SHARE, most=_NUM_ALLOWED)
@@ -40,9 +50,25 @@ class HostTime:
         self._num_unlearned = 0
         """Steps with drafts since the last one that was learned from."""  # written by: HostTime
 
+    def now_s(self) -> float:
+        """Return the time of the clock; 0 without one."""
+        return 0.0 if self._clock is None else self._clock()
+
     def decision_s(self, num_requests: int) -> float:
         """Return the seconds that a decision takes."""
-        return _DECISION_S + _PER_PAIR_S * num_requests * self._max_tokens
+        return self._decision_factor * self._decision_price_s(num_requests)
+
+    def note_decision(self, num_requests: int, began_s: float) -> None:
+        """Note a decision that has ended now and began at `began_s` of the clock."""
+        if self._clock is not None:
+            ratio = (self._clock() - began_s) / self._decision_price_s(num_requests)
+            self._decision_factor = _corrected(self._decision_factor, ratio)
+
+    def note_lesson(self, num_requests: int, began_s: float) -> None:
+        """Note that learning from a step has ended now, and began at `began_s` of the clock."""
+        if self._clock is not None:
+            ratio = (self._clock() - began_s) / _lesson_price_s(num_requests)
+            self._lesson_factor = _corrected(self._lesson_factor, ratio)
 
     def num_kept(self, decision_s: float, plain_s: float) -> int:
         """Return for how many steps of this duration the lengths of a decision may be kept."""
@@ -59,10 +85,22 @@ class HostTime:
             num_requests: Requests that had drafts.
             step_s: Seconds of the step; 0: not measured.
         """
-        price_s = _LEARN_S + _LEARN_PER_REQUEST_S * num_requests
+        price_s = self._lesson_factor * _lesson_price_s(num_requests)
         self._num_unlearned += 1
         if step_s > 0 and not self._lessons.covers(step_s, price_s) and self._num_unlearned < _LEARN_EVERY:
             return False
         self._lessons.spend(price_s)
         self._num_unlearned = 0
         return True
+
+    def _decision_price_s(self, num_requests: int) -> float:
+        return _DECISION_S + _PER_PAIR_S * num_requests * self._max_tokens
+
+
+def _lesson_price_s(num_requests: int) -> float:
+    return _LEARN_S + _LEARN_PER_REQUEST_S * num_requests
+
+
+def _corrected(factor: float, ratio: float) -> float:
+    """Return a factor of prices, moved towards a measured one, of which an interruption may be a part."""
+    return min(_MOST_FACTOR, factor + _RATE * (min(ratio, _SURPRISE * factor) - factor))

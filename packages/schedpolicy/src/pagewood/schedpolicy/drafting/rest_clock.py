@@ -131,11 +131,7 @@ class RestClock:
         self.num_withdrawn = self.num_idle
         self._probe_at, self.is_priced = self.num_idle + _MIN_INTERVAL, False
 
-    def pause(self, num_steps: int) -> None:
-        """Let the next steps have no drafts, because there is no time for a decision or a decision cannot help."""
-        self._num_left = num_steps
-
     def rest(self, num_steps: int) -> None:
-        """Let the next steps rest, and drafters with them if the next probe is far."""
+        """Let the next steps rest, and drafters with them and in this one if the next probe is far."""
         self._num_left = num_steps
         self.is_far = self.num_idle + NUM_FOLLOWED < self._probe_at

@@ -5,7 +5,8 @@ from math import log, log2
 from pagewood.schedpolicy.drafting.decode_pace import DecodePace
 
 _SHORT_S = 5e-3
-"""Steps that take longer are not compared: what no estimate has is a small part of them."""
+_SHORT_PER_REQUEST_S = 3e-4
+"""Steps that take longer than both are not compared: what no estimate has is a small part of them."""
 _BLOCK_S = 0.12
 _MIN_STEPS, _MAX_STEPS = 64, 512
 _ODDS = 4.0
@@ -13,11 +14,13 @@ _MOST_ERRORS = 3.0
 _MOST_BLOCKS, _FEW_BLOCKS = 64.0, 8.0
 _BLOCKS_PER_REQUEST = 4.0
 _DECAY = 0.97
-_PRIOR_WEIGHT = 4.0
+_PRIOR_WEIGHT = 6.0
 _PRIOR_ERROR = 0.1
-_PRIOR_LOSS = 0.03
+_PRIOR_LOSS = 0.04
 _MOST_DIFFERENCE = 0.25
 _LOSS_PER_GAIN = 10.0
+_NO_GAIN = 0.01
+_ERRORS_PER_NO_GAIN, _MOST_ERRORS_OF_NO_GAIN = 0.5, 2.0
 _SIMILAR = 1.6
 _NUM_LASTING = 16
 
@@ -27,8 +30,8 @@ class HiddenLoss:
 
     Gains are logarithms of ratios of speeds. Where a gain of g is estimated, g - L (1 + 10 g) is expected: a part of
     the loss L is there without any drafts too, and one grows with what the drafts are thought to gain. On a machine
-    with other work the error of one comparison is large, so it says little alone. L starts at 3%, as if that had been
-    seen four times with an error of a tenth.
+    with other work the error of one comparison is large, so it says little alone. L starts at 4%, as if that had been
+    seen six times with an error of a tenth.
     """
 
     __slots__ = ("_mean", "_squares", "_weight", "is_measured")
@@ -80,7 +83,7 @@ class _Block:
 class _Periods:
     """The periods of one load: which kind the present one is, and what has been measured."""
 
-    __slots__ = ("block", "estimate", "is_resting", "last", "loss", "num_blocks")
+    __slots__ = ("block", "estimate", "is_resting", "last", "loss", "num_blocks", "num_vain")
 
     def __init__(self) -> None:
         """Start with a period of drafting."""
@@ -96,6 +99,8 @@ class _Periods:
         """The block before, if it was of the other kind."""  # written by: Trial
         self.estimate = 0.0
         """Estimated gain of the last block of drafting."""  # written by: Trial
+        self.num_vain = 0
+        """Blocks of drafting in succession with an estimate below 1%."""  # written by: Trial
 
 
 class Trial:
@@ -106,11 +111,13 @@ class Trial:
     gain. So their time is cut into blocks of about 0.12 s, each of drafting or of rest. The speeds of two neighbours
     that differ are compared, and that comparison with the estimate. The first two are one of each kind. If drafting
     then seems to gain nothing, both get half of the time. Each standard error by which one seems faster gives it four
-    times as many blocks, up to 64 for one of the other. But n requests rest for 4 n blocks at most (8 if they are one
+    times as many blocks, up to 64 for one of the other. Where not even the estimate says that drafting gains 1%, rest gets
+    at least two, four, eight and then sixteen blocks. But n requests rest for 4 n blocks at most (8 if they are one
     or two): the fewer they are, the faster their text changes, and the more drafts can gain.
 
     Each load has periods of its own, shared with loads that differ by less than about a half; a change of the load
-    counts after 16 steps. Invariant: where steps take 5 ms or more, and without measured durations, nothing rests.
+    counts after 16 steps. Invariant: where steps take 5 ms or more, and 0.3 ms for each request, nothing rests; without
+    measured durations neither.
     """
 
     __slots__ = ("_least_load", "_most_load", "_num_other", "_pace", "_periods", "_periods_by_load", "speedup")
@@ -164,7 +171,7 @@ class Trial:
             return False
         is_changed = self.note_load(load, num_steps)
         periods, token_s = self._periods, self._pace.token_s(load)
-        if (elapsed_s / num_steps if token_s is None else load * token_s) >= _SHORT_S:
+        if (elapsed_s / num_steps if token_s is None else load * token_s) >= max(_SHORT_S, load * _SHORT_PER_REQUEST_S):
             return self._begin(periods, is_resting=False) != is_changed
         block = periods.block
         block.num_steps += num_steps
@@ -181,6 +188,7 @@ class Trial:
         is_resting, last = periods.is_resting, periods.last
         if not is_resting:
             periods.estimate = block.estimates / block.num_steps
+            periods.num_vain = periods.num_vain + 1 if periods.estimate < _NO_GAIN else 0
         if last is not None:
             speed, last_speed = block.speed(self._pace), last.speed(self._pace)
             if speed and last_speed:
@@ -188,6 +196,8 @@ class Trial:
                 periods.loss.observe(-gain if is_resting else gain, periods.estimate)
         periods.block, periods.last, periods.num_blocks = _Block(), None, periods.num_blocks + 1
         significance = periods.loss.significance(periods.estimate) if periods.loss.is_measured else 0.0
+        if periods.num_vain:
+            significance = min(significance, -min(_MOST_ERRORS_OF_NO_GAIN, _ERRORS_PER_NO_GAIN * periods.num_vain))
         num_errors, most = significance, _MOST_BLOCKS
         if is_resting:
             few = _BLOCKS_PER_REQUEST * block.num_requests / block.num_steps

@@ -439,10 +439,12 @@ class CPURunner:
                 drafter.plan(step.batch, step.grants if step.samples else None)
                 if step.grants.is_drafting or drafter.has_rest or drafter.captures:
                     self._now = self._full
+                else:
+                    drafter = None  # the step runs without it
             drafted = perf_counter()
             scopes, counts = self._lay_out(step)
             first, last = 0, None
-            if drafter is not None and self._now is self._full:  # without what the step does not need
+            if drafter is not None:  # without what the step does not need
                 first = 0 if step.grants.is_drafting else self._now.target_lines.start
                 last = None if drafter.has_rest else self._now.target_lines.stop
         except Exception:
@@ -452,7 +454,7 @@ class CPURunner:
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._lookup.after_step(step.grants)
-        draft_s = drafted - began if step.grants.is_drafting else 0.0
+        draft_s = drafted - began if step.grants.is_drafting or drafter is not None else 0.0
         if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
             draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
             draft_s += draft_ended - draft_began if step.grants.is_drafting else 0.0
