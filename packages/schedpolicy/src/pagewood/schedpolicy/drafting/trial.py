@@ -109,11 +109,11 @@ class Trial:
     The estimates of single steps leave out what they do not know of: the host's work for decisions, drafters that
     follow the text before a probe, prompts that make steps unequal. Where steps are short, that can be more than drafts
     gain. So their time is cut into blocks of about 0.12 s, each of drafting or of rest. The speeds of two neighbours
-    that differ are compared, and that comparison with the estimate. The first two are one of each kind. If drafting
-    then seems to gain nothing, both get half of the time. Each standard error by which one seems faster gives it four
-    times as many blocks, up to 64 for one of the other. Where not even the estimate says that drafting gains 1%, rest gets
-    at least two, four, eight and then sixteen blocks. But n requests rest for 4 n blocks at most (8 if they are one
-    or two): the fewer they are, the faster their text changes, and the more drafts can gain.
+    that differ are compared, and that comparison with the estimate. The first two are one of each kind. If neither then
+    seems faster, both get half of the time. Each standard error by which one seems faster gives it four times as many
+    blocks, up to 64 for one of the other. Where not even the estimate says that drafting gains 1%, rest gets at least
+    two, four, eight and then sixteen blocks. But n requests rest for 4 n blocks at most (8 if they are one or two): the
+    fewer they are, the faster their text changes, and the more drafts can gain.
 
     Each load has periods of its own, shared with loads that differ by less than about a half; a change of the load
     counts after 16 steps. Invariant: where steps take 5 ms or more, and 0.3 ms for each request, nothing rests; without
