@@ -451,9 +451,7 @@ FAULTS: dict[str, list[Edit]] = {
 }
 
 FAULTS_OF_TREES: dict[str, list[Edit]] = {
-    "all nodes promised": [
-        (speculation.Speculation, "extend", "1 + num_nodes, 1 + depth", "1 + num_nodes, 1 + num_nodes")
-    ],
+    "all nodes promised": [(speculation.Speculation, "extend", "1 + num, 1 + depth", "1 + num, 1 + num")],
     "all nodes advance": [(Engine, "_launch_plan", "grant.num_advanced", "grant.num_tokens")],
     "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
 }
@@ -575,14 +573,14 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         )
     ],
     "length not corrected": [
-        (speculation.Speculation, "_settle_drafts", "request.num_launched -= grant.num_promised - count", "pass")
+        (speculation.Speculation, "_settle_drafts", "request.num_launched -= num_promised - count", "pass")
     ],
     "length corrected twice": [
         (
             speculation.Speculation,
             "_settle_drafts",
-            "request.num_launched -= grant.num_promised - count",
-            "request.num_launched -= 2 * (grant.num_promised - count)",
+            "request.num_launched -= num_promised - count",
+            "request.num_launched -= 2 * (num_promised - count)",
         )
     ],
     "one draft too many": [(EchoRunner, "_compute", LAST_DRAFT, "if not is_draft and end > start + 1:")],
@@ -597,14 +595,19 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
     ],
     "limit ignored": [(retire, "_append", "reason = FinishReason.LENGTH\n            break", "pass")],
     "drafts past the limit": [
-        (speculation.Speculation, "_room", "min(num_wanted, request.max_length - 2 - grant.start)", "num_wanted")
+        (
+            speculation.Speculation,
+            "extend",
+            "min(num_wanted if tree is None else tree.num_nodes, request.max_length - 2 - start)",
+            "num_wanted if tree is None else tree.num_nodes",
+        )
     ],
     "drafts without pages": [
         (
             speculation.Speculation,
             "_room",
-            "return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)",
-            "return num_drafts",
+            "return min(num_wanted, request.num_pages * kv.page_size - grant.start - 1)",
+            "return num_wanted",
         )
     ],
     "start not lowered": [

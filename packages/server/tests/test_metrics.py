@@ -127,8 +127,11 @@ async def test_gauges_follow_requests_that_run_and_wait(server: MemoryServer) ->
         )
         for i in range(12)
     ]
-    running = [asyncio.create_task(server.client.send(task)) for task in tasks]
-    await server.until(lambda: server.gate.is_held and server.service.live.num_live == 12)
+    running = [asyncio.create_task(server.client.send(tasks[0]))]
+    await server.until(lambda: server.gate.is_held)  # so that the others are all there when one is chosen
+    running += [asyncio.create_task(server.client.send(task)) for task in tasks[1:]]
+    await server.until(lambda: server.service.live.num_live == 12)
+    await asyncio.sleep(0.5)  # a live request may not be with the engine yet
     for _ in range(20):  # a pulse comes between two steps, if the last one is old
         server.gate.allow(1)
         await asyncio.sleep(0.06)
