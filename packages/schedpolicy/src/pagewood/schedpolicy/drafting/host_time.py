@@ -26,7 +26,7 @@ class HostTime:
     """Limits how often decisions are made, and how often steps with drafts are learned from.
 
     Both have a price for their number of requests, which a clock corrects by a factor: between steps the caches hold
-    other things, so that the same work takes three times as long there as in a loop of its own. Invariant: after the
+    other things, so that the same work takes several times as long there as in a loop of its own. Invariant: after the
     first few, decisions that wait for `decisions` take at most 1% of the time, and so does learning, but for every
     eighth step with drafts.
     """
