@@ -83,6 +83,15 @@ def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_request
     assert max(counts[0]) <= 7  # with the two calls of this test
 
 
+def request_named(name: str) -> Request:
+    """Return a request with a prompt of 8 tokens, which may become 64 long."""
+    return Request(
+        request_id=name, sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
+        tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
+        arrived_s=0.0,
+    )  # fmt: skip
+
+
 class Listening(Resting):
     """Never drafts, and keeps what is reported of several steps."""
 
@@ -133,14 +142,7 @@ def test_short_steps_with_drafts_are_reported_together_and_none_is_lost() -> Non
     """A report ends with a millisecond, another number of requests, prompts, a plain step, and at idle."""
     drafting, now = Listening(), 0.0
     speculation = Speculation(drafting=drafting, kv=None, clock=lambda: now)  # type: ignore[arg-type]
-    first, second = (
-        Request(
-            request_id=name, sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
-            tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
-            arrived_s=0.0,
-        )
-        for name in "ab"
-    )  # fmt: skip
+    first, second = request_named("a"), request_named("b")
 
     def settle(grants: list[Grant], counts: list[int], *, is_drafting: bool = True, seconds: float = 3e-4) -> None:
         nonlocal now
@@ -206,11 +208,7 @@ class Wanting(Resting):
 def test_drafts_have_as_much_room_as_pages_and_the_limit_leave(start: int, num_pages: int, expected: int) -> None:
     """Without room for any, the step is the plain one."""
     speculation = Speculation(drafting=Wanting(), kv=Full())  # type: ignore[arg-type]
-    request = Request(
-        request_id="a", sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
-        tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
-        arrived_s=0.0,
-    )  # fmt: skip
+    request = request_named("a")
     request.num_pages = num_pages
     grants = (Grant(request, start, 1, 1),)
     extended = speculation.extend(grants)

@@ -398,7 +398,7 @@ class Speculation:
         `num_reserved` pages stay available.
         """
         request, kv = grant.request, self._kv
-        if num_wanted <= 0 or kv.grow(request, grant.start + 1 + num_wanted, num_reserved=num_reserved):
+        if kv.grow(request, grant.start + 1 + num_wanted, num_reserved=num_reserved):
             return num_wanted
         return min(num_wanted, request.num_pages * kv.page_size - grant.start - 1)
 

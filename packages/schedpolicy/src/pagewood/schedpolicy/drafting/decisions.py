@@ -122,7 +122,7 @@ class Decisions(Generic[D]):
         if self._samples.takes(cost, num_plain, plain_s):
             return "sample", [0] * size
         host = self._host
-        decision_s, began_s = host.decision_s(size), host.now_s()
+        decision_s = host.decision_s(size)
         is_paid = host.decisions.covers((1 + self._num_quick) * plain_s, decision_s)
         self._num_quick = 0
         if kept.num_left or (kept.is_held and kept.reason == "gain" and not is_paid):
@@ -130,6 +130,7 @@ class Decisions(Generic[D]):
             if (kept.fit(size, loss_s) or not is_paid) and loss_s <= self._account.balance_s / 2:
                 return kept.reason, self._take(requests)
         kept.drop()
+        began_s = host.now_s()
         host.decisions.spend(decision_s)
         self._num_prompt = num_other_tokens
         self._note_load(size)

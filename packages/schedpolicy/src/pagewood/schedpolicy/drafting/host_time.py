@@ -39,7 +39,7 @@ class HostTime:
 
         Args:
             max_tokens: Most draft tokens of a request in a step.
-            clock: Returns seconds; None: the prices stay what they are in a loop on a machine of 2025.
+            clock: Returns seconds; None: the prices stay what they are in a loop.
         """
         self._max_tokens, self._clock = max_tokens, clock
         self._decision_factor = self._lesson_factor = 1.0  # written by: HostTime
