@@ -324,12 +324,42 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """The lengths of a request that does not fit the longest sequence of the engine."""
+
+    num_prompt: int
+    """Tokens of the prompt."""
+    max_length: int
+    """Longest prompt plus output, in tokens."""
+    max_tokens: int | None = None
+    """Most output tokens that the request asks for; None: it says nothing about them."""
+    is_counted: bool = True
+    """False: the prompt has at least `num_prompt` tokens, which its number of bytes says."""
+
+    def refusal(self) -> Refusal:
+        """Return the refusal of the request."""
+        at_least = "" if self.is_counted else "at least "
+        wanted = "" if self.max_tokens is None else f" and max_tokens asks for {self.max_tokens} more"
+        return Refusal(
+            message=(
+                f"This model's maximum context length is {self.max_length} tokens, "
+                f"but the prompt has {at_least}{self.num_prompt} tokens{wanted}"
+            ),
+            param="prompt" if self.max_tokens is None else "max_tokens",
+            code="context_length_exceeded",
+            overflow=self,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Why a request is refused: a text for people, the name of the wrong parameter, a code for programs."""
 
     message: str
     param: str | None = None
     code: str | None = None
+    overflow: Overflow | None = None
+    """With the code `context_length_exceeded`: the lengths, for protocols with words of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
