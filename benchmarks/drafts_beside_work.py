@@ -4,7 +4,7 @@ python benchmarks/drafts_beside_work.py                  # beside a busy process
 python benchmarks/drafts_beside_work.py --others 0       # nothing else runs
 python benchmarks/drafts_beside_work.py --rounds 1       # only to test the script
 
-Servers with the embedded model are started in turn, with `--speculative off` and `--speculative auto`. Each answers 24
+Servers with the embedded model are started in turn, with `--speculative off` and `--speculative auto`. Each answers 96
 short chats one after another, while the other processes compute. The ratio of the times of a pair is above 1 where
 drafts cost time. Texts of a pair are compared.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-NUM_CHATS = 24
+NUM_CHATS = 96
 WORDS = ("stone", "river", "cloud", "apple", "window", "garden", "paper", "silver", "forest", "candle")
 
 
