@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ import transformers
 from numpy.typing import NDArray
 
 import small_disk
-from pagewood.engine import LLM, SamplingParams
+from pagewood.engine import LLM, SamplingParams, model_digest
 from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 from pagewood.engine.folder import model_folder
 from pagewood.engine.inspection import inspect_model
@@ -219,6 +220,35 @@ def test_quantised_weights_are_kept_and_mapped(
         assert "weights are quantised again" in caplog.text
         caplog.clear()
     assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_weights_of_a_large_model_get_their_name_when_its_digest_is_known(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are quantised meanwhile. If there are some already, the digest is waited for."""
+    monkeypatch.setattr(model_digest, "_AT_ONCE_BYTES", 0)
+    save(tmp_path / "model")
+    may_read, read = Event(), model_digest._read
+
+    def waiting(*args: Any) -> bytes:
+        assert may_read.wait(60)
+        return read(*args)
+
+    def go_on(text: str, done: int, total: int) -> None:
+        if done == total:
+            may_read.set()
+
+    monkeypatch.setattr(model_digest, "_read", waiting)
+    first = logits(load(tmp_path / "model", "int8", progress=go_on), random_tokens())
+    [path] = cache.iterdir()
+    steps: list[tuple[str, int, int]] = []
+    loaded = load(tmp_path / "model", "int8", progress=lambda *step: steps.append(step))
+    assert len(steps) == 5 + 6
+    assert np.array_equal(logits(loaded, random_tokens()), first)
+    monkeypatch.undo()
+    monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "cache"))
+    load(tmp_path / "model", "int8")
+    assert list(cache.iterdir()) == [path]
 
 
 def test_other_weights_get_another_file(tmp_path: Path, cache: Path) -> None:
