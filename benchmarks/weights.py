@@ -27,6 +27,7 @@ import torch
 from end_to_end.machine import Stream, describe_machine
 from end_to_end.model import ModelShape
 from pagewood.engine.api import ActivationFormat, WeightFormat
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.runner.cpu.compiled.dot import dot_level
 from pagewood.engine.runner.cpu.compiled.pair_dot import pair_level
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -36,7 +37,6 @@ from pagewood.engine.runner.cpu.packer import Packer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.tape import Buffer
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.engine.tiers import model_fingerprint
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
@@ -216,7 +216,7 @@ def steps(
     start = perf_counter()
     weights, activations = FORMS[form]
     loaded = load_cpu_model(
-        folder, weights, activations=activations, fingerprint=model_fingerprint, num_threads=num_threads
+        folder, weights, activations=activations, digest=ModelDigest(folder), num_threads=num_threads
     )
     load_s = perf_counter() - start
     in_layers = sum(one.num_weights for one in shape.linears())

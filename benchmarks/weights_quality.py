@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.folder import model_folder
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.quantise import Scheme, quantise_model, read_calibration
 from pagewood.engine.quantise.calibration import documentation
@@ -43,7 +44,6 @@ from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.tiers import model_fingerprint
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from weight_forms.folders import SHAPES, write_folder
@@ -257,7 +257,7 @@ def on_texts(candidate: Candidate, texts: Mapping[str, Sequence[Window]], num_th
         candidate.folder,
         candidate.form,
         activations=candidate.activations,
-        fingerprint=model_fingerprint,
+        digest=ModelDigest(candidate.folder),
         num_threads=num_threads,
     )
     config = loaded.model.config

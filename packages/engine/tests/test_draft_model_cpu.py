@@ -274,7 +274,7 @@ def test_steps_are_launched_before_accepted_counts_are_known(quality: str) -> No
 def test_a_drafter_from_its_folder() -> None:
     target, folder = model(), folder_of(3, DIM, 0.3)
     found = FoundDrafter(kind="draft", folder=folder)
-    loaded = load_drafter(found, target, folder, fingerprint=lambda path: str(path).encode())
+    loaded = load_drafter(found, target, folder)
     memory = loaded.allocate(layout_of(target, 4), 100)
     assert memory.whole.layout == loaded.layout(layout_of(target, 4))
     assert memory.whole.layout.bytes_per_page == 2 * layout_of(target, 4).bytes_per_page + 4 * 8

@@ -59,7 +59,7 @@ class Bench:
         found = FoundDrafter(
             kind="draft" if kind == "own" else "eagle", folder=head_folder if kind == "eagle" else target_folder
         )
-        loaded = load_drafter(found, target, target_folder, fingerprint=lambda path: str(path).encode())
+        loaded = load_drafter(found, target, target_folder)
         layout = MultiHeadLayout(
             num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND",
             dtype="int8" if int8 else "float32",

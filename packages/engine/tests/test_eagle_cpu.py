@@ -38,7 +38,7 @@ class Bench:
         target_folder, head_folder = folders()
         target = load_model(target_folder, CPUOps())
         found = FoundDrafter(kind="eagle", folder=head_folder if kind == "eagle" else target_folder)
-        loaded = load_drafter(found, target, target_folder, fingerprint=lambda path: str(path).encode())
+        loaded = load_drafter(found, target, target_folder)
         layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
         memory = loaded.allocate(layout, NUM_PAGES)
         self.sampling = sampling

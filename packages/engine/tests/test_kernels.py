@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import small_disk
 from pagewood.engine.runner.cpu.compiled.kernel import kernel
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -79,6 +80,69 @@ def test_variants_that_several_processes_have_compiled_do_not_replace_each_other
 
     assert [run(2), run(3), run(5)] == ["[20] False", "[30] False", "[50] False"]
     assert run(5, 2, 3) == "[50, 20, 30] True"
+
+
+REPORT = (
+    COMPILE_ONE
+    + """
+import logging
+from pagewood.engine.runner.cpu.kernels import log_not_kept
+logging.basicConfig()
+log_not_kept([collect])
+"""
+)
+
+
+def report_of_another_process(cache: Path) -> tuple[bool, str]:
+    """Return whether a process found the kernel in the cache, and what it logged. It must not fail."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", REPORT]
+    made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return made.stdout.strip() == "True", made.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
+@pytest.mark.parametrize("room", [0, 8192, 24576])
+def test_a_full_disk_costs_the_cache_only(room: int, tmp_path: Path) -> None:
+    """Whether the room ends before the folder, the index, or the code."""
+    with small_disk.mounted(tmp_path / "disk", num_bytes=max(room, 4096)) as disk:
+        if not room:
+            small_disk.fill(disk)
+        for _ in range(2):
+            loaded, log = report_of_another_process(disk)
+            assert not loaded
+            assert f"1 compiled kernels cannot be kept in {disk}/pagewood/kernels/" in log
+            assert "No space left on device; make room there, or set XDG_CACHE_HOME to a folder" in log
+        assert not [path for path in disk.rglob("*") if ".tmp." in path.name or path.suffix == ".nbc"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
+def test_a_cache_folder_that_is_read_only_is_used(tmp_path: Path) -> None:
+    with small_disk.mounted(tmp_path / "disk", num_bytes=1 << 22) as disk:
+        small_disk.forbid_writing(disk)
+        loaded, log = report_of_another_process(disk)
+        assert not loaded
+        assert f"cannot be kept in {disk}/pagewood/kernels/" in log
+        assert "Read-only file system" in log
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        assert report_of_another_process(disk) == (False, "")
+        small_disk.forbid_writing(disk)
+        assert report_of_another_process(disk) == (True, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"half"])
+def test_a_damaged_file_of_the_cache_is_made_again(suffix: str, content: bytes, tmp_path: Path) -> None:
+    """As a loss of power leaves it."""
+    assert report_of_another_process(tmp_path) == (False, "")
+    [file] = tmp_path.rglob(f"*.{suffix}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content == b"half" else content)
+    loaded, log = report_of_another_process(tmp_path)
+    assert not loaded
+    assert "collect is compiled again, because its code in" in log
+    assert report_of_another_process(tmp_path) == (True, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")

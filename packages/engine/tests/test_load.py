@@ -14,11 +14,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from pagewood.engine.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.checkpoint_files import checkpoint_files, tensor_names
 from pagewood.engine.runner.cpu.ops import CPUOps
 
 CONFIG = {
@@ -91,6 +93,82 @@ def test_shards_are_found_by_their_index(folder: Path) -> None:
     (folder / "part-1.safetensors").unlink()
     with pytest.raises(FileNotFoundError):
         load(folder)
+
+
+def write_index(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_of_copies_of_a_tensor_the_one_counts_that_the_index_names(folder: Path) -> None:
+    weights, other = tensors(), {"model.norm.weight": torch.full((8,), 7.0)}
+    for right, wrong in (("a", "b"), ("b", "a")):
+        save_file(weights, folder / f"{right}.safetensors")
+        save_file(other, folder / f"{wrong}.safetensors")
+        write_index(folder, {**dict.fromkeys(weights, f"{right}.safetensors"), "x": f"{wrong}.safetensors"})
+        norm = Checkpoint(folder, dtype=torch.float32).stack([("model.norm.weight", 8)])
+        assert norm.equal(weights["model.norm.weight"])
+
+
+def test_copies_of_a_tensor_that_the_index_does_not_list(folder: Path) -> None:
+    weights = tensors()
+    save_file(weights, folder / "a.safetensors")
+    save_file({"extra": torch.zeros(2), "model.norm.weight": torch.zeros(8)}, folder / "b.safetensors")
+    write_index(
+        folder,
+        {name: "a.safetensors" for name in weights if name != "model.norm.weight"} | {"extra": "b.safetensors"},
+    )
+    with pytest.raises(
+        ValueError, match=r"must say which file has model\.norm\.weight, got it in a\.safetensors and b\.safetensors"
+    ):
+        load(folder)
+
+
+def test_an_index_that_names_the_wrong_file_of_a_tensor(folder: Path) -> None:
+    weights = tensors()
+    save_file(weights, folder / "a.safetensors")
+    save_file({"extra": torch.zeros(2)}, folder / "b.safetensors")
+    write_index(folder, dict.fromkeys(weights, "a.safetensors") | {"model.norm.weight": "b.safetensors"})
+    with pytest.raises(ValueError, match=r"b\.safetensors must hold model\.norm\.weight, .* got it in a\.safetensors"):
+        load(folder)
+
+
+def test_a_single_file_comes_before_the_shards_of_an_old_index(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in `transformers`."""
+    old, new = tensors(), tensors()
+    save_file(old, folder / "old.safetensors")
+    write_index(folder, dict.fromkeys(old, "old.safetensors"))
+    save(folder, new)
+    norm = Checkpoint(folder, dtype=torch.float32).stack([("model.norm.weight", 8)])
+    assert norm.equal(new["model.norm.weight"])
+    assert tensor_names(folder) == new.keys()
+    assert "model.safetensors is read, and model.safetensors.index.json with its 1 files is not" in caplog.text
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert norm.equal(file.get_tensor("model.norm.weight"))
+
+
+def test_an_index_that_makes_a_part_of_the_single_file(folder: Path) -> None:
+    weights = tensors()
+    save(folder, weights)
+    save_file({"extra": torch.zeros(2)}, folder / "other.safetensors")
+    write_index(folder, dict.fromkeys(weights, "model.safetensors"))
+    load(folder)  # the same file
+    write_index(folder, dict.fromkeys(weights, "model.safetensors") | {"extra": "other.safetensors"})
+    with pytest.raises(ValueError, match=r"model\.safetensors must hold all weights, .* in other\.safetensors"):
+        load(folder)
+
+
+def test_a_gguf_file_beside_safetensors_is_not_read(folder: Path) -> None:
+    """`transformers` takes the safetensors too."""
+    weights = tensors()
+    save(folder, weights)
+    (folder / "model.gguf").write_bytes(b"GGUF, but not whole")
+    load(folder)
+    assert tensor_names(folder) == weights.keys()
+    assert checkpoint_files(folder) == [folder / "model.safetensors"]
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    write_index(folder, dict.fromkeys(weights, "a.safetensors"))
+    load(folder)
+    assert checkpoint_files(folder) == [folder / "a.safetensors"]
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "consolidated.00.pth"])

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +20,12 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from pagewood.engine import LLM, SamplingParams
+import small_disk
+from pagewood.engine import LLM, SamplingParams, model_digest
 from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 from pagewood.engine.folder import model_folder
 from pagewood.engine.inspection import inspect_model
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.quantise import Scheme, quantise_model
 from pagewood.engine.runner.cpu.compiled.packed_weights import WideLevel
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_levels
@@ -31,7 +35,6 @@ from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.tiers import model_fingerprint
 from pagewood.engine.weights.forms import quantise_int4, quantise_int8, to_bfloat16
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -65,7 +68,7 @@ def save(folder: Path, dtype: torch.dtype = torch.float32, *, tied: bool = False
 
 
 def load(folder: Path, form: WeightFormat, **options: Any) -> LoadedModel:
-    return load_cpu_model(folder, form, fingerprint=model_fingerprint, **options)
+    return load_cpu_model(folder, form, digest=ModelDigest(folder), **options)
 
 
 def logits(loaded: LoadedModel, tokens: list[int]) -> NDArray[np.float32]:
@@ -217,7 +220,9 @@ def test_auto_rounds_activations_where_the_processor_multiplies_bfloat16(
 
 
 @pytest.mark.parametrize("form", ROUNDED)
-def test_quantised_weights_are_kept_and_mapped(form: WeightFormat, tmp_path: Path, cache: Path) -> None:
+def test_quantised_weights_are_kept_and_mapped(
+    form: WeightFormat, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(tmp_path / "model", torch.bfloat16)
     tokens = random_tokens()
     first = logits(load(tmp_path / "model", form, num_threads=2), tokens)
@@ -228,15 +233,44 @@ def test_quantised_weights_are_kept_and_mapped(form: WeightFormat, tmp_path: Pat
         logits(load(tmp_path / "model", form, progress=lambda *step: steps.append(step)), tokens), first
     )
     assert len(steps) == 5 + 6  # norms and biases alone are read
-    marked = bytearray(content)
-    for place in range(4096, 8192):  # embeddings: the second start reads the file, not the checkpoint
-        marked[place] ^= 1
-    path.write_bytes(marked)
-    assert not np.array_equal(logits(load(tmp_path / "model", form), tokens), first)
-    path.write_bytes(content[:-7])
-    assert np.array_equal(logits(load(tmp_path / "model", form), tokens), first)
-    assert path.read_bytes() == content
+    flipped = bytearray(content)
+    flipped[5000] ^= 1  # in the embeddings
+    for damaged in (bytes(flipped), content[:-7]):
+        path.write_bytes(damaged)
+        assert np.array_equal(logits(load(tmp_path / "model", form), tokens), first)
+        assert path.read_bytes() == content
+        assert "weights are quantised again" in caplog.text
+        caplog.clear()
     assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_weights_of_a_large_model_get_their_name_when_its_digest_is_known(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are quantised meanwhile. If there are some already, the digest is waited for."""
+    monkeypatch.setattr(model_digest, "_AT_ONCE_BYTES", 0)
+    save(tmp_path / "model")
+    may_read, read = Event(), model_digest._read
+
+    def waiting(*args: Any) -> bytes:
+        assert may_read.wait(60)
+        return read(*args)
+
+    def go_on(text: str, done: int, total: int) -> None:
+        if done == total:
+            may_read.set()
+
+    monkeypatch.setattr(model_digest, "_read", waiting)
+    first = logits(load(tmp_path / "model", "int8", progress=go_on), random_tokens())
+    [path] = cache.iterdir()
+    steps: list[tuple[str, int, int]] = []
+    loaded = load(tmp_path / "model", "int8", progress=lambda *step: steps.append(step))
+    assert len(steps) == 5 + 6
+    assert np.array_equal(logits(loaded, random_tokens()), first)
+    monkeypatch.undo()
+    monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "cache"))
+    load(tmp_path / "model", "int8")
+    assert list(cache.iterdir()) == [path]
 
 
 def test_other_weights_get_another_file(tmp_path: Path, cache: Path) -> None:
@@ -260,6 +294,59 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(
     found = logits(load(tmp_path, "int4"), random_tokens())
     assert np.array_equal(found, expected)
     assert "quantised weights cannot be kept in" in caplog.text
+
+
+@pytest.mark.parametrize("num_bytes", [8192, 1 << 16, 90_000])
+def test_a_full_disk_costs_the_cache_only(
+    num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In whichever matrix, or in the index, the room ends."""
+    save(tmp_path / "model")
+    expected = logits(load(tmp_path / "model", "int8"), random_tokens())
+    with small_disk.mounted(tmp_path / "disk", num_bytes=num_bytes) as disk:
+        monkeypatch.setenv("PAGEWOOD_CACHE", str(disk / "cache"))
+        found = logits(load(tmp_path / "model", "int8"), random_tokens())
+        assert np.array_equal(found, expected)
+        assert list((disk / "cache" / "weights").iterdir()) == []
+    assert f"cannot be kept in {disk / 'cache' / 'weights'}" in caplog.text
+    assert "No space left on device; make room there, or set PAGEWOOD_CACHE to" in caplog.text
+
+
+def test_a_folder_that_is_read_only_costs_the_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But what it holds is used."""
+    save(tmp_path / "model")
+    with small_disk.mounted(tmp_path / "disk", num_bytes=1 << 22) as disk:
+        monkeypatch.setenv("PAGEWOOD_CACHE", str(disk))
+        expected = logits(load(tmp_path / "model", "int8"), random_tokens())
+        gc.collect()  # the weights of the first start are mapped for writing
+        small_disk.forbid_writing(disk)
+        steps: list[tuple[str, int, int]] = []
+        loaded = load(tmp_path / "model", "int8", progress=lambda *step: steps.append(step))
+        assert np.array_equal(logits(loaded, random_tokens()), expected)
+        assert len(steps) == 5 + 6
+        load(tmp_path / "model", "int4")
+        assert f"cannot be kept in {disk / 'weights'}" in caplog.text
+        assert "Read-only file system" in caplog.text
+        assert "make room there, or set PAGEWOOD_CACHE to a folder that can be written" in caplog.text
+        del loaded
+
+
+def test_an_edit_while_a_model_is_loaded_keeps_its_weights_out_of_the_cache(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+
+    def edit(text: str, done: int, total: int) -> None:
+        if done == total:
+            with file.open("r+b") as opened:
+                opened.seek(-1, os.SEEK_END)
+                opened.write(b"?")
+
+    load(tmp_path / "model", "int8", progress=edit)
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -396,15 +483,15 @@ _MEASURE = """
 import json, sys
 from pathlib import Path
 from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
-from pagewood.engine.tiers import model_fingerprint
+from pagewood.engine.model_digest import ModelDigest
 def resident_bytes(name):
     [line] = [line for line in open("/proc/self/status") if line.startswith(name + ":")]
     return 1024 * int(line.split()[1])
 large, small, form = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-loaded = [load_cpu_model(small, form, fingerprint=model_fingerprint, num_threads=2)]
+loaded = [load_cpu_model(small, form, digest=ModelDigest(small), num_threads=2)]
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 before = resident_bytes("VmRSS")
-loaded.append(load_cpu_model(large, form, fingerprint=model_fingerprint, num_threads=2))
+loaded.append(load_cpu_model(large, form, digest=ModelDigest(large), num_threads=2))
 print(json.dumps([resident_bytes("VmHWM") - before, resident_bytes("VmRSS") - before]))
 """
 

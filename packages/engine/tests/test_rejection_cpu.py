@@ -81,9 +81,7 @@ def folder_of(name: str) -> Path:
 def loaded(drafter: str, target: str = "target") -> LoadedDrafter:
     folder = folder_of(target)
     found = FoundDrafter(kind="eagle" if drafter == "eagle" else "draft", folder=folder_of(drafter))
-    return load_drafter(
-        found, load_model(folder, CPUOps()), folder, fingerprint=lambda path: str(path).encode()
-    )  # fmt: skip
+    return load_drafter(found, load_model(folder, CPUOps()), folder)
 
 
 class Bench:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,10 @@ SIZES = [("a 3 x 5", 15), ("b 100 x 100", 10_000), ("c", 1)]
 
 
 def written(path: Path) -> Path:
-    with PackedWriter(path) as writer:
+    with PackedWriter(path.parent) as writer:
         for place, (label, size) in enumerate(SIZES):
             writer.add(label, size)[:] = np.arange(size) % 251 + place
-        writer.finish()
+        writer.finish(path)
     return path
 
 
@@ -33,17 +35,17 @@ def test_matrices_come_back_in_order_and_aligned(tmp_path: Path) -> None:
 
 
 def test_memory_that_was_written_stays_valid(tmp_path: Path) -> None:
-    with PackedWriter(tmp_path / "file") as writer:
+    with PackedWriter(tmp_path) as writer:
         memory = writer.add("a", 5000)
         memory[:] = 7
-        writer.finish()
+        writer.finish(tmp_path / "file")
     assert (memory == 7).all()
     (tmp_path / "file").unlink()
     assert (memory == 7).all()
 
 
 def test_an_unfinished_file_has_no_name(tmp_path: Path) -> None:
-    with PackedWriter(tmp_path / "file") as writer:
+    with PackedWriter(tmp_path) as writer:
         writer.add("a", 5)
     assert list(tmp_path.iterdir()) == []
 
@@ -69,6 +71,44 @@ def test_damage_is_found(tmp_path: Path) -> None:
             PackedReader(path)
     with pytest.raises(FileNotFoundError):
         PackedReader(tmp_path / "another")
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_every_byte_of_a_matrix_is_compared(tmp_path: Path, num_threads: int) -> None:
+    size = (9 << 20) + 5  # several runs
+    path = tmp_path / "file"
+    with PackedWriter(tmp_path) as writer:
+        writer.add("a", size)[:] = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+        writer.finish(path)
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    PackedReader(path, num_threads=num_threads)
+    for place in (0, 1, 4095, 4096, size // 2, 4 << 20, (4 << 20) - 1, 8 << 20, size - 1):
+        for bit in (0, 7):
+            changed = content.copy()
+            changed[4096 + place] ^= 1 << bit
+            path.write_bytes(changed.tobytes())
+            with pytest.raises(DamagedFile, match=f"the first at {(4096 + place) // 4096 * 4096}$"):
+                PackedReader(path, num_threads=num_threads)
+    swapped = content.copy()
+    swapped[4096:8192], swapped[8192:12288] = content[8192:12288], content[4096:8192]
+    path.write_bytes(swapped.tobytes())
+    with pytest.raises(DamagedFile, match="got others in 2 of its 2305 pages of 4096 bytes, the first at 4096"):
+        PackedReader(path)
+    swapped = content.copy()
+    swapped[4096:4104], swapped[4104:4112] = content[4104:4112], content[4096:4104]
+    path.write_bytes(swapped.tobytes())
+    with pytest.raises(DamagedFile, match="got others in 1 of"):
+        PackedReader(path)
+
+
+def test_unfinished_files_of_processes_that_were_killed_are_removed(tmp_path: Path) -> None:
+    for name, age_s in (("old.tmp", 90_000), ("new.tmp", 3600), ("file.int8", 90_000)):
+        (tmp_path / name).write_bytes(b"")
+        then_s = time.time() - age_s
+        os.utime(tmp_path / name, (then_s, then_s))
+    with PackedWriter(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.int8", "new.tmp"]
 
 
 def test_a_file_of_other_matrices_is_refused(tmp_path: Path) -> None:

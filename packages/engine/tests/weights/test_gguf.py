@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
+import gguf
 import numpy as np
 import pytest
 import tokenizers
@@ -22,16 +26,19 @@ from tokenizers import pre_tokenizers
 
 import gguf_files
 import quantised_folders
+import small_disk
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.folder import default_sampling, find_drafter, model_folder, model_name
 from pagewood.engine.load import check_weights
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope_config import Llama3Scaling, YarnScaling
+from pagewood.engine.models.rope_config import LinearScaling, Llama3Scaling, YarnScaling
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.tiers import model_fingerprint
 from pagewood.engine.weights.gguf import folder
+from pagewood.engine.weights.gguf.keys import unknown_keys
+from pagewood.engine.weights.gguf.parts import open_gguf
 
 ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
 END = {"tokenizer.ggml.eos_token_id": 2}
@@ -364,10 +371,10 @@ def test_a_changed_file_has_another_folder(folders: dict[str, Path], tmp_path: P
     first = model_folder(file)
     assert first == model_folder(str(file))
     assert first.parent == cache
-    stamp = model_fingerprint(first)
+    stamp = ModelDigest(first).wait()
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", kinds=["F16"])
     assert model_folder(file) != first
-    assert model_fingerprint(model_folder(file)) != stamp
+    assert ModelDigest(model_folder(file)).wait() != stamp
     assert len(list(cache.iterdir())) == 2  # no temporary ones are left
 
 
@@ -382,9 +389,184 @@ def test_a_cache_folder_that_cannot_be_written(
     shutil.rmtree(made)
 
 
+def test_a_header_that_changes_without_a_trace_in_size_and_time(
+    folders: dict[str, Path], tmp_path: Path, cache: Path
+) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 5000.0})
+    first, before = model_folder(file), file.stat()
+    assert ModelConfig.from_folder(first).rope.theta == 5000.0
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 6000.0})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    assert ModelConfig.from_folder(model_folder(file)).rope.theta == 6000.0
+
+
+def test_a_full_disk_leaves_no_folders(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama")
+    with small_disk.mounted(tmp_path / "disk", num_bytes=8192) as disk:
+        monkeypatch.setattr(folder, "cache_root", lambda: disk / "gguf")
+        made = model_folder(file)
+        check_weights(made, ModelConfig.from_folder(made))
+        shutil.rmtree(made)
+        assert list((disk / "gguf").iterdir()) == []
+        message = f"of {file} cannot be kept in {disk / 'gguf'}, so each start reads them again"
+        assert message in caplog.text
+        assert "No space left on device; make room there, or set PAGEWOOD_CACHE to a folder" in caplog.text
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(ValueError, match=f"neither {disk / 'gguf'} nor {disk} can be written .*set PAGEWOOD_CACHE"):
+            model_folder(file)
+        assert [path.name for path in disk.iterdir()] == ["gguf"]
+
+
+def test_a_cache_folder_that_is_read_only_is_used(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama")
+    with small_disk.mounted(tmp_path / "disk", num_bytes=1 << 20) as disk:
+        monkeypatch.setattr(folder, "cache_root", lambda: disk / "gguf")
+        kept = model_folder(file)
+        small_disk.forbid_writing(disk)
+        assert model_folder(file) == kept
+        os.utime(file)
+        made = model_folder(file)
+        assert made.parent == Path(tempfile.gettempdir())
+        assert "Read-only file system" in caplog.text
+        shutil.rmtree(made)
+
+
+def test_folders_of_processes_that_were_killed_are_removed(
+    folders: dict[str, Path], tmp_path: Path, cache: Path
+) -> None:
+    for name, age_s in (("new-old", 90_000), ("new-now", 0)):
+        (cache / name).mkdir(parents=True)
+        then_s = time.time() - age_s
+        os.utime(cache / name, (then_s, then_s))
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama")
+    model_folder(tmp_path / "m.gguf")
+    assert [path.name for path in cache.glob("new-*")] == ["new-now"]
+
+
+def scaling_of(folders: dict[str, Path], file: Path, keys: dict[str, Any], **options: Any) -> Any:
+    named = {f"llama.{key}": value for key, value in keys.items()}
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=named, **options)
+    return ModelConfig.from_folder(model_folder(file)).rope.scaling
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({}, None),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0}, 2.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.type": "yarn"}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, None),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 2.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 1.0}, None),
+    ],
+)
+def test_positions_are_stretched_as_llama_cpp_does(
+    keys: dict[str, Any], factor: float | None, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without a type it is linear; the older key counts where the newer one is absent; `none` ignores both."""
+    scaling = scaling_of(folders, tmp_path / "m.gguf", keys)
+    if factor is None:
+        assert scaling is None
+    else:
+        assert isinstance(scaling, LinearScaling)
+        assert scaling.factor == factor
+
+
+def test_all_numbers_of_yarn_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.yarn_beta_slow": 2.0,
+        "rope.scaling.yarn_ext_factor": 1.0,
+        "rope.scaling.attn_factor": 1.0,
+    }
+    scaling = scaling_of(folders, tmp_path / "m.gguf", keys)
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.factor, scaling.beta_fast, scaling.beta_slow) == (4.0, 16.0, 2.0)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_keys_that_stretch_beside_a_tensor_of_factors(key: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """llama.cpp applies both."""
+    factors = llama3_factors(10000.0, 16, 8.0)
+    file = tmp_path / "m.gguf"
+    with pytest.raises(ValueError, match=r"must not stretch .* beside the tensor rope_freqs\.weight, got linear by 2"):
+        scaling_of(folders, file, {key: 2.0}, rope_factors=factors)
+    with pytest.raises(ValueError, match=r"attn_factor must be absent or 1, got 2"):
+        scaling_of(folders, file, {"rope.scaling.attn_factor": 2.0}, rope_factors=factors)
+    assert isinstance(scaling_of(folders, file, {key: 1.0}, rope_factors=factors), Llama3Scaling)
+    assert isinstance(scaling_of(folders, file, {key: 2.0}, rope_factors=[1.0] * 8), LinearScaling)
+
+
+def test_keys_that_are_neutral_are_accepted(folders: dict[str, Path], tmp_path: Path) -> None:
+    keys = {
+        "attention.scale": 0.25,
+        "logit_scale": 1.0,
+        "final_logit_softcapping": 0.0,
+        "attention.causal": True,
+        "attention.sliding_window_pattern": [False, False],
+        "expert_used_count": 2,
+        "vocab_size": 60,
+    }
+    assert scaling_of(folders, tmp_path / "m.gguf", keys) is None
+
+
+def test_keys_that_are_not_known_are_named_in_the_log(
+    folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {"llama.something.new": 1.0, "general.sampling.penalty_repeat": 1.3, "general.sampling.temp": 0.5}
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", keys=keys)
+    model_folder(tmp_path / "m.gguf")
+    assert "keys that are not known are ignored: llama.something.new\n" in caplog.text
+    assert "advice on drawing tokens is not followed in general.sampling.penalty_repeat\n" in caplog.text
+    assert "general.sampling.temp" not in caplog.text
+
+
+def test_every_key_of_the_package_gguf_is_known(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Except those of other kinds of models: recurrent ones, those with encoders, Gemma 3n."""
+    file = tmp_path / "m.gguf"
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama")
+    read = open_gguf(file)
+    sections = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Attention.Indexer, gguf.Keys.Rope)
+    values = (value for section in sections for name, value in vars(section).items() if name.isupper())
+    for value in values:
+        read.metadata[str(value).replace("{arch}", "llama")] = 0
+    assert {key.removeprefix("llama.") for key in unknown_keys(read, "llama")} == OF_OTHER_MODELS
+
+
+OF_OTHER_MODELS = {
+    "features_length", "decoder_start_token_id", "decoder_block_count", "time_mix_extra_dim", "time_decay_extra_dim",
+    "altup.active_idx", "altup.num_inputs", "{dense}_feat_in", "{dense}_feat_out", "attention.group_norm_epsilon",
+    "attention.decay_lora_rank", "attention.iclr_lora_rank", "attention.value_residual_mix_lora_rank",
+    "attention.gate_lora_rank",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"llama.attention.scale": 0.1}, r"attention\.scale must be absent or 1 / sqrt\(16\), 0\.25, got 0\.1"),
+        ({"llama.logit_scale": 0.5}, r"llama\.logit_scale must be absent or 1, got 0\.5"),
+        ({"llama.final_logit_softcapping": 30.0}, r"llama\.final_logit_softcapping must be absent or 0, got 30\.0"),
+        ({"llama.attention.causal": False}, r"attention\.causal must be absent or true, got False"),
+        ({"llama.attention.sliding_window_pattern": [True, False]}, r"must be absent or 0, got \[True, False\]"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
+        ({"llama.rope.scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
+        ({"llama.rope.scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
         ({"llama.expert_count": 8}, r"llama\.expert_count must be 0, got 8"),
         ({"split.count": 3}, r"split\.count must be 1, got 3: parts are files named name-00001-of-00003\.gguf"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),

@@ -24,6 +24,7 @@ import quantised_folders as made
 from pagewood.engine.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.weights.integers import Packed
 from pagewood.engine.weights.quantisation import METHODS, read_quantisation
 
 
@@ -268,6 +269,71 @@ def test_biases_of_zeros_that_tools_add_are_ignored(folder: Path) -> None:
         compare(folder, expected)
 
 
+@pytest.mark.parametrize("num_bits", [3, 4, 8])
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize(
+    "label",
+    [
+        {},
+        {"checkpoint_format": "gptq"},
+        {"format": "gptq"},
+        {"checkpoint_format": "gptq_v2"},
+        {"format": "gptq_v2"},
+        {"checkpoint_format": "gptq_v2", "format": "gptq_v2"},
+    ],
+)
+def test_stored_zeros_of_symmetric_codes_outweigh_the_label(
+    folder: Path, num_bits: int, is_v2: bool, label: dict[str, str]
+) -> None:
+    make = made.gptq(num_bits=num_bits, group=32, is_v2=is_v2, symmetric=True)
+    compare(folder, made.quantise(folder, make, {**_GPTQ, "bits": num_bits, "sym": True, **label}))
+
+
+@pytest.mark.parametrize("field", ["checkpoint_format", "format"])
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_either_field_says_how_zeros_are_stored(folder: Path, field: str, is_v2: bool) -> None:
+    make = made.gptq(num_bits=4, group=32, is_v2=is_v2)
+    label = {field: "gptq_v2" if is_v2 else "gptq"}
+    compare(folder, made.quantise(folder, make, {**_GPTQ, "sym": False, **label}))
+
+
+def test_zeros_that_are_not_symmetric_contradict_sym(folder: Path) -> None:
+    expected = made.quantise(folder, made.gptq(num_bits=4, group=32), {**_GPTQ, "sym": True})
+    with pytest.raises(
+        ValueError, match=r"_proj\.weight: \.qzeros must all be 7, or 8 in gptq_v2, if sym is true, got "
+    ):
+        compare(folder, expected)
+
+
+def test_the_target_that_names_a_module_most_exactly_decides(folder: Path) -> None:
+    """A name comes before expressions, in the order of their text, and these before the class, in whatever group."""
+    schemes = {"first": 8, "second": 8, "third": 4, "fourth": 8}
+    targets = {
+        "first": ["Linear"],
+        "second": ["re:.*proj"],
+        "third": ["re:.*down_proj", "model.layers.0.mlp.up_proj"],
+        "fourth": ["model.layers.1.mlp.down_proj"],
+    }
+    groups = {
+        name: {"targets": targets[name], "weights": _integers(num_bits, "group", group=32)}
+        for name, num_bits in schemes.items()
+    }
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    found = read_quantisation(folder, (), {})
+    assert found is not None
+
+    def bits(module: str) -> int:
+        form = found.format_of(f"model.layers.{module}.weight")
+        assert isinstance(form, Packed)
+        return form.num_bits
+
+    assert bits("0.mlp.up_proj") == 4  # its name
+    assert bits("1.mlp.down_proj") == 8
+    assert bits("0.mlp.down_proj") == 4  # "re:.*down_proj" is before "re:.*proj"
+    assert bits("0.mlp.gate_proj") == 8
+
+
 DOWN = "model.layers.1.mlp.down_proj"
 
 
@@ -315,6 +381,11 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
         ({**_GPTQ, "group_size": 0}, r"group_size must be in \[1, 16777216\], got 0"),
         ({**_GPTQ, "group_size": 48}, "group_size must divide the 64 inputs, got 48"),
         ({**_GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format must be gptq or gptq_v2, got 'marlin'"),
+        ({**_GPTQ, "format": "marlin"}, "format must be gptq or gptq_v2, got 'marlin'"),
+        (
+            {**_GPTQ, "format": "gptq_v2", "checkpoint_format": "gptq"},
+            "checkpoint_format and format must agree, got 'gptq' and 'gptq_v2'",
+        ),
         ({**_GPTQ, "dynamic": {"-:(": {}}}, "must be an expression of RE2"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4 for awq, got 8"),
         ({"quant_method": "awq", "version": "gemv"}, "version must be gemm for awq, got 'gemv'"),

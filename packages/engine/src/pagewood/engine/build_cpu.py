@@ -17,6 +17,7 @@ from pagewood.engine.draft_control import draft_control, measure_cost, tree_shap
 from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import check_draft, check_weights
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.processors import load_processors
@@ -31,7 +32,7 @@ from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
-from pagewood.engine.tiers import model_fingerprint, tiered_cache
+from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import MultiHeadLayout, PageLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -60,6 +61,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     """
     processors = load_processors(config)
     folder = model_folder(config.model)
+    digest = ModelDigest(folder)
+    outlives = config.disk_cache_path is not None or config.remote_cache is not None
+    if outlives:
+        digest.begin()
     model_config = ModelConfig.from_folder(folder)
     num_weights = check_weights(folder, model_config)
     weights_bytes = int(_BYTES[config.weights] * num_weights)
@@ -76,7 +81,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         folder,
         config.weights,
         activations=config.activations,
-        fingerprint=model_fingerprint,
+        digest=digest,
         num_threads=num_threads,
         progress=progress,
     )
@@ -92,7 +97,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             found,
             model,
             folder,
-            fingerprint=model_fingerprint,
+            target_digest=digest.known() if outlives else None,
             target_mark=loaded.mark,
             weights=config.weights,
             activations=config.activations,
@@ -157,7 +162,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             tree=tree,
         )
     populator = Populator(memory)
-    make_cache = tiered_cache(config, folder, memory, mark=loaded.mark)
+    make_cache = tiered_cache(config, digest, memory, mark=loaded.mark)
 
     def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(

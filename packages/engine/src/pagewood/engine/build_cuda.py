@@ -29,6 +29,7 @@ from pagewood.engine.drafter_cuda import LoadedDrafter, drafter_needs, drafter_o
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import load_model
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.processors import load_processors
@@ -99,6 +100,9 @@ def build_on(
     config = config.resolved()
     processors = load_processors(config)
     folder = model_folder(config.model)
+    digest = ModelDigest(folder)
+    if config.disk_cache_path is not None or config.remote_cache is not None:
+        digest.begin()  # while the weights are read
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, progress=progress)
     info = EngineInfo(
         model_name=model_name(config.model),
@@ -110,7 +114,7 @@ def build_on(
         vector_size=built.model.hidden_size,
         page_bytes=built.memory.layout.bytes_per_page,
     )
-    make_cache = tiered_cache(config, folder, built.memory)
+    make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, built.runner)

@@ -11,6 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import radix_cache
 from pagewood.engine.available_memory import available_memory_bytes
+from pagewood.engine.late_store import LateStore
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
 from pagewood.kvpool.tiers.arrays import Bytes
@@ -19,8 +21,9 @@ from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 _log = logging.getLogger(__name__)
 
 _GB = 1_000_000_000
-_NUM_SAMPLES = 256
-_SAMPLE_BYTES = 4096
+
+Fingerprint = Callable[[], bytes | None]
+"""Waits for bytes that identify a model, at most 32; None: there are none, because its files have changed."""
 
 
 class TieredCaches:
@@ -32,16 +35,19 @@ class TieredCaches:
         config: with a host cache.
         memory: the KV memory of the runner.
         page_size: tokens per page.
-        fingerprint: of the model, 32 bytes: KV on disk belongs to one model.
+        fingerprint: identifies the model: KV on disk and in the shared cache belongs to one. If it has to be waited
+            for, these are opened when it is known, and are empty until then.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_disk", "_fingerprint", "_host", "_last", "_memory", "_page_size", "_remote")
+    __slots__ = ("_config", "_disk", "_host", "_last", "_memory", "_page_size", "_remote")
 
-    def __init__(self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes) -> None:
+    def __init__(
+        self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes | Fingerprint
+    ) -> None:
         assert config.host_cache_gb is not None
         page_bytes = memory.layout.bytes_per_page
         num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
@@ -49,29 +55,26 @@ class TieredCaches:
         self._config = config
         self._memory = memory
         self._page_size = page_size
-        self._fingerprint = sha256(fingerprint + repr(memory.layout).encode()).digest()
         self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
-        self._disk: DiskTier | None = None
+        self._disk: PageStore | None = None
         self._last: TieredIndex | None = None  # written by: make
         _log.info("host cache: %d pages", num_host_pages)
         if config.disk_cache_path is not None and config.disk_cache_gb is not None:
-            num_disk_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
-            self._disk = DiskTier(
-                Path(config.disk_cache_path) / "shard-0.pages",
-                page_bytes=page_bytes,
-                num_bytes=num_disk_pages * page_bytes,
-                fingerprint=self._fingerprint,
-                sets_aside=True,
-            )
-            _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
+            path = Path(config.disk_cache_path) / "shard-0.pages"
+            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
+            self._disk = _opened(
+                lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
+                fingerprint, layout=repr(memory.layout), name=f"the disk cache {path}",
+            )  # fmt: skip
         self._remote: PageStore | None = None
         if config.remote_cache is not None:
-            budget_gb = config.remote_cache_gb
+            place, budget_gb = config.remote_cache, config.remote_cache_gb
             num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
-            self._remote = shared_store(
-                config.remote_cache, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=self._fingerprint
-            )
-            _log.info("shared cache: %s", config.remote_cache)
+            self._remote = _opened(
+                lambda identity: shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=identity),
+                fingerprint, layout=repr(memory.layout), name=f"the shared cache {place}",
+            )  # fmt: skip
+            _log.info("shared cache: %s", place)
 
     def make(self) -> TieredIndex:
         """Return a cache with an empty device; the previous one, if any, is closed."""
@@ -84,7 +87,6 @@ class TieredCaches:
             disk=self._disk,
             remote=self._remote,
             page_size=self._page_size,
-            fingerprint=self._fingerprint,
             write_policy=WritePolicy(self._config.cache_write_policy),
         )
         return self._last
@@ -131,7 +133,7 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: by
 
 
 def tiered_cache(
-    config: EngineConfig, folder: Path, memory: PageMemory, *, mark: str = ""
+    config: EngineConfig, digest: ModelDigest, memory: PageMemory, *, mark: str = ""
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
@@ -139,27 +141,42 @@ def tiered_cache(
     """
     if config.host_cache_gb is None:
         return None
-    fingerprint = model_fingerprint(folder)
-    if mark:
-        fingerprint = sha256(fingerprint + mark.encode()).digest()
+    if config.disk_cache_path is None and config.remote_cache is None:  # then no page outlives the process
+        return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"").make
+    digest.begin()
+
+    def marked(identity: bytes | None) -> bytes | None:
+        return identity if identity is None or not mark else sha256(identity + mark.encode()).digest()
+
+    fingerprint = marked(digest.known()) or (lambda: marked(digest.wait()))
     return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
 
 
-def model_fingerprint(folder: Path) -> bytes:
-    """Return 32 bytes that identify a model: a hash of its configuration and of samples of its weights.
+def _opened(
+    make: Callable[[bytes], PageStore], fingerprint: bytes | Fingerprint, *, layout: str, name: str
+) -> PageStore:
+    """Return the store that `make` opens for a fingerprint of model and layout, now or when the model's is known."""
 
-    The same files give the same bytes on every machine. A retrained model cannot leave all of 256 samples of each file
-    unchanged, and they are read in milliseconds, where all of a large model would take minutes.
-    """
-    digest = sha256((folder / "config.json").read_bytes())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for index in range(_NUM_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.digest()
+    def whole(identity: bytes) -> bytes:
+        return sha256(identity + layout.encode()).digest()
+
+    if isinstance(fingerprint, bytes):
+        return make(whole(fingerprint))
+
+    def late() -> PageStore | None:
+        identity = fingerprint()
+        return None if identity is None else make(whole(identity))
+
+    _log.info("%s is opened when the model has been read for its digest", name)
+    return LateStore(late, name=name)
+
+
+def _disk_store(path: Path, *, page_bytes: int, num_pages: int, fingerprint: bytes) -> DiskTier:
+    disk = DiskTier(
+        path, page_bytes=page_bytes, num_bytes=num_pages * page_bytes, fingerprint=fingerprint, sets_aside=True
+    )
+    _log.info("disk cache: %d pages, %d of them in use", num_pages, disk.num_held)
+    return disk
 
 
 def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pagewood.engine.models.checkpoint_files import checkpoint_files
+from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
 from pagewood.engine.weights.formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
@@ -59,11 +59,11 @@ class SafetensorsFiles:
 
         Raises:
             FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
-            ValueError: a file is damaged, or its quantisation is not supported.
+            ValueError: a file is damaged, its quantisation is not supported, or the index contradicts the files.
         """
-        opened = [_open(path) for path in checkpoint_files(folder)]
-        self._files = {name: file for file in opened for name in _keys(file)}  # written by: close
-        self._quantisation = read_quantisation(folder, self._files, _metadata(opened))
+        opened = {path.name: _open(path) for path in checkpoint_files(folder)}
+        self._files = _by_tensor(folder, opened)  # written by: close
+        self._quantisation = read_quantisation(folder, self._files, _metadata(opened.values()))
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -143,14 +143,38 @@ def open_tensors(folder: Path) -> TensorFiles:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if (folder / FILE).is_file() else SafetensorsFiles(folder)
+    return GGUFFiles(folder) if holds_gguf(folder) else SafetensorsFiles(folder)
 
 
 def _keys(file: safe_open) -> Iterator[str]:
     return iter(file.keys())
 
 
-def _metadata(files: list[safe_open]) -> Mapping[str, str]:
+def _by_tensor(folder: Path, opened: Mapping[str, safe_open]) -> dict[str, safe_open]:
+    """Return the file of each tensor: the one that the index names, or the only one that holds it.
+
+    Raises:
+        ValueError: several files hold a tensor that the index does not list, or the listed file lacks it.
+    """
+    listed = weight_map(folder) or {}
+    holders: dict[str, list[str]] = {}
+    for file_name, file in opened.items():
+        for name in _keys(file):
+            holders.setdefault(name, []).append(file_name)
+    found: dict[str, safe_open] = {}
+    for name, holding in holders.items():
+        wanted = listed.get(name)
+        if wanted is None and len(holding) > 1:
+            raise ValueError(f"{index_file(folder)} must say which file has {name}, got it in {' and '.join(holding)}")
+        if wanted is not None and wanted not in holding:
+            raise ValueError(
+                f"{folder / wanted} must hold {name}, as {index_file(folder).name} says, got it in {holding[0]}"
+            )
+        found[name] = opened[wanted or holding[0]]
+    return found
+
+
+def _metadata(files: Iterable[safe_open]) -> Mapping[str, str]:
     return {key: value for file in files for key, value in (file.metadata() or {}).items()}
 
 

@@ -12,7 +12,7 @@ from pagewood.engine.weights.float4 import MXFP4, NVFP4
 from pagewood.engine.weights.float8 import Float8
 from pagewood.engine.weights.formats import Format
 from pagewood.engine.weights.integers import Bytes, Packed, scales_of
-from pagewood.engine.weights.names import module_pattern
+from pagewood.engine.weights.names import Matches, module_pattern
 
 _LARGEST_GROUP = 1 << 24
 _FORMATS = (
@@ -38,22 +38,26 @@ def compressed_tensors_finder(fields: Fields) -> Callable[[str], Format | None]:
         raise ValueError(f"{fields.source}: quantization_status must be compressed, got {status[:80]!r}")
     ignored = [module_pattern(name, fields.source, with_class=True) for name in fields.texts("ignore") or ()]
     groups = fields.section("config_groups") or fields.empty("config_groups")
-    schemes: list[tuple[list[Callable[[str], bool]], Format | None]] = []
+    schemes: dict[str, tuple[Matches, Format | None]] = {}
     for name in groups.values:
         group = groups.section(name) or groups.empty(name)
-        targets = group.texts("targets") or ()
-        found = [module_pattern(target, group.source, with_class=True) for target in targets]
-        schemes.append((found, _format(fields, group)))
+        scheme = _format(fields, group)
+        for target in group.texts("targets") or ():
+            matches = module_pattern(target, group.source, with_class=True)
+            schemes[target] = (matches, scheme)
+    ordered = [schemes[target] for target in sorted(schemes, key=_place)]
 
     def find(module: str) -> Format | None:
         if any(matches(module) for matches in ignored):
             return None
-        for patterns, scheme in schemes:
-            if any(matches(module) for matches in patterns):
-                return scheme
-        return None
+        return next((scheme for matches, scheme in ordered if matches(module)), None)
 
     return find
+
+
+def _place(target: str) -> tuple[int, str]:
+    """Return the place of a target among those that mean a module: names, expressions by their text, the class."""
+    return (1 if target.startswith("re:") else 2 if target == "Linear" else 0), target
 
 
 def _format(fields: Fields, group: Fields) -> Format | None:

@@ -28,7 +28,9 @@ class GPTQ:
     group: int
     """Inputs that share a scale; -1: all."""
     is_v2: bool
-    """Whether zeros are stored as they are, and not minus one."""
+    """Whether the configuration says that zeros are stored as they are, and not minus one."""
+    is_symmetric: bool = False
+    """Whether the configuration says that every zero is the middle of the codes."""
 
     def __post_init__(self) -> None:
         if self.num_bits not in (2, 3, 4, 8):
@@ -56,9 +58,7 @@ class GPTQ:
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         """Return the matrix."""
         scales: F32 = np.ascontiguousarray(found[".scales"].T)
-        zeros = unpack_dense(found[".qzeros"], self.num_bits, rows).T.astype(np.int32)
-        if not self.is_v2:
-            zeros = zeros + 1
+        zeros = self._zeros(unpack_dense(found[".qzeros"], self.num_bits, rows).T.astype(np.int32))
         order = in_disorder(found.get(".g_idx"), columns, scales.shape[1], ".g_idx")
         if order is not None:  # desc_act
             codes = self._codes(found[".qweight"], columns)
@@ -67,6 +67,24 @@ class GPTQ:
             words = np.ascontiguousarray(found[".qweight"].T.astype("<i4", copy=False))
             return kept_int4(words.view(np.uint8), scales, zeros)
         return kept_integers(self._codes(found[".qweight"], columns), scales, zeros, num_bits=self.num_bits)
+
+    def _zeros(self, stored: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the zeros of stored ones. Those of symmetric codes show whether one was subtracted; labels may err.
+
+        Raises:
+            ValueError: the codes should be symmetric, and are so with neither reading.
+        """
+        if not self.is_symmetric:
+            return stored if self.is_v2 else stored + 1
+        middle = 1 << self.num_bits - 1
+        if (stored == middle).all():
+            return stored
+        if (stored == middle - 1).all():
+            return stored + 1
+        least, most = int(stored.min()), int(stored.max())
+        raise ValueError(
+            f".qzeros must all be {middle - 1}, or {middle} in gptq_v2, if sym is true, got {least} to {most}"
+        )
 
     def _codes(self, words: Array, columns: int) -> NDArray[np.uint8]:
         """Return the codes `[N, K]` of `[K b/32, N]` words, without gaps along the inputs."""

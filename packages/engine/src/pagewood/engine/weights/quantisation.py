@@ -112,16 +112,14 @@ def _except(fields: Fields, form: Format, *lists: str) -> Find:
 
 
 def _gptq(fields: Fields) -> Find:
-    stored = fields.text("checkpoint_format", "gptq")
-    if stored not in ("gptq", "gptq_v2") or fields.flag("is_marlin_format", False):
-        kind = stored if stored not in ("gptq", "gptq_v2") else "marlin"
-        raise ValueError(f"{fields.source}: checkpoint_format must be gptq or gptq_v2, got {kind[:80]!r}")
+    is_v2 = _is_gptq_v2(fields)
 
     def form(own: Fields) -> GPTQ:
         group = _group(own, "group_size", fallback=fields)
         num_bits = own.integer("bits", fields.integer("bits", low=2, high=8), low=2, high=8)
         try:
-            return GPTQ(num_bits=num_bits, group=group, is_v2=stored == "gptq_v2")
+            is_symmetric = own.flag("sym", fields.flag("sym", False))
+            return GPTQ(num_bits=num_bits, group=group, is_v2=is_v2, is_symmetric=is_symmetric)
         except ValueError as error:
             raise ValueError(f"{own.source}: {error}") from error
 
@@ -147,6 +145,28 @@ def _gptq(fields: Fields) -> Find:
         return plain
 
     return find
+
+
+def _is_gptq_v2(fields: Fields) -> bool:
+    """Return whether zeros are stored as they are: `checkpoint_format`, whose later name is `format`, says so.
+
+    Raises:
+        ValueError: the layout is another one, or both fields are there and differ.
+    """
+    labels = {
+        name: fields.text(name) for name in ("checkpoint_format", "format") if fields.values.get(name) is not None
+    }
+    for name, label in labels.items():
+        if label not in ("gptq", "gptq_v2"):
+            raise ValueError(f"{fields.source}: {name} must be gptq or gptq_v2, got {label[:80]!r}")
+    if fields.flag("is_marlin_format", False):
+        raise ValueError(f"{fields.source}: checkpoint_format must be gptq or gptq_v2, got 'marlin'")
+    if len(set(labels.values())) > 1:
+        raise ValueError(
+            f"{fields.source}: checkpoint_format and format must agree, got {labels['checkpoint_format']!r} and "
+            f"{labels['format']!r}"
+        )
+    return "gptq_v2" in labels.values()
 
 
 def _flat(value: object, fields: Fields) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Sequence
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.step import (
     StepKernel,
@@ -17,6 +19,8 @@ from pagewood.engine.runner.cpu.compiled.step import (
     step,
 )
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+
+_log = logging.getLogger(__name__)
 
 
 def warm_up(
@@ -49,6 +53,19 @@ def warm_up(
             progress(f"{doing} kernel {kernel.name}", done, len(kernels))
         kernel.compile()
         doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
+    log_not_kept(kernels)
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
     return StepKernel(heads=heads, drafts=draft_head_dim is not None, packed=products)
+
+
+def log_not_kept(kernels: Sequence[Kernel]) -> None:
+    """Log how many kernels could not be stored, and why."""
+    failures = [failure for failure in (kernel.not_kept for kernel in kernels) if failure is not None]
+    if failures:
+        folder, error = failures[0]
+        _log.warning(
+            "%d compiled kernels cannot be kept in %s, so the next start compiles them again: %s; make room there, or "
+            "set XDG_CACHE_HOME to a folder that can be written",
+            len(failures), folder, error,
+        )  # fmt: skip

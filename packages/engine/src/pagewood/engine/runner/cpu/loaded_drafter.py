@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,6 +15,7 @@ from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import check_draft, load_head
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
@@ -122,7 +124,7 @@ def load_drafter(
     target: Decoder[Buffer],
     target_folder: Path,
     *,
-    fingerprint: Callable[[Path], bytes],
+    target_digest: bytes | None = None,
     target_mark: str = "",
     weights: WeightFormat = "float32",
     activations: ActivationFormat = "auto",
@@ -135,7 +137,7 @@ def load_drafter(
         found: of kind draft or eagle.
         target: the decoder that verifies.
         target_folder: its folder.
-        fingerprint: returns bytes that identify the model of a folder.
+        target_digest: of the target; None: it is not known, or no file of this run depends on it.
         target_mark: `LoadedModel.mark` of the target.
         weights: the form of the target's weights, which a draft model gets too.
         activations: those of the target, which a draft model gets too.
@@ -147,6 +149,7 @@ def load_drafter(
         ValueError: it does not fit the target; see `check_draft` and `load_head`.
     """
     assert found.folder is not None
+    digest = ModelDigest(found.folder)
     variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
     mark = target_mark
     if found.kind == "draft":
@@ -155,14 +158,21 @@ def load_drafter(
             found.folder,
             weights,
             activations=activations,
-            fingerprint=fingerprint,
+            digest=digest,
             num_threads=num_threads,
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
-    kind = f"{found.kind}{mark}".encode()
-    digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + kind).digest()
-    root = int.from_bytes(digest[:8], "little", signed=True)
+    if target_digest is not None:
+        digest.begin()
+    root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
     return LoadedDrafter(model=model, target=target, variants=variants, root=root)
+
+
+def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:
+    """Return 64 signed bits that stand for two models, or for this process: then no other one takes over its tags."""
+    if digest is None or target_digest is None:
+        return int.from_bytes(os.urandom(8), "little", signed=True)
+    return int.from_bytes(sha256(digest + target_digest + mark.encode()).digest()[:8], "little", signed=True)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
+from pagewood.engine.cache_folder import REMEDY
 from pagewood.engine.load import load_model
+from pagewood.engine.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
@@ -22,11 +23,11 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.packer import Packer
 from pagewood.engine.runner.cpu.packing import PackedShape, PackedWeight
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWriter, weights_file
+from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWriter, weights_file, weights_folder
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = b"1"
+_LAYOUT = b"2"
 """Another number makes files of earlier layouts useless."""
 _CACHED = ("int8", "int4")
 
@@ -55,7 +56,7 @@ def load_cpu_model(
     form: WeightFormat,
     *,
     activations: ActivationFormat = "auto",
-    fingerprint: Callable[[Path], bytes],
+    digest: ModelDigest,
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -68,41 +69,63 @@ def load_cpu_model(
         folder: holds config.json and safetensors.
         form: of the weights.
         activations: see `Packer`.
-        fingerprint: returns bytes that identify the model of a folder.
+        digest: of the folder; weights are kept under it.
         num_threads: that lay out weights.
         progress: called for every tensor.
     """
     if form not in _CACHED:
         return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
-    path = weights_file(_LAYOUT + fingerprint(folder), form)
+    digest.begin()
     started = time.monotonic()
-    try:
-        reader = PackedReader(path)
+    path = _kept_file(digest, form)
+    if path is not None:
+        try:
+            reader = PackedReader(path, num_threads=num_threads)
 
-        def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
-            return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
+            def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
+                return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
 
-        loaded = _load(folder, Packer(form, activations=activations, memory=take), progress, reads_matrices=False)
-        reader.finish()
-        _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
-        return loaded
-    except FileNotFoundError:
-        pass
-    except (DamagedFile, OSError) as error:
-        _log.warning("weights are quantised again: %s", error)
+            loaded = _load(folder, Packer(form, activations=activations, memory=take), progress, reads_matrices=False)
+            reader.finish()
+            _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
+            return loaded
+        except FileNotFoundError:
+            pass
+        except (DamagedFile, OSError) as error:
+            _log.warning("weights are quantised again: %s", error)
     try:
-        with PackedWriter(path) as writer:
+        with PackedWriter(weights_folder()) as writer:
 
             def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
 
             loaded = _load(folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress)
-            writer.finish()
+            identity = digest.wait()  # reading a model takes less time than quantising it
+            if identity is None:  # which has been logged; the memory stays valid without a name
+                return loaded
+            path = weights_file(_LAYOUT + identity, form)
+            writer.finish(path)
         _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
         return loaded
     except OSError as error:
-        _log.warning("quantised weights cannot be kept in %s, so they are in memory only: %s", path.parent, error)
+        _log.warning(
+            "quantised weights cannot be kept in %s, so they are in memory only: %s; %s",
+            weights_folder(),
+            error,
+            REMEDY,
+        )
     return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
+
+
+def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
+    """Return where weights of a form are kept if they are, or None if there can be none yet.
+
+    If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
+    quantise it again.
+    """
+    has_some = any(weights_folder().glob(f"*.{form}"))
+    identity = digest.wait() if has_some else digest.known()
+    return None if identity is None else weights_file(_LAYOUT + identity, form)
 
 
 def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:

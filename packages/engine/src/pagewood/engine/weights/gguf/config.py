@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import Any, cast
 
-import numpy as np
-
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.weights.gguf.file import GGUFFile
+from pagewood.engine.weights.gguf.keys import check_keys
+from pagewood.engine.weights.gguf.rope import rope_scaling_of
 
 ARCHITECTURES = MappingProxyType(
     {
@@ -22,8 +21,6 @@ ARCHITECTURES = MappingProxyType(
 _INTERLEAVED = ("llama",)
 """Whose rows llama.cpp reorders. It stores Mistral's models as llama; `transformers` reads others as mistral."""
 _LARGEST = 1 << 28
-_LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
-"""How all models stretch their rope that store its factors as a tensor."""
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"}
@@ -62,6 +59,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     ):
         if value != head_dim:
             raise ValueError(f"{file.path}: {name}.{key} must be {head_dim}, the size of a head, got {value}")
+    check_keys(file, name, head_dim=head_dim)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
@@ -87,7 +85,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": length,
         "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon", low=1e-30, high=1),
         "rope_theta": fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12),
-        "rope_scaling": _rope_scaling(file, fields, name, length, head_dim),
+        "rope_scaling": rope_scaling_of(file, fields, name, length, head_dim),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -106,60 +104,6 @@ def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, An
     if "general.sampling.top_k" in file.metadata:
         values["top_k"] = fields.integer("general.sampling.top_k", high=1 << 30)
     return values
-
-
-def _rope_scaling(file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int) -> dict[str, Any] | None:
-    if "rope_freqs.weight" in file.tensors:
-        return _llama3_scaling(file, fields, name, head_dim)
-    kind = fields.text(f"{name}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
-        raise ValueError(f"{file.path}: {name}.rope.scaling.type must be none, linear or yarn, got {kind[:80]!r}")
-    for key in ("attn_factor", "yarn_log_multiplier"):
-        own = f"{name}.rope.scaling.{key}"
-        if fields.number(own, 1.0 if key == "attn_factor" else 0.0, low=0, high=1e3) not in (0.0, 1.0):
-            raise ValueError(f"{file.path}: {own} must be absent, got {file.metadata[own]}")
-    return {
-        "rope_type": kind,
-        "factor": fields.number(f"{name}.rope.scaling.factor", low=1, high=4096),
-        "original_max_position_embeddings": fields.integer(
-            f"{name}.rope.scaling.original_context_length", length, low=1, high=_LARGEST
-        ),
-    }
-
-
-def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) -> dict[str, Any] | None:
-    """Return the numbers from which the factors of the tensor rope_freqs.weight follow.
-
-    Raises:
-        ValueError: they do not follow from those of Llama 3.
-    """
-    stored = file.tensors["rope_freqs.weight"]
-    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
-        raise ValueError(
-            f"{file.path}: rope_freqs.weight must be F32 of shape {(head_dim // 2,)}, "
-            f"got {stored.kind} of {stored.shape}"
-        )
-    factors = file.raw("rope_freqs.weight").view("<f4").astype(np.float64)
-    if (factors == 1).all():
-        return None
-    base = fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12)
-    factor = float(factors.max())
-    wavelengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
-    share = (_LLAMA3_LENGTH / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    share = np.clip(share, 0, 1)
-    with np.errstate(all="ignore"):
-        expected = 1 / ((1 - share) / factor + share)
-    if not np.allclose(factors, expected, rtol=1e-3, atol=0):
-        raise ValueError(f"{file.path}: rope_freqs.weight must hold the factors of Llama 3's scaling, got others")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_LENGTH,
-    }
 
 
 def _ends(fields: Fields, vocab_size: int) -> list[int]:

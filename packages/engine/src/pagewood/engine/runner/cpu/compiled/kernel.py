@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,8 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCacheLocator
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
+
+_log = logging.getLogger(__name__)
 
 REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
 """Lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
@@ -46,6 +50,11 @@ class _Locator(UserWideCacheLocator):
     def get_source_stamp(self) -> str:
         return self._stamp
 
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
+        """Return the place of a function's code, whether it can be written or not: code may be there already."""
+        return cls(py_func, py_file)
+
 
 class _CacheImpl(CompileResultCacheImpl):
     _locator_classes: ClassVar = [_Locator]
@@ -59,12 +68,36 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any], variant: int) -> None:
         super().__init__(function)
         self._variant = variant
+        self.name = function.__name__
+        self.error: OSError | None = None  # written by: save_overload
+        """Why the code could not be stored."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load compiled code. numba's own version first sets up all that it can compile, which takes 0.2 s."""
         rtsys.initialize(target_context)  # the memory management that compiled code calls
-        with self._guard_against_spurious_io_errors():
+        try:
             return self._load_overload(sig, target_context)
+        except OSError:  # `save_overload` will find out too
+            return None
+        except (EOFError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, ImportError) as error:
+            _log.warning(
+                "%s is compiled again, because its code in %s is damaged: %s", self.name, self.cache_path, error
+            )
+            with suppress(OSError):
+                for path in Path(self.cache_path).glob(f"{self._impl.filename_base}.*"):
+                    path.unlink()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Store compiled code. If that fails, the next start compiles it again."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            self.error = error
+            with suppress(OSError):  # the index may be written, and then must not refer to older code of that name
+                name = self._cache_file._load_index().get(self._index_key(sig, data.codegen))  # not ours
+                if name is not None:
+                    Path(self.cache_path, name).unlink()
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return sig, codegen.magic_tuple(), self._variant
@@ -73,7 +106,7 @@ class _Cache(FunctionCache):
 class Kernel:
     """A function that is compiled for one signature. Invariant: it is never compiled for another."""
 
-    __slots__ = ("_dispatcher", "_is_compiled", "_signature", "_variant", "name")
+    __slots__ = ("_cache", "_dispatcher", "_is_compiled", "_signature", "_variant", "name")
 
     def __init__(self, function: Callable[..., Any], signature: str, *, variant: int, is_long: bool) -> None:
         self.name = function.__name__
@@ -81,14 +114,16 @@ class Kernel:
         self._signature = signature
         decorate = numba.njit(nogil=is_long, fastmath=set(REASSOCIATE), error_model="numpy")
         self._dispatcher: Any = decorate(function)
+        self._cache: _Cache | None = None  # written by: compile
         self._is_compiled = False  # written by: compile
 
     def compile(self) -> None:
         """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
         if self._is_compiled:
             return
-        with suppress(RuntimeError):  # no folder to write to: every process compiles it again
-            self._dispatcher._cache = _Cache(self._dispatcher.py_func, self._variant)  # not ours
+        with suppress(RuntimeError):  # NUMBA_CACHE_LOCATOR_CLASSES names places that cannot be used
+            self._cache = _Cache(self._dispatcher.py_func, self._variant)
+            self._dispatcher._cache = self._cache  # not ours
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
         self._is_compiled = True
@@ -97,6 +132,11 @@ class Kernel:
     def loaded(self) -> bool:
         """Whether the compiled code came from disk."""
         return bool(self._dispatcher.stats.cache_hits)
+
+    @property
+    def not_kept(self) -> tuple[str, OSError] | None:
+        """The folder in which the compiled code could not be stored, and why; None: it is there."""
+        return None if self._cache is None or self._cache.error is None else (self._cache.cache_path, self._cache.error)
 
     @property
     def address(self) -> int:

@@ -1,0 +1,98 @@
+"""How a GGUF file says that positions are stretched: keys, as llama.cpp reads them, or a tensor of factors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.models.fields import Fields
+from pagewood.engine.weights.gguf.file import GGUFFile
+
+FACTORS = "rope_freqs.weight"
+_LARGEST = 1 << 28
+_LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
+"""How all models stretch their rope that store its factors as a tensor."""
+
+
+def rope_scaling_of(file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int) -> dict[str, Any] | None:
+    """Return `rope_scaling` of config.json; None: positions are not stretched.
+
+    Raises:
+        ValueError: a key or the tensor asks for something that is not supported.
+    """
+    stretched = _scaling(file, fields, name, length)
+    if FACTORS not in file.tensors:
+        return stretched
+    factors = _llama3_scaling(file, fields, name, head_dim)
+    if stretched is not None and factors is not None:
+        raise ValueError(
+            f"{file.path}: keys {name}.rope.scaling.* and {name}.rope.scale_linear must not stretch positions beside "
+            f"the tensor {FACTORS}, got {stretched['rope_type']} by {stretched['factor']}"
+        )
+    return stretched or factors
+
+
+def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str, Any] | None:
+    """Return what the keys say. Without a type it is linear, and without a factor the older key has it, or it is 1."""
+    own = f"{name}.rope.scaling."
+    kind = fields.text(f"{own}type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(f"{file.path}: {own}type must be none, linear or yarn, got {kind[:80]!r}")
+    ext = -1.0 if kind == "none" else 1.0 if kind == "yarn" else 0.0
+    for key, plain in (
+        ("attn_factor", (1.0,)),
+        ("yarn_attn_factor", (1.0,)),
+        ("yarn_log_multiplier", (0.0,)),
+        ("yarn_ext_factor", (-1.0, ext)),  # negative: what follows from the type
+    ):
+        value = fields.number(f"{own}{key}", plain[0], low=-1e3, high=1e3)
+        if value not in plain:
+            raise ValueError(f"{file.path}: {own}{key} must be absent or {plain[-1]:g}, got {value:g}")
+    key = f"{own}factor" if f"{own}factor" in file.metadata else f"{name}.rope.scale_linear"
+    factor = fields.number(key, 0.0, low=0, high=4096)
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    if factor < 1:
+        raise ValueError(f"{file.path}: {key} must be 0 or in [1, 4096], got {factor:g}")
+    original = fields.integer(f"{own}original_context_length", length, low=1, high=_LARGEST)
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    if kind == "yarn":
+        for name_here in ("beta_fast", "beta_slow"):
+            if f"{own}yarn_{name_here}" in file.metadata:
+                scaling[name_here] = fields.number(f"{own}yarn_{name_here}", low=1e-3, high=1e6)
+    return scaling
+
+
+def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) -> dict[str, Any] | None:
+    """Return the numbers from which the factors of the tensor rope_freqs.weight follow.
+
+    Raises:
+        ValueError: they do not follow from those of Llama 3.
+    """
+    stored = file.tensors[FACTORS]
+    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
+        raise ValueError(
+            f"{file.path}: rope_freqs.weight must be F32 of shape {(head_dim // 2,)}, "
+            f"got {stored.kind} of {stored.shape}"
+        )
+    factors = file.raw(FACTORS).view("<f4").astype(np.float64)
+    if (factors == 1).all():
+        return None
+    base = fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12)
+    factor = float(factors.max())
+    wavelengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
+    share = (_LLAMA3_LENGTH / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    share = np.clip(share, 0, 1)
+    with np.errstate(all="ignore"):
+        expected = 1 / ((1 - share) / factor + share)
+    if not np.allclose(factors, expected, rtol=1e-3, atol=0):
+        raise ValueError(f"{file.path}: rope_freqs.weight must hold the factors of Llama 3's scaling, got others")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_LENGTH,
+    }
