@@ -10,7 +10,8 @@ Schema: TypeAlias = dict[str, Any]
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -3, 2.5, 12, "", "a", "ab", 'q"\\', "é", "\n", [], [1], ["a", None], {}, {"a": 1}, {"b": "x"},
+    None, True, False, 0, 1, -3, 2.5, 12, "", "a", "ab", 'q"\\', "é", "\n", [], [1], ["a", None], {}, {"a": 1},
+    {"b": "x"},
 )  # fmt: skip
 _NAMES = ("a", "b", "ab", "é")
 _PATTERNS = ("^a$", "^(a|b)$", "b", "^[a-c]{1,3}$", "^$", "^x_", "^[^a]", r"\d", "é$", "^.$")
@@ -20,18 +21,24 @@ _STEPS = (1, 2, 3, 0.5, 10, 7, 0.25)
 _COUNTS = (0, 1, 2, 3)
 
 
-def combination(draws: random.Random, *, depth: int = 2) -> Schema:
-    """Return a random schema of one to five keywords at each level; many allow nothing, and are to be refused."""
-    definitions = {name: _schema(draws, depth - 1) for name in ("d", "e") if draws.random() < 0.3}
-    schema = _schema(draws, depth, tuple(definitions))
+def combination(draws: random.Random, *, depth: int = 2, is_plain: bool = False) -> Schema:
+    """Return a random schema of one to five keywords at each level; many allow nothing, and are to be refused.
+
+    Args:
+        draws: what is drawn.
+        depth: levels of schemas in schemas.
+        is_plain: whether keywords are of one type, which is said, or alone.
+    """
+    definitions = {name: _schema(draws, depth - 1, (), is_plain) for name in ("d", "e") if draws.random() < 0.3}
+    schema = _schema(draws, depth, tuple(definitions), is_plain)
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def _schema(draws: random.Random, depth: int, definitions: tuple[str, ...] = ()) -> Schema:
+def _schema(draws: random.Random, depth: int, definitions: tuple[str, ...], is_plain: bool) -> Schema:
     def inner() -> Any:
         if draws.random() < 0.15:
             return draws.choice([True, True, False])
-        return _schema(draws, depth - 1, definitions)
+        return _schema(draws, depth - 1, definitions, is_plain)
 
     def several() -> list[Any]:
         return [inner() for _ in range(draws.randint(1, 3))]
@@ -43,7 +50,7 @@ def _schema(draws: random.Random, depth: int, definitions: tuple[str, ...] = ())
         return lambda: draws.choice(values)
 
     of_numbers = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), pick(*_NUMBERS))
-    counted = {
+    counted: dict[str, dict[str, Callable[[], Any]]] = {
         kind: dict.fromkeys((f"min{kind}", f"max{kind}"), pick(*_COUNTS)) for kind in ("Length", "Items", "Properties")
     }
     groups: dict[str, dict[str, Callable[[], Any]]] = {
@@ -68,6 +75,11 @@ def _schema(draws: random.Random, depth: int, definitions: tuple[str, ...] = ())
     kind = draws.choice(list(groups))  # most keywords of one kind, so that they have something to say to each other
     pool = list(groups[kind].items()) * 3 + [item for group in groups.values() for item in group.items()]
     schema: Schema = {}
+    if is_plain:
+        if kind != "any":
+            schema["type"] = draws.choice(["integer", "number"]) if kind == "number" else kind
+        names = draws.sample(list(groups[kind]), k=1 if kind == "any" else draws.randint(0, 2))
+        return schema | {name: groups[kind][name]() for name in names}
     if kind != "any" and draws.random() < 0.7:
         schema["type"] = draws.choice(["integer", "number"]) if kind == "number" else kind
     elif draws.random() < 0.3:

@@ -128,7 +128,8 @@ def _check_data(node: Schema, place: str) -> None:
                 )
             if isinstance(value, int) and (not _is_exact(value) or value == INT64_MIN):
                 raise ValueError(
-                    f"schema {keyword} must have integers that are exact as 64-bit floats, got {_shown(value)} at {place}"
+                    f"schema {keyword} must have integers that are exact as 64-bit floats, "
+                    f"got {_shown(value)} at {place}"
                 )
 
 
