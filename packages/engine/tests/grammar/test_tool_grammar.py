@@ -16,7 +16,7 @@ from grammars.libraries import llguidance_for
 from grammars.vocabularies import Vocabulary, embedded, trained
 from grammars.walks import allowed, new_row
 from pagewood.engine.grammar import Backend, Matcher
-from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, reasoning_end, tool_grammar
+from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, reasoning_ends, tool_grammar
 
 WEATHER = {
     "type": "object",
@@ -387,18 +387,18 @@ def test_what_is_refused() -> None:
 
 
 def test_ends_of_reasoning() -> None:
-    ends = {name: reasoning_end(ResponseTemplate.named(name)) for name in NAMES}
+    ends = {name: reasoning_ends(ResponseTemplate.named(name)) for name in NAMES}
     assert ends == {
-        "deepseek_v3": "</think>",
-        "deepseek_v3_2": "</think>",
-        "minimax_m2": "</think>",
-        "gemma_4": "<channel|>",
-        "glm_4": "</think>",
-        "harmony": "<|end|>",
-        "hermes": "</think>",
-        "kimi_k2": "</think>",
-        "llama3": None,
-        "llama4": None,
-        "mistral": "[/THINK]",
-        "qwen3_coder": "</think>",
+        "deepseek_v3": ("</think>",),
+        "deepseek_v3_2": ("</think>",),
+        "minimax_m2": ("</think>",),
+        "gemma_4": ("<channel|>",),
+        "glm_4": ("</think>",),
+        "harmony": ("<|return|>", "<|end|>"),
+        "hermes": ("</think>",),
+        "kimi_k2": ("</think>",),
+        "llama3": (),
+        "llama4": (),
+        "mistral": ("[/THINK]",),
+        "qwen3_coder": ("</think>",),
     }

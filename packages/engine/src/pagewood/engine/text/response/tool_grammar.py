@@ -24,9 +24,11 @@ _TRIMMED = r"/(\S((?s:.*)\S)?)?/"
 """A text without white space at its ends, which readers of parameters do not take for a part of it."""
 
 
-def reasoning_end(template: ResponseTemplate) -> str | None:
-    """Return the text that closes a section of reasoning; None if there is none, or it is not one text."""
-    return next((field.close_text for field in template.fields if field.kind == "reasoning"), None)
+def reasoning_ends(template: ResponseTemplate) -> tuple[str, ...]:
+    """Return the texts that close a section of reasoning; none if it ends with the answer."""
+    closes = [field.close for field in template.fields if field.kind == "reasoning"]
+    texts = (text for close in closes if close is not None for text in spellings(close.node))
+    return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def tool_grammar(
