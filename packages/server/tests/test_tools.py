@@ -258,6 +258,28 @@ async def test_an_answer_does_not_end_before_its_form(server: MemoryServer, scri
     assert (free["reasoning"], free["finish"]) == ("Hm.", "stop")
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("get weather", {}, "tools[0] must have a name that calls of this model can have, got 'get weather'"),
+        ("f", {"minProperties": 1}, "tools[0] (f): parameters must have keywords that calls of this model"),
+        ("f", {"properties": {"a": {"type": "integer", "not": {}}}}, "tools[0] (f): parameters.properties.a: Unimpl"),
+        ("f", {"type": "array"}, "tools[0] (f): parameters must allow an object"),
+    ],
+)  # fmt: skip
+async def test_tools_that_no_call_can_keep_are_refused(
+    tmp_path: Path, name: str, parameters: dict[str, Any], message: str
+) -> None:
+    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="glm_4")
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    async with scripted_server(tmp_path, Script()) as server:
+        for stream in (False, True):
+            fields = {"messages": [USER], "tools": [tool], "tool_choice": "required", "stream": stream}
+            response = await server.post(CHAT, fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["message"].startswith(f"Invalid value for 'tools': {message}")
+
+
 async def test_an_answer_continues_the_last_message(server: MemoryServer, script: Script) -> None:
     script.answer = " rains."
     messages = [USER, {"role": "assistant", "content": "Yes, it"}]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, MAX_LITERAL, check_size
+from pagewood.engine.grammar.places import remark_before
 from pagewood.engine.grammar.schema_limits import check_schema
 
 MAX_PARENTHESES = 5_000
@@ -139,7 +140,10 @@ def _after_json(keyword: str, text: str, start: int) -> int:
     except ValueError as error:
         raise ValueError(f"lark grammar must have JSON after {keyword}: {error}") from None
     if keyword == "%json":
-        check_schema(value, allows_options=True)
+        try:
+            check_schema(value, allows_options=True)
+        except ValueError as error:
+            raise ValueError(f"{remark_before(text, start)}{error}") from None
     return end
 
 
