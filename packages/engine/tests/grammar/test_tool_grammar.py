@@ -10,7 +10,7 @@ import re
 import jsonschema
 import pytest
 
-from grammars.calls import calls_of, say
+from grammars.drawn_calls import calls_of, say
 from grammars.libraries import llguidance_for
 from grammars.vocabularies import Vocabulary, embedded, trained
 from grammars.walks import allowed, new_row

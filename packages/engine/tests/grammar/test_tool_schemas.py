@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammars.calls import calls_of, say
+from grammars.drawn_calls import calls_of, say
 from grammars.libraries import llguidance_for
 from grammars.vocabularies import embedded
 from pagewood.engine.api import Grammar
