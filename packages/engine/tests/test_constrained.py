@@ -216,7 +216,7 @@ def path_to(node: int, tokens: Sequence[int]) -> list[int]:
 def test_requests_with_a_grammar_get_trees() -> None:
     """Beside requests without one. The grammar begins behind tokens that come late, if they do."""
     model, drafter = make("perturbed", "llama")
-    grammar = Grammar(kind="regex", text="3 40 999 0", after=(59,))
+    grammar = Grammar(kind="regex", text="3 40 999 0", after=("<59>",))
     some = [arrival([i, 4], max_tokens=24, temperature=0.0, grammar=grammar if i else None) for i in range(3)]
     options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6, "speculative_topk": 2}
     counts = run(traffic(some[1:], num_pages=160, page_size=4), **options).counts

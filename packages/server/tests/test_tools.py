@@ -210,6 +210,76 @@ async def test_a_grammar_begins_behind_reasoning(server: MemoryServer, script: S
         assert json.loads(choice["content"]) == "x"
 
 
+async def test_the_end_of_reasoning_is_found_within_tokens(tmp_path: Path) -> None:
+    """Tokens as vocabularies merge them: the end of the mark, and what follows it."""
+    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="hermes")
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    merged = (">\n", '>{"', "k>\n\n", "</thi")
+    tokenizer["added_tokens"] += [{"id": first + num, "content": text, **flags} for num, text in enumerate(merged)]
+    file.write_text(json.dumps(tokenizer))
+    script = Script()
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    formats: tuple[dict[str, Any], ...] = (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {
+            "tools": [WEATHER],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        },
+    )
+    async with scripted_server(tmp_path, script) as server:
+        for text in ("Hm.</think>\nFree text.", 'Hm.</think>{"b": 2}', "Hm.</think>\n\nFree text."):
+            for fields in formats:
+                script.answer = text
+                answer = await chat(server, reasoning_effort="high", max_tokens=400, **fields)
+                (choice,) = whole(answer)
+                assert choice["reasoning"].startswith("Hm.")
+                assert "Free" not in choice["content"]
+                if choice["finish"] == "tool_calls":
+                    jsonschema.validate(json.loads(choice["calls"][0]["arguments"]), SCHEMA)
+                elif choice["finish"] == "stop":
+                    assert json.loads(choice["content"]) == {"a": 1}
+                else:
+                    assert choice["finish"] == "length"
+
+
+async def test_an_answer_does_not_end_before_its_form(server: MemoryServer, script: Script) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "x"}}}
+    script.answer = "Hm."  # and then the end
+    for fields in ({"response_format": format}, {"tools": [WEATHER], "tool_choice": "required"}):
+        (choice,) = whole(await chat(server, reasoning_effort="high", max_tokens=60, **fields))
+        assert choice["finish"] == "length"
+        assert choice["reasoning"].startswith("Hm.")
+        assert choice["content"] == ""
+    (free,) = whole(await chat(server, reasoning_effort="high", max_tokens=60))
+    assert (free["reasoning"], free["finish"]) == ("Hm.", "stop")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("get weather", {}, "tools[0] must have a name that calls of this model can have, got 'get weather'"),
+        ("f", {"minProperties": 1}, "tools[0] (f): parameters must have keywords that calls of this model"),
+        ("f", {"properties": {"a": {"type": "integer", "not": {}}}}, "tools[0] (f): parameters.properties.a: Unimpl"),
+        ("f", {"type": "array"}, "tools[0] (f): parameters must allow an object"),
+    ],
+)  # fmt: skip
+async def test_tools_that_no_call_can_keep_are_refused(
+    tmp_path: Path, name: str, parameters: dict[str, Any], message: str
+) -> None:
+    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="glm_4")
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    async with scripted_server(tmp_path, Script()) as server:
+        for stream in (False, True):
+            fields = {"messages": [USER], "tools": [tool], "tool_choice": "required", "stream": stream}
+            response = await server.post(CHAT, fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["message"].startswith(f"Invalid value for 'tools': {message}")
+
+
 async def test_an_answer_continues_the_last_message(server: MemoryServer, script: Script) -> None:
     script.answer = " rains."
     messages = [USER, {"role": "assistant", "content": "Yes, it"}]

@@ -1,36 +1,50 @@
-"""A grammar behind certain tokens: free before them, and behind them as if the text began there."""
+# pyright: basic
+# The bindings of `tokenizers` carry no usable annotations.
+"""A grammar behind a mark: before it everything but the end is allowed, and behind it what the grammar allows."""
 
 from __future__ import annotations
 
+import functools
+import re
+
 import numpy as np
 import pytest
-from hypothesis import given
+import tokenizers
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import Grammar
-from pagewood.engine.grammar.later import LaterMatcher
-from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, read_mask
+from grammars.vocabularies import Vocabulary, embedded
+from grammars.walks import allowed, new_row
+from pagewood.engine.api import Grammar, Refusal
+from pagewood.engine.core.constrain import fill_tree
+from pagewood.engine.core.tree_shape import DraftTree
+from pagewood.engine.grammar import GrammarCompiler, Matcher, TokenTexts
+from pagewood.engine.grammar.llguidance_backend import LLGuidanceBackend
+from pagewood.engine.grammar.xgrammar_backend import XGrammarBackend
+from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, behind, read_mask
+from pagewood.engine.text import Tokenizer
 
 VOCAB_SIZE = 12
 
 
 @given(
-    after=st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple),
+    marks=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), min_size=1, max_size=2),
     seed=st.integers(0, 99),
     choices=st.lists(st.integers(0, 999), max_size=30),
     num_ahead=st.integers(0, 5),
 )
 def test_masks_are_those_of_the_text_behind(
-    after: tuple[int, ...], seed: int, choices: list[int], num_ahead: int
+    marks: list[list[int]], seed: int, choices: list[int], num_ahead: int
 ) -> None:
+    after = tuple("".join(f"<{token}>" for token in mark) for mark in marks)
     grammar, ends = Grammar(kind="regex", text=f"{seed} 12 999 0", after=after), frozenset((7,))
-    matcher = LaterMatcher(EchoMatcher(grammar, ends, VOCAB_SIZE), after)
+    matcher = behind(EchoMatcher(grammar, ends, VOCAB_SIZE), after, ends, VOCAB_SIZE)
     text: list[int] = []
     for choice in choices:
-        allowed = allowed_tokens(grammar, text, ends, VOCAB_SIZE)
+        choosable = allowed_tokens(grammar, text, ends, VOCAB_SIZE)
         matcher.fill(row := np.zeros(1, np.int32))
-        assert read_mask(row, VOCAB_SIZE) == allowed
-        token = allowed[choice % len(allowed)]
+        assert read_mask(row, VOCAB_SIZE) == choosable
+        token = choosable[choice % len(choosable)]
         if token in ends:
             break
         copy = matcher.copy()
@@ -41,8 +55,8 @@ def test_masks_are_those_of_the_text_behind(
         text.append(token)
     drafts: list[int] = []
     for choice in range(num_ahead):
-        allowed = allowed_tokens(grammar, text + drafts, ends, VOCAB_SIZE)
-        drafts.append(allowed[(choice + seed) % len(allowed)])
+        choosable = allowed_tokens(grammar, text + drafts, ends, VOCAB_SIZE)
+        drafts.append(choosable[(choice + seed) % len(choosable)])
         if drafts[-1] in ends:
             break
     num = matcher.fill_ahead(drafts, rows := np.zeros((num_ahead + 1, 1), np.int32))
@@ -54,8 +68,153 @@ def test_masks_are_those_of_the_text_behind(
         assert [matcher.forced()[0]] == allowed_tokens(grammar, text, ends, VOCAB_SIZE)
 
 
-def test_too_many_tokens_before_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"grammar\.after must hold at most 32 token ids"):
-        Grammar(kind="regex", text="a", after=(1,) * 33)
-    with pytest.raises(ValueError, match=r"got \(-1,\)"):
-        Grammar(kind="regex", text="a", after=(-1,))
+MARKS = {"text": ("</think>",), "special": ("<|close|>",), "two": ("</think>", "<|close|>\n")}
+MERGED = (
+    ">\n", ">{", "k>", "</", "</think", "</think>", "</think>{", "think>{a", "think>{{", "ink>{a}", "<</think>", "h>{a",
+    ">{}", "{a", "a}", "a}b", "<</th", "close|>\n{", "\n{",
+)  # fmt: skip
+"""Tokens that hold ends of marks, in many divisions, and what follows them."""
+SPECIAL = ("<|close|>", "<|other|>")
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    reader = tokenizers.Tokenizer.from_str(embedded().json)
+    reader.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in MERGED])
+    reader.add_special_tokens(list(SPECIAL))
+    return Vocabulary(reader.to_str(), reader.get_vocab_size() + 3, (1,))
+
+
+@functools.cache
+def texts() -> TokenTexts:
+    tokenizer = Tokenizer(vocabulary().tokenizer)
+    of_token = tokenizer.bytes_of_tokens()
+    return TokenTexts(
+        texts=[of_token(token) for token in range(tokenizer.vocab_size)],
+        vocab_size=vocabulary().vocab_size,
+        special=frozenset(tokenizer.special_tokens.values()),
+    )
+
+
+@functools.cache
+def compiled(backend: str, marks: tuple[str, ...]) -> Matcher:
+    """Return a matcher of `{`, letters a, `}` behind some marks."""
+    kind = {"llguidance": LLGuidanceBackend, "xgrammar": XGrammarBackend}[backend]
+    found = kind(vocabulary().json, vocab_size=vocabulary().vocab_size, eos_token_ids=(1,), max_whitespace=0)
+    compiler = GrammarCompiler(lambda: found, token_texts=texts, deadline_s=60.0)
+    pending = compiler.compile(Grammar(kind="regex", text=r"\{a*\}", after=marks), end_tokens=frozenset((1,)))
+    assert pending.wait()
+    compiler.close()
+    matcher = pending.result()
+    assert not isinstance(matcher, Refusal), matcher
+    return matcher
+
+
+def expected(marks: tuple[str, ...], tokens: list[int]) -> set[int]:
+    """Return the tokens that may follow, by the text alone."""
+    read, special = texts().texts, texts().special
+    seen = [token for token in special if any(read[token] in mark.encode() for mark in marks)]
+
+    def text_of(some: list[int]) -> bytes:
+        return b"".join(b"" if token in special and token not in seen else read[token] for token in some)
+
+    def cut(text: bytes) -> bytes | None:
+        found = [(text.find(mark.encode()) + len(mark)) for mark in marks if mark.encode() in text]
+        return text[min(found) :] if found else None
+
+    before = text_of(tokens)
+    if cut(before) is None:
+        partly = any(before.endswith(mark.encode()[:end]) for mark in marks for end in range(1, len(mark)))
+        found = set(range(vocabulary().vocab_size)) - {1}
+        for token in list(found):
+            rest = cut(before + text_of([token])) if token < len(read) else None
+            is_hidden = token in special and token not in seen
+            if (rest and not re.fullmatch(rb"\{a*\}?", rest)) or (is_hidden and partly):
+                found.remove(token)
+        return found
+    behind_mark = cut(before)
+    assert behind_mark is not None
+    if b"}" in behind_mark:
+        return {1}
+    return {
+        token
+        for token, text in enumerate(read)
+        if token not in special and text and re.fullmatch(rb"\{a*\}?", behind_mark + text)
+    }
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(sorted(MARKS)))
+def test_a_mark_ends_in_any_division_into_tokens(backend: str, data: st.DataObject, kind: str) -> None:
+    if backend == "xgrammar":
+        pytest.importorskip("xgrammar")
+    marks = MARKS[kind]
+    matcher = compiled(backend, marks).copy()
+    likely = [token for token, text in enumerate(texts().texts) if any(char in text for char in b"<>{}a/think|")]
+    tokens: list[int] = []
+    row = new_row(vocabulary())
+    for _ in range(data.draw(st.integers(0, 12))):
+        choices = expected(marks, tokens)
+        matcher.fill(row)
+        assert set(allowed(row)) & set(range(vocabulary().vocab_size)) == choices
+        assert matcher.can_end == (choices == {1})
+        tempting = [token for token in likely if token in choices] or sorted(choices)
+        token = data.draw(st.sampled_from(tempting))
+        for refused in data.draw(st.lists(st.sampled_from(likely), max_size=3)):
+            assert matcher.accepts([refused]) == (refused in choices)
+        if token == 1:
+            break
+        assert matcher.accepts([token]) == 1
+        assert matcher.advance([token]), matcher.error
+        tokens.append(token)
+    drafts = data.draw(st.lists(st.sampled_from(likely), max_size=5))
+    rows = np.zeros((len(drafts) + 1, len(row)), np.int32)
+    num = matcher.fill_ahead(drafts, rows)
+    for place in range(num):
+        assert set(allowed(rows[place])) & set(range(vocabulary().vocab_size)) == expected(
+            marks, tokens + drafts[:place]
+        )
+    assert num == len(drafts) + 1 or drafts[num - 1] not in expected(marks, tokens + drafts[: num - 1])
+    tree = DraftTree(tokens=tuple(drafts), parents=tuple(max(0, node - 2) for node in range(1, len(drafts) + 1)))
+    matcher.fill(row)
+    fill_tree(matcher, tree, in_tree := np.full((len(drafts) + 1, len(row)), -1, np.int32))
+    assert (in_tree[0] == row).all()
+    for node in range(1, len(drafts) + 1):
+        path, at = [], node
+        while at:
+            path, at = [drafts[at - 1], *path], tree.parents[at - 1]
+        if all(token in expected(marks, tokens + path[:num]) and token != 1 for num, token in enumerate(path)):
+            said = set(allowed(in_tree[node])) & set(range(vocabulary().vocab_size))
+            assert said == expected(marks, tokens + path)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_an_end_before_the_mark_is_not_allowed(backend: str) -> None:
+    if backend == "xgrammar":
+        pytest.importorskip("xgrammar")
+    matcher = compiled(backend, MARKS["text"]).copy()
+    assert matcher.accepts([1]) == 0
+    assert not matcher.can_end
+    assert not matcher.advance([1])
+    assert matcher.error == "token 1 comes before the text behind which the grammar begins"
+    matcher.fill(row := new_row(vocabulary()))
+    assert allowed(row) == []
+
+
+def test_too_many_texts_before_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"grammar\.after must hold at most 64 texts of 1 to 256 characters"):
+        Grammar(kind="regex", text="a", after=("a",) * 65)
+    with pytest.raises(ValueError, match=r"got \(''"):
+        Grammar(kind="regex", text="a", after=("",))
+
+
+def test_a_compiler_without_the_texts_of_tokens_refuses_marks() -> None:
+    backend = LLGuidanceBackend(
+        vocabulary().json, vocab_size=vocabulary().vocab_size, eos_token_ids=(1,), max_whitespace=0
+    )
+    compiler = GrammarCompiler(lambda: backend)
+    pending = compiler.compile(Grammar(kind="regex", text="a", after=("b",)), end_tokens=frozenset())
+    assert pending.wait()
+    assert "grammar.after must be empty" in getattr(pending.result(), "message", "")
+    compiler.close()

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
 
 import jsonschema
 import pytest
 
+from grammars.drawn_calls import calls_of, say
 from grammars.libraries import llguidance_for
 from grammars.vocabularies import Vocabulary, embedded, trained
 from grammars.walks import allowed, new_row
 from pagewood.engine.grammar import Backend, Matcher
-from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, reasoning_end, tool_grammar
+from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, reasoning_ends, tool_grammar
 
 WEATHER = {
     "type": "object",
@@ -54,16 +53,6 @@ ADD = {
 SCHEMAS = {"get_weather": WEATHER, "now": NOW, "add-2": ADD}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 NAMES = ResponseTemplate.names()
-CLOSERS = {
-    "qwen3_coder": "</parameter>\n",
-    "minimax_m2": "</parameter>\n",
-    "deepseek_v3_2": "</｜DSML｜parameter>\n",
-    "glm_4": "</arg_value>\n",
-    "gemma_4": '<|"|>',
-}
-"""What closes a string."""
-ENDS = {"minimax_m2": ["</minimax:tool_call>"], "deepseek_v3_2": ["</｜DSML｜function_calls>"]}
-"""What closes all calls of formats whose calls are long."""
 
 
 @pytest.fixture(scope="module", params=["embedded", pytest.param("trained", marks=pytest.mark.slow)])
@@ -74,38 +63,6 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 @pytest.fixture(scope="module")
 def backend(vocabulary: Vocabulary) -> Backend:
     return llguidance_for(vocabulary)
-
-
-def calls_of(parts: list[Part]) -> list[tuple[str, dict]]:
-    calls: list[list[str]] = []
-    for part in parts:
-        if part.kind == "tool_call":
-            calls.append([part.text, ""])
-        elif part.kind == "arguments":
-            calls[part.index][1] += part.text
-    return [(name, json.loads(arguments)) for name, arguments in calls]
-
-
-def say(name: str, matcher: Matcher, vocabulary: Vocabulary, seed: int) -> str:
-    """Draw allowed tokens until the text is complete; what is open is closed soon."""
-    draws = random.Random(seed)
-    row = new_row(vocabulary)
-    ends = set(vocabulary.eos_token_ids)
-    closing = [CLOSERS.get(name, '"'), *ENDS.get(name, []), *'"]}),\n']
-    closers = [vocabulary.tokenizer.encode(text, add_special_tokens=False).ids for text in closing]
-    tokens: list[int] = []
-    while len(tokens) < 1000:
-        matcher.fill(row)
-        assert matcher.error is None, matcher.error
-        choices = [token for token in allowed(row) if token not in ends]
-        if matcher.can_end and (not choices or len(tokens) > 40 or draws.random() < 0.3):
-            return vocabulary.tokenizer.decode(tokens, skip_special_tokens=False)
-        step = [draws.choice(choices)]
-        if draws.random() < (0.2 if len(tokens) < 40 else 0.8):
-            step = next((ids for ids in closers if matcher.accepts(ids) == len(ids)), step)
-        assert matcher.advance(step)
-        tokens += step
-    raise AssertionError(f"the walk does not end: {vocabulary.tokenizer.decode(tokens)[:2000]}")
 
 
 def matcher_of(name: str, backend: Backend, vocabulary: Vocabulary, choice: str, **options) -> Matcher:
@@ -387,18 +344,18 @@ def test_what_is_refused() -> None:
 
 
 def test_ends_of_reasoning() -> None:
-    ends = {name: reasoning_end(ResponseTemplate.named(name)) for name in NAMES}
+    ends = {name: reasoning_ends(ResponseTemplate.named(name)) for name in NAMES}
     assert ends == {
-        "deepseek_v3": "</think>",
-        "deepseek_v3_2": "</think>",
-        "minimax_m2": "</think>",
-        "gemma_4": "<channel|>",
-        "glm_4": "</think>",
-        "harmony": "<|end|>",
-        "hermes": "</think>",
-        "kimi_k2": "</think>",
-        "llama3": None,
-        "llama4": None,
-        "mistral": "[/THINK]",
-        "qwen3_coder": "</think>",
+        "deepseek_v3": ("</think>",),
+        "deepseek_v3_2": ("</think>",),
+        "minimax_m2": ("</think>",),
+        "gemma_4": ("<channel|>",),
+        "glm_4": ("</think>",),
+        "harmony": ("<|return|>", "<|end|>"),
+        "hermes": ("</think>",),
+        "kimi_k2": ("</think>",),
+        "llama3": (),
+        "llama4": (),
+        "mistral": ("[/THINK]",),
+        "qwen3_coder": ("</think>",),
     }

@@ -101,7 +101,7 @@ def test_options_have_the_names_of_the_api(url: str) -> None:
             one(**asked).run(on=backend)
             assert Answering.asked[2]["structured_outputs"] == sent
         with pytest.raises(VariableError, match=r"grammar\.after must be empty for a server"):
-            one(grammar=Grammar(kind="regex", text="a", after=(1,))).run(on=backend)
+            one(grammar=Grammar(kind="regex", text="a", after=("x",))).run(on=backend)
 
 
 def test_choices_are_scored_from_the_first_token_that_differs(url: str) -> None:

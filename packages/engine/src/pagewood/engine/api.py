@@ -25,8 +25,10 @@ MAX_PROCESSOR_ARGUMENTS_BYTES = 4096
 """Longest arguments of a logits processor, in bytes of UTF-8."""
 MAX_LOGPROBS = 64
 """Most alternatives that are reported for a token."""
-MAX_TOKENS_BEFORE = 32
-"""Most tokens of `Grammar.after`."""
+MAX_MARKS = 64
+"""Most texts of `Grammar.after`."""
+MAX_MARK_LENGTH = 256
+"""Longest text of `Grammar.after`, in characters."""
 
 
 class FinishReason(Enum):
@@ -58,7 +60,7 @@ class Grammar:
     The engine compiles the text, and refuses the request if it is wrong.
 
     Raises:
-        ValueError: `text` is empty, or `after` has too many tokens or one that cannot be.
+        ValueError: `text` is empty, or `after` has too many texts, or one that is empty or too long.
     """
 
     kind: Literal["json_schema", "regex", "lark", "choice", "structural_tag"]
@@ -66,17 +68,18 @@ class Grammar:
     lark: a grammar in llguidance's form of Lark; choice: one of the strings of a JSON array; structural_tag: free text
     with typed regions, as JSON (see `pagewood.engine.grammar`)."""
     text: str
-    after: tuple[int, ...] = ()
-    """Tokens, one after the other, behind which the grammar begins; the output before is free, such as a section of
-    reasoning. Empty: it begins at once."""
+    after: tuple[str, ...] = ()
+    """Texts of which the first that comes is that behind which the grammar begins, such as the end of a section of
+    reasoning. The output before is free, but does not end. Empty: the grammar begins at once."""
 
     def __post_init__(self) -> None:
-        """Check that there is a text, and that the tokens may be."""
+        """Check that there is a text, and that the marks may be."""
         if not self.text:
             raise ValueError("grammar.text must not be empty")
-        if len(self.after) > MAX_TOKENS_BEFORE or any(not 0 <= token < 2**31 for token in self.after):
+        if len(self.after) > MAX_MARKS or any(not 0 < len(mark) <= MAX_MARK_LENGTH for mark in self.after):
             raise ValueError(
-                f"grammar.after must hold at most {MAX_TOKENS_BEFORE} token ids in [0, 2**31), got {self.after[:50]}"
+                f"grammar.after must hold at most {MAX_MARKS} texts of 1 to {MAX_MARK_LENGTH} characters, "
+                f"got {self.after!r:.300}"
             )
 
     @classmethod

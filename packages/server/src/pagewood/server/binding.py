@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagewood.engine.api import Grammar, Refusal, SamplingParams
-from pagewood.engine.text import ResponseTemplate, Tokenizer, calls_or, end_of_reasoning, tool_grammar
+from pagewood.engine.text import ResponseTemplate, Tokenizer, calls_or, ends_of_reasoning, tool_grammar
 from pagewood.server import wire
 
 
@@ -34,7 +34,7 @@ def bound(tokenizer: Tokenizer, sampling: SamplingParams, reading: wire.Reading)
     if grammar is None:
         return sampling
     return replace(
-        sampling, grammar=replace(grammar, after=end_of_reasoning(tokenizer, reading.tools, reading.prompt_tail))
+        sampling, grammar=replace(grammar, after=ends_of_reasoning(tokenizer, reading.tools, reading.prompt_tail))
     )
 
 

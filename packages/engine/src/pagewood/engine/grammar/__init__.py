@@ -6,6 +6,7 @@ the first grammar does. Nothing here knows the engine's core, torch or a model.
 """
 
 from pagewood.engine.grammar.compiler import GrammarCompiler, Pending
+from pagewood.engine.grammar.entry import TokenTexts
 from pagewood.engine.grammar.mask import Mask, mask_words
 from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
 from pagewood.engine.grammar.open_backend import BackendName, open_backend
@@ -18,6 +19,7 @@ __all__ = [
     "Matcher",
     "Pending",
     "Prototype",
+    "TokenTexts",
     "mask_words",
     "open_backend",
 ]

@@ -6,11 +6,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from queue import SimpleQueue
 
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.grammar.later import LaterMatcher
+from pagewood.engine.grammar.entry import Marks, TokenTexts
+from pagewood.engine.grammar.later import LaterPrototype
 from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
 
 _STACK_BYTES = 256 << 20
@@ -18,6 +20,8 @@ _STACK_BYTES = 256 << 20
 need more than the usual 8 MiB. The system provides the memory as it is used."""
 _MAX_CHARACTERS = 4_000_000
 """Characters of all grammars that are remembered: a bound on their memory, which is 100 to 1,000 bytes for each."""
+_MAX_MARKS = 8
+"""Sets of marks, as `Grammar.after` has them, for which the tokens with their ends are remembered."""
 _MAX_MESSAGE = 1_000
 _TOO_LATE = "the grammar was not compiled in time"
 _stack_size_lock = threading.Lock()
@@ -29,19 +33,17 @@ class Pending:
     Invariant: once it is done, it stays done, with the same result.
     """
 
-    __slots__ = ("_after", "_clock", "_deadline", "_end_tokens", "_job", "_result")
+    __slots__ = ("_clock", "_deadline", "_end_tokens", "_job", "_result")
 
     def __init__(
         self,
         job: _Job,
         *,
-        after: tuple[int, ...],
         end_tokens: frozenset[int],
         deadline: float,
         clock: Callable[[], float],
     ) -> None:
         self._job = job
-        self._after = after
         self._end_tokens = end_tokens
         self._deadline = deadline
         self._clock = clock
@@ -55,8 +57,7 @@ class Pending:
                 self._result = outcome
             elif outcome is not None:
                 try:
-                    matcher = outcome.matcher(self._end_tokens)
-                    self._result = LaterMatcher(matcher, self._after) if self._after else matcher
+                    self._result = outcome.matcher(self._end_tokens)
                 except ValueError as error:
                     self._result = _refusal(str(error), "invalid_grammar")
             elif self._clock() >= self._deadline:
@@ -97,6 +98,7 @@ class GrammarCompiler:
         self,
         backend: Callable[[], Backend],
         *,
+        token_texts: Callable[[], TokenTexts] | None = None,
         num_threads: int = 2,
         deadline_s: float = 10.0,
         max_queued: int = 256,
@@ -107,6 +109,8 @@ class GrammarCompiler:
 
         Args:
             backend: opens the grammar library; called once, in a thread of the compiler, at the first grammar.
+            token_texts: returns the bytes of the model's tokens; called once, in a thread of the compiler, at the first
+                grammar with `after`. None: such grammars are refused.
             num_threads: grammars that are compiled at the same time.
             deadline_s: seconds from `compile` to a result, the time in the queue and for loading the library included.
             max_queued: grammars that wait for a thread; more are refused.
@@ -125,6 +129,9 @@ class GrammarCompiler:
             raise ValueError(f"deadline_s must be > 0, got {deadline_s}")
         self._open = backend
         self._backend: Backend | None = None
+        self._read_texts = token_texts
+        self._texts: TokenTexts | None = None
+        self._marks = lru_cache(maxsize=_MAX_MARKS)(self._look_for)
         self._opening = threading.Lock()
         self._num_threads = num_threads
         self._deadline_s = deadline_s
@@ -151,14 +158,15 @@ class GrammarCompiler:
             A `Pending`, which may be done at once.
         """
         # A key of 32 bytes, since texts are up to a quarter of a megabyte.
-        key = sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
+        parts = (grammar.kind, *grammar.after, grammar.text)
+        key = sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
         deadline = self._clock() + self._deadline_s
         with self._lock:
             job = self._known(key)
             if job is None:
                 job = self._start(key, grammar, deadline)
             job.deadline = max(job.deadline, deadline)
-        return Pending(job, after=grammar.after, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
+        return Pending(job, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
 
     def close(self) -> None:
         """Refuse all that waits, and let the threads end after their present grammar; does not wait for them."""
@@ -215,7 +223,8 @@ class GrammarCompiler:
                 f"grammars are not available: {type(error).__name__}: {error}", "grammar_unavailable"
             ), False
         try:
-            return backend.compile(job.grammar), True
+            prototype = backend.compile(job.grammar)
+            return LaterPrototype(prototype, self._marks(after)) if (after := job.grammar.after) else prototype, True
         except ValueError as error:
             return _refusal(str(error), "invalid_grammar"), True
         except BaseException as error:  # the thread must go on, whatever a library raises
@@ -227,6 +236,19 @@ class GrammarCompiler:
             if self._backend is None:
                 self._backend = self._open()
             return self._backend
+
+    def _look_for(self, marks: tuple[str, ...]) -> Marks:
+        """Return what finds some marks in the tokens of the model.
+
+        Raises:
+            ValueError: the texts of the tokens are not known.
+        """
+        with self._opening:
+            if self._read_texts is None:
+                raise ValueError("grammar.after must be empty: the texts of the model's tokens are not known")
+            if self._texts is None:
+                self._texts = self._read_texts()
+        return Marks(marks, self._texts)
 
     def _end(self, job: _Job, outcome: Prototype | Refusal, *, remembers: bool) -> None:
         self._current.pop(job.key, None)

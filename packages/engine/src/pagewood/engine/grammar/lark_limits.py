@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, MAX_LITERAL, check_size
+from pagewood.engine.grammar.places import remark_before
 from pagewood.engine.grammar.schema_limits import Schema, check_schema
 
 MAX_PARENTHESES = 5_000
@@ -78,7 +79,11 @@ def with_schemas(text: str, rewrite: Callable[[object], Schema]) -> str:
             start = _start_of_json(text, position)
             value, position = _decoder.raw_decode(text, start)
             if found[0] == "%json":
-                parts += [text[num_copied:start], json.dumps(rewrite(value), ensure_ascii=False)]
+                try:
+                    schema = rewrite(value)
+                except ValueError as error:
+                    raise ValueError(f"{remark_before(text, start)}{error}") from None
+                parts += [text[num_copied:start], json.dumps(schema, ensure_ascii=False)]
                 num_copied = position
     return "".join([*parts, text[num_copied:]])
 
@@ -159,7 +164,10 @@ def _after_json(keyword: str, text: str, start: int) -> int:
     except ValueError as error:
         raise ValueError(f"lark grammar must have JSON after {keyword}: {error}") from None
     if keyword == "%json":
-        check_schema(value, allows_options=True)
+        try:
+            check_schema(value, allows_options=True)
+        except ValueError as error:
+            raise ValueError(f"{remark_before(text, start)}{error}") from None
     return end
 
 

@@ -1,88 +1,148 @@
-"""A grammar that begins behind certain tokens, such as those that end a section of reasoning."""
+"""A grammar that begins behind a mark, such as the end of a section of reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.grammar.mask import Mask
-from pagewood.engine.grammar.matcher import Matcher
+from pagewood.engine.grammar.entry import Entry, Marks
+from pagewood.engine.grammar.mask import EndTokens, Mask
+from pagewood.engine.grammar.matcher import Matcher, Prototype
+
+
+class LaterPrototype:
+    """A compiled grammar behind the first of some marks; satisfies `Prototype`. Safe to use from all threads."""
+
+    __slots__ = ("_entry", "_inner", "_vocab_size")
+
+    def __init__(self, inner: Prototype, marks: Marks) -> None:
+        """Put `inner` behind `marks`; this computes the masks before it."""
+        self._inner = inner
+        self._entry = Entry(marks, inner.matcher(frozenset()))
+        self._vocab_size = marks.vocab_size
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether a matcher has failed in a way that its copies share."""
+        return self._inner.is_spoiled
+
+    def matcher(self, end_tokens: frozenset[int]) -> LaterMatcher:
+        """Return a matcher before the grammar.
+
+        Raises:
+            ValueError: an end token is not in the vocabulary.
+        """
+        ends = EndTokens(end_tokens, others=frozenset(), vocab_size=self._vocab_size)
+        return LaterMatcher(self._inner.matcher(end_tokens), self._entry, ends)
 
 
 class LaterMatcher:
-    """Allows every token until `after` has come, and then what another matcher allows; satisfies `Matcher`."""
+    """Allows what an entry allows until a mark has come, and then what another matcher does; satisfies `Matcher`.
 
-    __slots__ = ("_after", "_inner", "_recent")
+    Invariant: before the mark has come, no end token is allowed, and the other matcher is at the start of its grammar.
+    """
 
-    def __init__(self, inner: Matcher, after: tuple[int, ...]) -> None:
-        """Put `inner`, at the start of its grammar, behind the tokens `after`, which are at least one."""
+    __slots__ = ("_begun", "_ends", "_entry", "_error", "_inner")
+
+    def __init__(self, inner: Matcher, entry: Entry, ends: EndTokens) -> None:
+        """Put `inner`, at the start of its grammar, behind `entry`."""
         self._inner = inner
-        self._after = after
-        self._recent: tuple[int, ...] = ()
-        """The latest tokens, as many as `after` has; equal to it once the grammar has begun."""  # written by: advance
-
-    @property
-    def _has_begun(self) -> bool:
-        return self._recent == self._after
-
-    def _num_before(self, tokens: Sequence[int]) -> int:
-        """Return how many of some tokens come before the grammar begins."""
-        recent = self._recent
-        for num, token in enumerate(tokens):
-            if recent == self._after:
-                return num
-            recent = (*recent, token)[-len(self._after) :]
-        return len(tokens)
+        self._entry = entry
+        self._ends = ends
+        self._begun: bytes | None = b""  # written by: advance
+        """What has come of a mark; None once the grammar has begun."""
+        self._error: str | None = None  # written by: advance
 
     def fill(self, row: Mask) -> None:
         """Write the tokens that may come next."""
-        if self._has_begun:
+        if self._error is not None:
+            row[:] = 0
+        elif self._begun is None:
             self._inner.fill(row)
         else:
-            row[:] = -1
+            self._entry.write(row, self._begun)
+            self._ends.write(row, can_end=False)
 
     def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
         """Write the masks along a chain of drafts; see `Matcher`."""
-        num_before = self._num_before(drafts)
-        rows[:num_before] = -1
-        recent = (*self._recent, *drafts[:num_before])[-len(self._after) :]
-        if recent == self._after:
-            return num_before + self._inner.fill_ahead(drafts[num_before:], rows[num_before:])
-        rows[num_before] = -1
-        return num_before + 1
+        if self._begun is None:
+            return self._inner.fill_ahead(drafts, rows)
+        begun = self._begun
+        for num, draft in enumerate(drafts):
+            self._entry.write(rows[num], begun)
+            self._ends.write(rows[num], can_end=False)
+            found = self._after(begun, draft)
+            if found is None:
+                return num + 1
+            begun, inside = found
+            if inside is not None:
+                inner = self._inner
+                if inside:  # behind a mark that ends within a token
+                    inner = inner.copy()
+                    inner.advance(inside)
+                return num + 1 + inner.fill_ahead(drafts[num + 1 :], rows[num + 1 :])
+        self._entry.write(rows[len(drafts)], begun)
+        self._ends.write(rows[len(drafts)], can_end=False)
+        return len(drafts) + 1
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Go on by `tokens`; False if one of them is not allowed, or the matcher fails."""
-        num_before = self._num_before(tokens)
-        if num_before:
-            self._recent = (*self._recent, *tokens[:num_before])[-len(self._after) :]
-        return self._inner.advance(tokens[num_before:])
+        for num, token in enumerate(tokens):
+            if self._error is not None:
+                return False
+            if self._begun is None:
+                return self._inner.advance(tokens[num:])
+            found = self._after(self._begun, token)
+            if found is None:
+                self._error = f"token {token} comes before the text behind which the grammar begins"
+                return False
+            self._begun, inside = found
+            if inside is not None:
+                self._begun = None
+                if inside and not self._inner.advance(inside):
+                    return False
+        return self.error is None
 
     def accepts(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` are allowed one after the other; the state is as before."""
-        num_before = self._num_before(tokens)
-        return num_before + (self._inner.accepts(tokens[num_before:]) if num_before < len(tokens) else 0)
+        if self._error is not None:
+            return 0
+        if self._begun is None:
+            return self._inner.accepts(tokens)
+        begun = self._begun
+        for num, token in enumerate(tokens):
+            found = self._after(begun, token)
+            if found is None:
+                return num
+            begun, inside = found
+            if inside is not None:
+                behind = self._inner.accepts([*inside, *tokens[num + 1 :]]) if num + 1 < len(tokens) else len(inside)
+                return num + 1 + max(0, behind - len(inside))
+        return len(tokens)
 
     def forced(self) -> tuple[int, ...]:
         """Return the tokens that come next in any case."""
-        return self._inner.forced() if self._has_begun else ()
+        return self._inner.forced() if self._begun is None and self._error is None else ()
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing but the end can follow."""
-        return self._has_begun and self._inner.is_finished
+        return self._begun is None and self._inner.is_finished
 
     @property
     def can_end(self) -> bool:
-        """Whether the text may end: before the grammar it may."""
-        return not self._has_begun or self._inner.can_end
+        """Whether the text may end: not before the grammar has begun."""
+        return self._begun is None and self._inner.can_end
 
     @property
     def error(self) -> str | None:
         """Why the matcher has failed; None: it has not."""
-        return self._inner.error
+        return self._error or self._inner.error
 
     def copy(self) -> LaterMatcher:
         """Return a matcher in the same state, that goes on by itself."""
-        copy = LaterMatcher(self._inner.copy(), self._after)
-        copy._recent = self._recent
+        copy = LaterMatcher(self._inner.copy(), self._entry, self._ends)
+        copy._begun, copy._error = self._begun, self._error
         return copy
+
+    def _after(self, begun: bytes, token: int) -> tuple[bytes, tuple[int, ...] | None] | None:
+        return None if token in self._ends.tokens else self._entry.after(begun, token)

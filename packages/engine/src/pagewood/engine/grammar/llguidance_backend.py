@@ -20,9 +20,10 @@ from pagewood.engine.api import Grammar
 from pagewood.engine.grammar.lark_limits import check_lark, with_schemas
 from pagewood.engine.grammar.limits import check_expression, read_choices, read_json
 from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
+from pagewood.engine.grammar.places import located, reason_in
 from pagewood.engine.grammar.request_matcher import RequestMatcher
 from pagewood.engine.grammar.schema_form import ESCAPES, kept_schema
-from pagewood.engine.grammar.schema_limits import Schema, check_schema
+from pagewood.engine.grammar.schema_limits import Schema, all_objects, check_schema
 from pagewood.engine.grammar.structural_tag import lark_of_tag
 
 _MAX_MESSAGE = 500
@@ -97,17 +98,33 @@ class LLGuidanceBackend:
         Raises:
             ValueError: the grammar is wrong, too large, or has a keyword that is not supported.
         """
-        grammars = self._translate(grammar)
-        with _panics_as_errors():
-            matcher = llguidance.LLMatcher(self._tokenizer, grammars, log_level=0, limits=self._limits)
+        matcher = self._matcher(self._translate(grammar))
         if matcher.is_error():
-            raise ValueError(_short(matcher.get_error()))
+            raise ValueError(_short(self._located(matcher.get_error(), grammar)))
         prototype = LLGuidancePrototype(matcher, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
         first = prototype.matcher(self._eos_token_ids)
         first.fill(np.empty(mask_words(self._vocab_size), np.int32))
         if first.error is not None:
             raise ValueError(f"the grammar allows no first token: {first.error}")
         return prototype
+
+    def _matcher(self, grammars: str) -> Any:
+        with _panics_as_errors():
+            return llguidance.LLMatcher(self._tokenizer, grammars, log_level=0, limits=self._limits)
+
+    def _located(self, message: str, grammar: Grammar) -> str:
+        """Return a message with the place of the schema that it is about, where Lark names one."""
+
+        def reason_of(schema: dict[str, Any]) -> str | None:
+            matcher = self._matcher(_grammars(lark_grammar=f"start: %json {json.dumps(schema)}"))
+            return reason_in(matcher.get_error()) if matcher.is_error() else None
+
+        texts = [grammar.text] if grammar.kind == "lark" else []
+        if grammar.kind == "structural_tag":
+            tags = all_objects(json.loads(grammar.text))
+            texts = [tag["grammar"] for tag in tags if isinstance(tag.get("grammar"), str)]
+        found = (located(message, text, reason_of) for text in texts)
+        return next((text for text in found if text != message), message)
 
     def _translate(self, grammar: Grammar) -> str:
         """Return the grammar in the library's own form, a JSON list of grammars that may refer to each other."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pagewood.engine.api import Grammar
 from pagewood.engine.program.backend import Answer, Prompt, ToolCall
-from pagewood.engine.text import ResponseParser, ResponseTemplate, Tokenizer, end_of_reasoning, tool_grammar
+from pagewood.engine.text import ResponseParser, ResponseTemplate, Tokenizer, ends_of_reasoning, tool_grammar
 from pagewood.engine.text.reasoning import TAIL_LENGTH
 
 
@@ -36,7 +36,7 @@ class Offer:
             raise ValueError(
                 f"tool_choice must be auto, because calls of this model cannot be required, got {self.choice!r}"
             )
-        return replace(grammar, after=end_of_reasoning(tokenizer, self.tools, _tail(prompt, tokenizer)))
+        return replace(grammar, after=ends_of_reasoning(tokenizer, self.tools, _tail(prompt, tokenizer)))
 
     def read(self, answer: Answer, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
         """Return an answer with the calls in its text."""

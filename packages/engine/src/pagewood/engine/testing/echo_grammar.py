@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.grammar.entry import Entry, Marks, TokenTexts
 from pagewood.engine.grammar.later import LaterMatcher
+from pagewood.engine.grammar.mask import EndTokens
 from pagewood.engine.grammar.matcher import Matcher
 
 _KINDS = (1, 1, 2, 3, 5)
@@ -22,17 +25,16 @@ def random_grammar(rng: random.Random) -> Grammar:
     length = rng.choice((1, 5, 12, 40))
     fails_after = rng.randrange(20) if rng.random() < 0.1 else 999
     text = f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}"
-    return Grammar(kind="regex", text=text, after=rng.choice(((), (), (), (5,), (9, 9))))
+    return Grammar(kind="regex", text=text, after=rng.choice(((), (), (), ("<5>",), ("<9><9>",))))
 
 
 def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[int], vocab_size: int) -> list[int]:
     """Return the tokens that may follow a text, ascending; none if it is complete and no token ends it."""
     if grammar.after:
-        after, size = list(grammar.after), len(grammar.after)
-        begins = [end for end in range(size, len(text) + 1) if list(text[end - size : end]) == after]
-        if not begins:
-            return list(range(vocab_size))
-        grammar, text = replace(grammar, after=()), text[begins[0] :]
+        ends = [end for end in range(1, len(text) + 1) if _said(text[:end]).endswith(grammar.after)]
+        if not ends:
+            return [token for token in range(vocab_size) if token not in end_tokens]
+        grammar, text = replace(grammar, after=()), text[ends[0] :]
     seed, length, _, _ = map(int, grammar.text.split())
     if len(text) >= length:
         return sorted(end_tokens)
@@ -40,6 +42,22 @@ def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[
     count, can_end = rng.choice(_KINDS), rng.random() < 0.1
     candidates = [token for token in rng.sample(range(vocab_size), count + len(end_tokens)) if token not in end_tokens]
     return sorted({*candidates[:count], *(end_tokens if can_end else ())})
+
+
+def behind(matcher: Matcher, marks: tuple[str, ...], end_tokens: frozenset[int], vocab_size: int) -> LaterMatcher:
+    """Return `matcher` behind some marks; the text of a token is its number in `<>`."""
+    entry = Entry(_marks(marks, vocab_size), matcher)
+    return LaterMatcher(matcher, entry, EndTokens(end_tokens, others=frozenset(), vocab_size=vocab_size))
+
+
+@cache
+def _marks(marks: tuple[str, ...], vocab_size: int) -> Marks:
+    texts = [_said([token]).encode() for token in range(vocab_size)]
+    return Marks(marks, TokenTexts(texts=texts, vocab_size=vocab_size))
+
+
+def _said(tokens: Sequence[int]) -> str:
+    return "".join(f"<{token}>" for token in tokens)
 
 
 class EchoMatcher:
@@ -123,7 +141,7 @@ class EchoCompiler:
         if grammar.text.endswith("1"):
             return EchoCompiling(self._rng.randrange(9), Refusal(message="wrong", code="invalid_grammar"))
         matcher = EchoMatcher(grammar, end_tokens, self._vocab_size)
-        later = LaterMatcher(matcher, grammar.after) if grammar.after else matcher
+        later = behind(matcher, grammar.after, end_tokens, self._vocab_size) if grammar.after else matcher
         return EchoCompiling(self._rng.randrange(9), later)
 
     def close(self) -> None:

@@ -5,14 +5,14 @@ Nothing here imports torch or transformers, so a process that only handles text 
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.panics import TokenizerPanic
-from pagewood.engine.text.reasoning import end_of_reasoning
+from pagewood.engine.text.reasoning import ends_of_reasoning
 from pagewood.engine.text.response import (
     Part,
     PartKind,
     ResponseParser,
     ResponseTemplate,
     calls_or,
-    reasoning_end,
+    reasoning_ends,
     tool_grammar,
 )
 from pagewood.engine.text.stop import StopStrings
@@ -34,7 +34,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerPanic",
     "calls_or",
-    "end_of_reasoning",
-    "reasoning_end",
+    "ends_of_reasoning",
+    "reasoning_ends",
     "tool_grammar",
 ]

@@ -1,19 +1,19 @@
-"""The tokens that end the reasoning which a prompt has begun."""
+"""The texts that end the reasoning which a prompt has begun."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagewood.engine.text.response import ResponseParser, reasoning_end
+from pagewood.engine.text.response import ResponseParser, reasoning_ends
 from pagewood.engine.text.tokenizer import Tokenizer
 
 TAIL_LENGTH = 1024
 """Characters at the end of a prompt in which a section of its answer may have been begun."""
 
 
-def end_of_reasoning(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], prompt_tail: str) -> tuple[int, ...]:
-    """Return the tokens that end the reasoning which the prompt has begun; none if it has not.
+def ends_of_reasoning(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], prompt_tail: str) -> tuple[str, ...]:
+    """Return the texts of which each ends the reasoning that the prompt has begun; none if it has not.
 
     Args:
         tokenizer: of a model with a response template.
@@ -25,5 +25,4 @@ def end_of_reasoning(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], p
     parser = ResponseParser(template, tools=tools, prompt_tail=prompt_tail)
     if all(part.kind != "reasoning" for part in [*parser.feed("x"), *parser.finish()]):
         return ()
-    end = reasoning_end(template)
-    return () if end is None else tuple(tokenizer.encode(end, add_special_tokens=False).tolist())
+    return reasoning_ends(template)

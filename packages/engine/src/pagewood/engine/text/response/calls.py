@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, cast
 
 from pagewood.engine.text.response import expressions
-from pagewood.engine.text.response.conversion import Functions, any_json, json_of
+from pagewood.engine.text.response.conversion import Functions, any_json, as_written, json_of
 from pagewood.engine.text.response.part import Part
 from pagewood.engine.text.response.source import Reading, Source
 from pagewood.engine.text.response.template import Capture, Field, Key, Parameters
@@ -19,6 +19,8 @@ MAX_HELD = 1 << 16
 MAX_NAME = 128
 _NAME = re.compile(r"[^\s\"'{}<>()\[\],|=]+")
 _IDENTIFIER = re.compile(r"[\w.-]*")
+_PARAMETER = re.compile(r"[^\s=,:()\[\]{}\"'<>|]*")
+"""Python has fewer names, but schemas have more."""
 Captures: TypeAlias = Mapping[str, str]
 
 
@@ -259,7 +261,7 @@ def _ignore(text: str) -> None:
 
 
 def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
-    """Read the arguments: an object, null, or a text that is the JSON of an object."""
+    """Read the arguments: an object, null, or a text that is empty or the JSON of an object."""
     if call.has_arguments:
         return False
     if (yield from source.peek()) == "{":
@@ -275,7 +277,7 @@ def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
         return False
     value = decoded("".join(fragments))
     if isinstance(value, str):
-        value = any_json(value)
+        value = any_json(value.strip() or "{}")
         if not isinstance(value, dict):
             return False
     elif value is not None:
@@ -319,7 +321,7 @@ def _streamed(
 def _converted(text: str, types: tuple[str, ...], *, is_json: bool) -> str:
     if not types and is_json:
         value = any_json(text)
-        return json_text(value) if value is not None or text.strip() == "null" else json_text(text.strip())
+        return as_written(text) if value is not None or text.strip() == "null" else json_text(text.strip())
     return json_of(text, types)
 
 
@@ -389,7 +391,7 @@ def _pythonic_call(source: Source, book: CallBook, *, is_bare: bool) -> Reading[
             emit = emit or book.begin(name)
             is_complete = True
             break
-        key = yield from source.run(_IDENTIFIER, MAX_NAME)
+        key = yield from source.run(_PARAMETER, MAX_NAME)
         yield from source.space()
         if not key or (yield from source.peek()) != "=":
             break

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
+from pagewood.engine.text.response.tool_schema import Schema, object_forms, resolved, types_of
 from pagewood.engine.text.response.values import json_text
 
-Schema: TypeAlias = Mapping[str, Any]
-
-_MAX_DEPTH = 16
-_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}(?:\.0{1,100})?")
-_NUMBER = re.compile(r"[-+]?(?:[0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(?:[eE][-+]?[0-9]{1,4})?")
+CANONICAL_INTEGER = r"0|-?[1-9][0-9]*"
+CANONICAL_NUMBER = rf"{CANONICAL_INTEGER}|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9]"
+"""Numbers as JSON writes them, without needless digits."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,4000})(?:\.[0-9]{1,400})?(?:[eE][-+]?[0-9]{1,4})?")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 class Functions:
     """The functions that may be called, by name: the schemas of their arguments."""
 
-    __slots__ = ("_schemas",)
+    __slots__ = ("_schemas", "_types")
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Take tools as OpenAI writes them, `{"type": "function", "function": {..}}`, or their functions alone.
@@ -29,6 +30,7 @@ class Functions:
             ValueError: a tool has no name, or its parameters are not an object.
         """
         self._schemas: dict[str, Schema] = {}
+        self._types: dict[str, dict[str, tuple[str, ...]]] = {}  # written by: types
         for index, tool in enumerate(tools):
             name, parameters = function_of(tool, f"tools[{index}]")
             self._schemas[name] = parameters
@@ -41,11 +43,28 @@ class Functions:
 
     def types(self, function: str, parameter: str) -> tuple[str, ...]:
         """Return the JSON types that a parameter may have, in the order of the schema; empty if they are not known."""
-        root = self._schemas.get(function, {})
-        properties = resolved(root, root).get("properties")
-        if not isinstance(properties, dict) or parameter not in properties:
-            return ()
-        return tuple(dict.fromkeys(types_of(cast("dict[str, Any]", properties)[parameter], root)))
+        if function not in self._types:
+            self._types[function] = parameter_types(self._schemas.get(function, {}))
+        return self._types[function].get(parameter, ())
+
+
+def parameter_types(root: Schema) -> dict[str, tuple[str, ...]]:
+    """Return the JSON types that each parameter may have by the schema of arguments; none for one of any type.
+
+    One that is of any type in a form of the arguments, and of some types in another one, may be a string in the first.
+    """
+    properties: Any = resolved(root, root).get("properties")
+    named: list[Schema] = [cast("Schema", properties)] if isinstance(properties, Mapping) else []
+    with suppress(ValueError):
+        named = [form.properties for form in object_forms(root, root, "")]
+    found: dict[str, list[str]] = {}
+    for schemas in named:
+        for key, schema in schemas.items():
+            found.setdefault(key, []).extend(types_of(schema, root) or ("",))
+    return {
+        key: () if not any(types) else tuple(dict.fromkeys(name or "string" for name in types))
+        for key, types in found.items()
+    }
 
 
 def function_of(tool: Mapping[str, Any], where: str) -> tuple[str, Schema]:
@@ -68,109 +87,53 @@ def function_of(tool: Mapping[str, Any], where: str) -> tuple[str, Schema]:
     return name, cast("Schema", parameters)
 
 
-def resolved(schema: object, root: Schema) -> Schema:
-    """Return the schema that `schema` refers to, if it refers to a part of `root`; an empty one if it is none."""
-    for _ in range(_MAX_DEPTH):
-        if not isinstance(schema, Mapping):
-            return {}
-        node = cast("Schema", schema)
-        reference = node.get("$ref")
-        if not isinstance(reference, str):
-            return node
-        if not reference.startswith("#"):
-            return {}
-        target: Any = root
-        for key in filter(None, reference[1:].split("/")):
-            key = key.replace("~1", "/").replace("~0", "~")
-            target = cast("Schema", target).get(key) if isinstance(target, Mapping) else None
-        schema = target
-    return {}
-
-
-def types_of(schema: object, root: Schema, depth: int = 0) -> Iterator[str]:
-    """Yield the JSON types that a schema names, also in its alternatives."""
-    if depth > _MAX_DEPTH:
-        return
-    node = resolved(schema, root)
-    declared: Any = node.get("type")
-    if isinstance(declared, str):
-        yield declared
-    elif isinstance(declared, list):
-        yield from (item for item in cast("list[object]", declared) if isinstance(item, str))
-    else:
-        listed: Any = node.get("enum")
-        values = cast("list[object]", listed) if isinstance(listed, list) else []
-        yield from (_type_of(value) for value in [*values, *([node["const"]] if "const" in node else [])])
-    for union in ("anyOf", "oneOf", "allOf"):
-        choices: Any = node.get(union)
-        for choice in cast("list[object]", choices) if isinstance(choices, list) else []:
-            yield from types_of(choice, root, depth + 1)
-    if node.get("nullable"):
-        yield "null"
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
-
-
 def json_of(text: str, types: Sequence[str]) -> str:
-    """Return the JSON text of a value: of the first type that it can be converted to, otherwise of a string."""
+    """Return the JSON text of a value that is written as `text`, and that may have some types; nothing is rounded.
+
+    Where a string is allowed, only what JSON would write in the same way is something else: `5` and `null`, but not
+    `05`, `1.10` or `None`. Where none is, a number passes as it is written, and the words of Python are read. What is
+    of no type is a string.
+    """
+    if "string" in types:
+        is_other = any(name in types and is_exact(text) for name, is_exact in _EXACT.items())
+        return as_written(text) if is_other else json_text(text)
+    stripped = text.strip()
     for name in types:
-        convert = _CONVERSIONS.get(name)
-        converted = None if convert is None else convert(text)
-        if converted is not None:
-            return converted
+        if (found := _lenient(stripped, name, types)) is not None:
+            return found
     return json_text(text)
 
 
-def _integer(text: str) -> str | None:
-    text = text.strip()
-    return str(int(text.partition(".")[0])) if _INTEGER.fullmatch(text) else None
+def _lenient(text: str, name: str, types: Sequence[str]) -> str | None:
+    """Return the JSON text of a value of one type that is written as `text`; None if it is none."""
+    match name:
+        case "integer":
+            return text if _NUMBER.fullmatch(text) and _is_whole(text) else None
+        case "number":
+            return text if _NUMBER.fullmatch(text) else None
+        case "boolean" if text in ("0", "1"):
+            return None if {"integer", "number"} & set(types) else _BOOLEANS[text]
+        case "boolean":
+            return _BOOLEANS.get(text.lower())
+        case "null":
+            return "null" if text in ("null", "None") else None
+        case "object" | "array":
+            return as_written(text) if _is_structure(text, dict if name == "object" else list) else None
+        case _:
+            return None
 
 
-def _number(text: str) -> str | None:
-    text = text.strip()
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        return None
-    return str(int(text)) if re.fullmatch(r"[-+]?[0-9]+", text) else json.dumps(number)
+def _is_whole(number: str) -> bool:
+    return number.lstrip("-").isdecimal() or float(number).is_integer()
 
 
-def _boolean(text: str) -> str | None:
-    return _BOOLEANS.get(text.strip().lower())
+def _is_structure(text: str, kind: type) -> bool:
+    return text.lstrip()[:1] in ("{", "[") and isinstance(any_json(text), kind)
 
 
-def _null(text: str) -> str | None:
-    return "null" if text.strip() in ("null", "None") else None
-
-
-def _object(text: str) -> str | None:
-    return _structure(text, dict)
-
-
-def _array(text: str) -> str | None:
-    return _structure(text, list)
-
-
-def _structure(text: str, kind: type) -> str | None:
-    value = any_json(text)
-    return json_text(value) if isinstance(value, kind) else None
+def as_written(text: str) -> str:
+    """Return a JSON text as it is, unless it has halves of surrogate pairs, which are replaced."""
+    return json_text(json.loads(text)) if "\\ud" in text.lower() else text.strip()
 
 
 def any_json(text: str) -> object:
@@ -187,11 +150,12 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-_CONVERSIONS: dict[str, Callable[[str], str | None]] = {
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "null": _null,
-    "object": _object,
-    "array": _array,
+_EXACT: Mapping[str, Callable[[str], object]] = {
+    "integer": re.compile(CANONICAL_INTEGER).fullmatch,
+    "number": re.compile(CANONICAL_NUMBER).fullmatch,
+    "boolean": ("true", "false").__contains__,
+    "null": ("null",).__contains__,
+    "object": lambda text: _is_structure(text, dict),
+    "array": lambda text: _is_structure(text, list),
 }
+"""What says whether a text is the JSON of a value of a type, as JSON would write it."""

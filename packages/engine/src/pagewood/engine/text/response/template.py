@@ -128,8 +128,6 @@ class Field:
     kind: Literal["content", "reasoning", "calls"]
     open: Expression | None
     close: Expression | None
-    close_text: str | None = None
-    """The first text that closes the section, if it is known."""
     content: str = "text"
     strips: bool = True
     """Whether white space around the text is dropped."""
@@ -380,23 +378,20 @@ def _field(name: str, field: Fields) -> Field:
     if close_node is not None and strips:
         close_node = expressions.without_leading_space(close_node)
     close = None if close_node is None else Expression(f"{where}.close", close_node)
-    given_close = field.get("close", [])
-    literals = [given_close] if isinstance(given_close, str) else cast("list[str]", given_close)
-    close_text = literals[0] if literals else None if close is None else expressions.literal_of(close.node)
     if kind != "calls":
         if "transform" in field:
             raise ValueError(f"{where}.transform is supported for tool_calls only")
         if field.get("bare") or "write" in field:
             raise ValueError(f"{where} must have no bare and no write, which are for calls")
         join = join if strips or "join" in field else ""
-        return Field(name, kind, open_, close, close_text, strips=strips, join=join)
+        return Field(name, kind, open_, close, strips=strips, join=join)
     names = () if open_ is None else open_.names
     each = _flag(field, where, "transform_each")
     if close is None and content not in ("json", "pythonic"):
         raise ValueError(f"{where} must have a close, because its content {content} has no end of its own")
     shape = Shape((), ()) if content == "pythonic" else _shape(field, where, names, content, each=each)
     return Field(
-        name, kind, open_, close, close_text, content, join=join, is_bare=bool(field.get("bare")), each=each,
+        name, kind, open_, close, content, join=join, is_bare=bool(field.get("bare")), each=each,
         shape=shape, dialect=_dialect(given, f"{where}.content_args"), parameters=_parameters(given, where, content),
         writing=_writing(field.get("write"), f"{where}.write"),
     )  # fmt: skip

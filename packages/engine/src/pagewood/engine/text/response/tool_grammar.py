@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.text.response.conversion import Schema, function_of, resolved, types_of
-from pagewood.engine.text.response.expressions import Expression, shortest, spellings
+from pagewood.engine.text.response.conversion import function_of, parameter_types
+from pagewood.engine.text.response.expressions import shortest, spellings
+from pagewood.engine.text.response.lark_rules import LarkRules
+from pagewood.engine.text.response.marked_values import MarkedValues
+from pagewood.engine.text.response.readable import Function, check_readable, written_name
 from pagewood.engine.text.response.template import Capture, Field, ResponseTemplate, Writing
-from pagewood.engine.text.response.text_bounds import TEXT, text_bounds
+from pagewood.engine.text.response.text_bounds import TEXT
+from pagewood.engine.text.response.text_values import string_value, string_ways, text_value
+from pagewood.engine.text.response.tool_schema import ANNOTATIONS, ObjectForm, Schema, object_forms, refuse, types_of
 
-Function: TypeAlias = tuple[str, Schema]
-
-_JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _PLACEHOLDERS = re.compile(r"(\{name\}|\{index\})")
 _MARKER = re.compile(r"[<\[][^<>\[\]]+[>\]]")
-_MAX_DEPTH = 16
-_TRIMMED = r"/(\S((?s:.*)\S)?)?/"
-"""A text without white space at its ends, which readers of parameters do not take for a part of it."""
 
 
-def reasoning_end(template: ResponseTemplate) -> str | None:
-    """Return the text that closes a section of reasoning; None if there is none, or it is not one text."""
-    return next((field.close_text for field in template.fields if field.kind == "reasoning"), None)
+def reasoning_ends(template: ResponseTemplate) -> tuple[str, ...]:
+    """Return the texts that close a section of reasoning; none if it ends with the answer."""
+    closes = [field.close for field in template.fields if field.kind == "reasoning"]
+    texts = (text for close in closes if close is not None for text in spellings(close.node))
+    return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def tool_grammar(
@@ -39,9 +40,8 @@ def tool_grammar(
 ) -> Grammar | None:
     """Return a grammar of answers in which calls have the form of the model, and arguments that their schemas allow.
 
-    Where a format writes strings without quotes, a string has the bounds of `enum`, `const`, `pattern`, `minLength` and
-    `maxLength`, if it cannot be anything else than a string; of other keywords (`format`) it has none. There an object
-    has no parameters that its schema does not name, unless it says `additionalProperties`.
+    Each keyword of a schema is kept or refused. Formats that write parameters one by one have those that the schema
+    names; where they write strings without quotes, `format` is not bound.
 
     Args:
         template: how the model writes calls.
@@ -56,13 +56,14 @@ def tool_grammar(
         has no field of calls, or one whose marks cannot be written from their expressions.
 
     Raises:
-        ValueError: there are no tools, `choice` is none of them, or a tool has no name.
+        ValueError: there are no tools, `choice` is none of them, a tool has no name or one that calls cannot have, or a
+            schema has a keyword that they cannot keep. The message names the tool, the path and the keyword.
     """
-    functions = [function_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    functions = [Function(*function_of(tool, f"tools[{index}]"), f"tools[{index}]") for index, tool in enumerate(tools)]
     if not functions:
         raise ValueError("tools must hold at least one tool")
     if choice not in ("auto", "required"):
-        functions = [function for function in functions if function[0] == choice]
+        functions = [function for function in functions if function.name == choice]
         parallel = False
         if not functions:
             raise ValueError(f"choice must be auto, required or the name of a tool, got {choice!r:.100}")
@@ -70,7 +71,9 @@ def tool_grammar(
     writing = None if field is None else field.writing or _derived(field, functions)
     if field is None or writing is None:
         return None
-    lark = _Lark(dict(special_tokens or {}))
+    lark = LarkRules(dict(special_tokens or {}))
+    for function in functions:
+        check_readable(template, field, writing, function, lark)
     if choice == "auto":
         return _free(template, field, writing, functions, lark, parallel=parallel)
     calls = _calls(field, writing, functions, lark, parallel=parallel)
@@ -112,7 +115,7 @@ def _format(grammar: Grammar) -> Mapping[str, Any]:
 
 
 def _free(
-    template: ResponseTemplate, field: Field, writing: Writing, functions: Sequence[Function], lark: _Lark,
+    template: ResponseTemplate, field: Field, writing: Writing, functions: Sequence[Function], lark: LarkRules,
     *, parallel: bool,
 ) -> Grammar | None:  # fmt: skip
     """Return a grammar of text in which the mark of a call begins one.
@@ -145,7 +148,7 @@ def _free(
     return lark.grammar(f"{many}({call} {many})? {last}")
 
 
-def _outside(template: ResponseTemplate, field: Field, lark: _Lark) -> str:
+def _outside(template: ResponseTemplate, field: Field, lark: LarkRules) -> str:
     """Return text outside of sections. It does not begin a call in another form, which would not be bound."""
     forms = [one.open.node for one in template.fields if one.kind == "calls" and one is not field and one.open]
     begins = {lark.beginning(text) for form in forms for text in spellings(form, {"name": "\0", "id": "\0"})} - {""}
@@ -153,7 +156,7 @@ def _outside(template: ResponseTemplate, field: Field, lark: _Lark) -> str:
 
 
 def _calls(
-    field: Field, writing: Writing, functions: Sequence[Function], lark: _Lark, *, parallel: bool
+    field: Field, writing: Writing, functions: Sequence[Function], lark: LarkRules, *, parallel: bool
 ) -> str:  # fmt: skip
     call = lark.rule(" | ".join(_call(field, writing, function, lark) for function in functions))
     if not parallel or writing.between is None:
@@ -161,272 +164,94 @@ def _calls(
     return f"{call} ({lark.literal(writing.between)} {call})*"
 
 
-def _call(field: Field, writing: Writing, function: Function, lark: _Lark) -> str:
-    name = (
-        function[0] if isinstance(field.shape.name, Capture) or field.content == "pythonic" else json.dumps(function[0])
-    )
+def _call(field: Field, writing: Writing, function: Function, lark: LarkRules) -> str:
+    name = written_name(field, function.name)
     pieces = [
         "/[0-9]{1,3}/" if piece == "{index}" else lark.literal(name if piece == "{name}" else piece)
         for piece in _PLACEHOLDERS.split(writing.call)
     ]
-    return " ".join([*pieces, _arguments(field, writing, function[1], lark), lark.literal(writing.call_end)])
+    return " ".join([*pieces, _arguments(field, writing, function, lark), lark.literal(writing.call_end)])
 
 
-def _arguments(field: Field, writing: Writing, schema: Schema, lark: _Lark) -> str:
+def _arguments(field: Field, writing: Writing, function: Function, lark: LarkRules) -> str:
+    schema, path = function.parameters, function.path
     if field.content == "json":
         if field.dialect.string_delims or field.dialect.unquoted_keys:
-            return _Marked(field, lark, schema).object(schema)
-        return lark.json(_closed(schema), schema)
-    members: list[tuple[str, bool]] = []
-    for key, inner, is_required in _properties(schema):
+            return MarkedValues(field.dialect, lark, schema).arguments(path)
+        closed = _closed(schema, path)
+        return lark.json(closed, closed, path)
+    types = parameter_types(schema)
+    forms = object_forms(schema, schema, path)
+    _check_alternatives(
+        forms, schema, path, is_text=field.content != "pythonic" and "{string}" not in writing.parameter
+    )
+    bodies: list[str] = []
+    for form in forms:
+        members = [
+            (_parameter(key, inner, types.get(key, ()), function, field, writing, lark), key in form.required)
+            for key, inner in form.properties.items()
+        ]
         if field.content == "pythonic":
-            value = '("True" | "False")' if list(types_of(inner, schema)) == ["boolean"] else lark.json(inner, schema)
-            members.append((f"{lark.literal(writing.parameter.replace('{key}', key))} {value}", is_required))
+            bodies.append(lark.separated(members, ", "))
         else:
-            members.append((_parameter(key, inner, schema, writing, lark), is_required))
-    if field.content == "pythonic":
-        return lark.separated(members, ", ")
-    return " ".join(body if is_required else f"({body})?" for body, is_required in members)
+            bodies.append(" ".join(body if is_required else f"({body})?" for body, is_required in members))
+    return bodies[0] if len(bodies) == 1 else lark.rule(" | ".join(body or '""' for body in bodies))
 
 
-def _parameter(key: str, schema: object, root: Schema, writing: Writing, lark: _Lark) -> str:
-    """Return a parameter that is written with its key before it and its end behind it."""
+def _check_alternatives(forms: Sequence[ObjectForm], root: Schema, path: str, *, is_text: bool) -> None:
+    """Raise ValueError if a parameter may be one of several structures: the library follows only one at a time."""
+    for key in dict.fromkeys(key for form in forms for key in form.properties):
+        schemas = [form.properties[key] for form in forms if key in form.properties]
+        if all(schema == schemas[0] for schema in schemas):
+            continue
+        for schema in schemas:
+            names = types_of(schema, root) or (() if is_text else ("object",))
+            if {"object", "array"} & set(names):
+                raise refuse(f"{path}.properties.{key}", "several schemas in alternatives, of which one is no scalar")
+
+
+def _parameter(
+    key: str, schema: object, types: Sequence[str], function: Function, field: Field, writing: Writing, lark: LarkRules
+) -> str:  # fmt: skip
+    """Return a parameter, with its key before it and, unless it is one of Python, its end behind it."""
+    root, path = function.parameters, f"{function.path}.properties.{key}"
     opening, end = writing.parameter.replace("{key}", key), writing.parameter_end
+    if field.content == "pythonic":
+        node: Schema = cast("Schema", schema) if isinstance(schema, Mapping) else {}
+        is_boolean = node.keys() - ANNOTATIONS == {"type"} and types_of(node, root) == ("boolean",)
+        value = '("True" | "False")' if is_boolean else lark.json(cast("object", schema), root, path)
+        return f"{lark.literal(opening)} {value}"
     if "{string}" not in opening:
-        return f"{lark.literal(opening)} {_text_value(schema, root, end, lark)}"
-    types = set(types_of(schema, root))
+        return f"{lark.literal(opening)} {text_value(schema, types, root, end, lark, path)}"
+    own = types_of(schema, root, nullable=False)
     forms: list[str] = []
-    if not types or "string" in types:
-        text = _text_value(schema, root, end, lark)
-        forms.append(f"{lark.literal(opening.replace('{string}', 'true'))} {text}")
-    if types != {"string"}:
-        value = f"{lark.json(schema, root)} {lark.literal(end)}"
+    if own != ("string",):
+        value = f"{lark.json(schema, root, path)} {lark.literal(end)}"
         forms.append(f"{lark.literal(opening.replace('{string}', 'false'))} {value}")
+    if not own or "string" in own:
+        try:
+            text = string_value(string_ways(schema, root, path), (), end, lark, path)
+            forms.append(f"{lark.literal(opening.replace('{string}', 'true'))} {text}")
+        except ValueError:  # then it is written as JSON, which keeps more
+            if not forms:
+                raise
     return lark.rule(" | ".join(forms))
 
 
-def _text_value(schema: object, root: Schema, end: str, lark: _Lark) -> str:
-    """Return the value of a parameter that is written as text, and its end."""
-    types = list(dict.fromkeys(types_of(schema, root)))
-    if types and "string" not in types:
-        return f"{lark.json(schema, root)} {lark.literal(end)}"
-    texts = _texts(resolved(schema, root))
-    if texts and types == ["string"]:
-        return f"({' | '.join(map(lark.literal, texts))}) {lark.literal(end)}"
-    mark = end.strip()
-    rest = lark.literal(end[end.index(mark) + len(mark) :])
-    bounds = text_bounds(resolved(schema, root)) if types == ["string"] else []
-    if not bounds:
-        return f"{lark.text_before(mark)} {rest}"
-    text = lark.bounded([*bounds, _TRIMMED], without=mark)
-    return f"{lark.text_before(end[: end.index(mark)] + mark, text)} {rest}"
+def _closed(schema: Schema, path: str) -> Schema:
+    """Return the schema of arguments: an object, without properties that it does not name, unless it says so.
 
-
-def _texts(schema: Schema) -> list[str]:
-    """Return the strings that a schema allows, if it lists them."""
-    listed: Any = [schema["const"]] if "const" in schema else schema.get("enum")
-    values = cast("list[object]", listed) if isinstance(listed, list) else []
-    return [value for value in values if isinstance(value, str)]
-
-
-def _properties(schema: Schema) -> Iterable[tuple[str, object, bool]]:
-    """Yield the keys of an object's properties, their schemas, and whether they are required."""
-    node = resolved(schema, schema)
-    properties: Any = node.get("properties")
-    required: Any = node.get("required")
-    names = cast("list[object]", required) if isinstance(required, list) else []
-    for key, inner in cast("Schema", properties).items() if isinstance(properties, Mapping) else ():
-        yield key, inner, key in names
-
-
-def _closed(schema: Schema) -> Schema:
-    """Return the schema of arguments: an object, without properties that it does not name, unless it says so."""
-    closed = {"type": "object", **schema}
+    Raises:
+        ValueError: it allows no object.
+    """
+    types = types_of(schema, schema)
+    if types and "object" not in types:
+        raise ValueError(f"{path} must allow an object, got the type {', '.join(types)}")
+    closed = {**schema, "type": "object"}
     if not closed.keys() & {"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"}:
-        closed["additionalProperties"] = False
+        (form,) = object_forms({key: closed[key] for key in ("properties", "required") if key in closed}, schema, path)
+        closed |= {"properties": form.properties, "additionalProperties": False}
     return closed
-
-
-class _Lark:
-    """A Lark grammar in the making. Invariant: every name in a body that was returned has a rule."""
-
-    __slots__ = ("_rules", "_special", "special_tokens")
-
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
-        self.special_tokens = special_tokens
-        longest_first = sorted(filter(None, special_tokens), key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-        self._rules: list[str] = []
-
-    def grammar(self, body: str) -> Grammar:
-        return Grammar.lark("\n".join([f"start: {body}", *self._rules]))
-
-    def literal(self, text: str) -> str:
-        """Return a body for a text; the special tokens in it are tokens."""
-        pieces = [text] if self._special is None else self._special.split(text)
-        return " ".join(
-            f"<[{self.special_tokens[piece]}]>" if piece in self.special_tokens else _quoted(piece)
-            for piece in pieces
-            if piece
-        )
-
-    def has_special(self, text: str) -> bool:
-        """Return whether there is a special token in a text."""
-        return self._special is not None and self._special.search(text) is not None
-
-    def leading_special(self, text: str) -> str | None:
-        """Return the special token with which a text begins; None: with none."""
-        found = None if self._special is None else self._special.match(text)
-        return found and found[0]
-
-    def special_mark(self, marks: Iterable[Expression | None]) -> str:
-        """Return a rule for those spellings of marks that have special tokens; nothing if none has any."""
-        texts = dict.fromkeys(text for mark in marks if mark is not None for text in spellings(mark.node))
-        bodies = [self.literal(text) for text in texts if self.has_special(text)]
-        return self.rule(" | ".join(bodies)) if bodies else ""
-
-    def beginning(self, text: str) -> str:
-        """Return what comes before the first special token or null character in a text."""
-        return text.partition("\0")[0] if self._special is None else self._special.split(text.partition("\0")[0])[0]
-
-    def rule(self, body: str, *, lazy: bool = False) -> str:
-        name = f"r_{len(self._rules)}"
-        self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
-        return name
-
-    def define(self, name: str, body: str) -> None:
-        """Give a rule another body."""
-        self._rules[int(name.removeprefix("r_"))] = f"{name}: {body}"
-
-    def json(self, schema: object, root: Schema) -> str:
-        """Return a rule for a JSON value; `root` has the definitions that the schema refers to."""
-        node: dict[str, Any] = dict(cast("Schema", schema)) if isinstance(schema, Mapping) else {}
-        if schema is not root:
-            for key in ("$defs", "definitions"):
-                if key in root and key not in node:
-                    node[key] = root[key]
-        node["x-guidance"] = _JSON_FORM
-        return self.rule(f"%json {json.dumps(node, ensure_ascii=False)}")
-
-    def text_before(self, mark: str, text: str = TEXT, lead: str = "") -> str:
-        """Return a rule for text up to a mark, which is part of it; `lead` may stand before the mark."""
-        return self.rule(f"{text} {lead}{self.literal(mark)}", lazy=not self.has_special(mark))
-
-    def text_without(self, texts: Sequence[str]) -> str:
-        """Return a terminal for text in which none of some texts is."""
-        hidden = "|".join(re.sub(r"[\\.+*?()|\[\]{}^$#&~/-]", r"\\\g<0>", text) for text in texts)
-        return self._terminal(f"{TEXT} & ~/(?s:.*)({hidden})(?s:.*)/")
-
-    def bounded(self, bounds: Sequence[str], *, without: str) -> str:
-        """Return a terminal for text that matches all bounds, and in which a mark is not."""
-        if self.has_special(without):
-            return self._terminal(" & ".join(bounds))
-        return self._terminal(" & ".join([*bounds, self.text_without([without])]))
-
-    def _terminal(self, body: str) -> str:
-        name = f"TEXT_{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return a body for members in order, each with whether it is required, and the separator between them."""
-        comma = self.literal(separator)
-        none = some = ""  # the members from here on, where none of those before is there, or some are
-        for body, is_required in reversed(members):
-            one = self.rule(body)
-            if is_required:
-                none, some = self.rule(f"{one} {some}"), self.rule(f"{comma} {one} {some}")
-            else:
-                none = self.rule(f"({one} {some} | {none})" if none else f"({one} {some})?")
-                some = self.rule(f"({comma} {one})? {some}")
-        return none
-
-
-class _Marked:
-    """Values in a dialect of JSON: keys without quotes, strings between marks."""
-
-    __slots__ = ("_any", "_closing", "_has_keys", "_lark", "_opening", "_root")
-
-    def __init__(self, field: Field, lark: _Lark, root: Schema) -> None:
-        self._opening, self._closing = field.dialect.string_delims[0] if field.dialect.string_delims else ('"', '"')
-        self._has_keys = not field.dialect.unquoted_keys
-        self._lark = lark
-        self._root = root
-        self._any: str | None = None
-
-    def object(self, schema: object, depth: int = 0) -> str:
-        properties: Any = resolved(schema, self._root).get("properties")
-        if not isinstance(properties, Mapping):
-            return '"{" "}"' if depth == 0 else self._anything()
-        required: Any = resolved(schema, self._root).get("required") or ()
-        members = [
-            (f"{self._key(key)} {self.value(inner, depth + 1)}", key in required)
-            for key, inner in cast("Schema", properties).items()
-        ]
-        return f'"{{" {self._lark.separated(members, ",")} "}}"'
-
-    def _key(self, key: str) -> str:
-        return self._lark.literal(f"{json.dumps(key)}:" if self._has_keys else f"{key}:")
-
-    def value(self, schema: object, depth: int) -> str:
-        """Return a rule for a value."""
-        node = resolved(schema, self._root)
-        choices: Any = node.get("anyOf") or node.get("oneOf")
-        types = list(dict.fromkeys(types_of(node, self._root)))
-        if depth > _MAX_DEPTH or not (types or choices):
-            return self._anything()
-        if isinstance(choices, list):
-            return self._lark.rule(" | ".join(self.value(one, depth + 1) for one in cast("list[object]", choices)))
-        if "enum" in node or "const" in node:
-            listed: Any = [node["const"]] if "const" in node else node["enum"]
-            return self._lark.rule(" | ".join(map(self._constant, cast("list[object]", listed))))
-        return self._lark.rule(" | ".join(self._typed(name, node, depth) for name in types))
-
-    def _constant(self, value: object) -> str:
-        text = f"{self._opening}{value}{self._closing}" if isinstance(value, str) else json.dumps(value)
-        return self._lark.literal(text)
-
-    def _typed(self, name: str, node: Schema, depth: int) -> str:
-        match name:
-            case "string":
-                bounds = text_bounds(node)
-                text = self._lark.bounded(bounds, without=self._closing) if bounds else TEXT
-                return f"{self._lark.literal(self._opening)} {self._lark.text_before(self._closing, text)}"
-            case "object":
-                return self.object(node, depth)
-            case "array":
-                return self._array(self.value(node.get("items", {}), depth + 1), node)
-            case _:
-                bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-                kept = {key: node[key] for key in bounds if key in node}
-                return self._lark.json({"type": name, **kept}, self._root)
-
-    def _array(self, item: str, node: Schema) -> str:
-        low: Any = node.get("minItems", 0)
-        high: Any = node.get("maxItems")
-        most = "" if high is None else max(high - 1, 0)
-        if high == 0:
-            return '"[" "]"'
-        items = f'{item} ("," {item}){{{max(low - 1, 0)},{most}}}'
-        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
-
-    def _anything(self) -> str:
-        """Return a rule for any value."""
-        if self._any is None:
-            lark = self._lark
-            self._any = name = lark.rule("PLACEHOLDER")
-            scalar = lark.json({"type": ["number", "boolean", "null"]}, {})
-            text = self._typed("string", {}, 0)
-            key = r"/[A-Za-z_][A-Za-z0-9_]{0,40}/" if not self._has_keys else r'/"[A-Za-z_][A-Za-z0-9_]{0,40}"/'
-            pair = lark.rule(f'{key} ":" {name}')
-            body = f'{scalar} | {text} | "[" ({name} ("," {name})*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
-            lark.define(name, body)
-        return self._any
-
-
-def _quoted(text: str) -> str:
-    """Return a Lark string, which has the escapes of JSON."""
-    return json.dumps(text).replace("\x7f", r"\u007f")
 
 
 def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
@@ -434,7 +259,7 @@ def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
     if field.open is None or field.content not in ("json", "xml-inline"):
         return None
     names = {"name": "{name}", "id": "{name}"} if isinstance(field.shape.name, Capture) else {}
-    for name, _ in functions:
+    for name in (function.name for function in functions):
         sample = shortest(field.open.node, dict.fromkeys(names, name))
         found = field.open.match(sample)
         if found is None or found.length != len(sample) or (names and found.groups.get("name") != name):

@@ -24,7 +24,7 @@ _ATOM = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
 _PYTHON_WORDS = {**_WORDS, "True": "true", "False": "false", "None": "null"}
-_KEY = re.compile(r"[\w.$-]*")
+_KEY = re.compile(r"[^\s:,()\[\]{}\"'<>|=]*")
 _BARE = re.compile(r"[^,()\[\]{}\"'=\n]*")
 _PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]*'), "'": re.compile(r"[^'\"\\\x00-\x1f]*")}
 _JSON_ESCAPES = {char: f"\\{char}" for char in '"\\bfnrt'} | {"/": "/"}
@@ -127,6 +127,11 @@ def json_text(value: object) -> str:
     """Return the JSON text of a value; halves of surrogate pairs, which UTF-8 does not have, become "?"."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def is_bare_key(key: str) -> bool:
+    """Return whether a key can be written without quotes, in a dialect that has such keys."""
+    return 0 < len(key) <= MAX_ATOM and _KEY.fullmatch(key) is not None
 
 
 def _no_key() -> Reading[str | None]:
