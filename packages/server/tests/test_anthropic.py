@@ -540,28 +540,19 @@ async def test_the_line_is_stripped_wherever_it_stands_in_the_system_prompt(
     ]
 
 
-def test_text_between_the_arguments_of_a_call_follows_the_call() -> None:
+def test_the_block_of_a_call_that_broke_off_ends_where_other_text_begins() -> None:
     counts = Usage(5, 3, 8, PromptTokensDetails(0))
     stream = MessageFormat(id="msg_1", model="echo", request_id="r").stream(lambda: counts)
-    pieces = [
-        "tool_call weather",
-        'arguments {"city":',
-        "content x",
-        'arguments "Oslo"}',
-        "content y",
-        "tool_call clock",
-    ]
-    pieces += ["content late", "reasoning hm"]
+    pieces = ["tool_call weather", 'arguments {"city":', "content x", "content y", "tool_call clock", "arguments {}"]
+    pieces += ["call_end ", "content late", "reasoning hm"]
     parts = [wire.Part(cast("Any", kind), text) for kind, _, text in (piece.partition(" ") for piece in pieces)]
     sent = b""
     for i, part in enumerate(parts):
         finish = FinishReason.STOP if i == len(parts) - 1 else None
         sent += stream.take(0, wire.Answer("a", "", finish, False, None, 5, 0, 3, parts=(part,)))
-    found = put_together([json.loads(block.split(b"data: ")[1]) for block in (sent + stream.end()).split(b"\n\n")[:-1]])
-    assert [{key: value for key, value in block.items() if key != "id"} for block in found["content"]] == [
-        {"type": "tool_use", "name": "weather", "input": {"city": "Oslo"}},
-        {"type": "text", "text": "xy"},
-        {"type": "tool_use", "name": "clock", "input": {}},
-        {"type": "text", "text": "late"},
-        {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
-    ]
+    found = [json.loads(block.split(b"data: ")[1]) for block in (sent + stream.end()).split(b"\n\n")[:-1]]
+    begun = [one["content_block"]["type"] for one in found if one["type"] == "content_block_start"]
+    assert begun == ["tool_use", "text", "tool_use", "text", "thinking"]
+    inputs = {one["index"]: one["delta"]["partial_json"] for one in found if "partial_json" in one.get("delta", {})}
+    assert inputs == {0: '{"city":', 2: "{}"}
+    assert found[-2]["delta"]["stop_reason"] == "end_turn"  # one of the calls is not whole

@@ -38,23 +38,25 @@ def step(parts: list[wire.Part], number: int, finish: FinishReason | None = None
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[wire.Answer]:
-    """Draw the messages of an answer. A call gets arguments until the next one begins, also behind other text."""
+    """Draw the messages of an answer. A call may break off: then another section follows, or the end."""
     steps: list[list[wire.Part]] = []
-    num_calls, arguments = 0, ""
-    for kinds in draw(
-        st.lists(st.lists(st.sampled_from(["content", "reasoning", "tool_call", "arguments"]), max_size=3))
-    ):
+    kinds = ["content", "reasoning", "tool_call", "arguments", "call_end"]
+    num_calls, arguments = 0, None
+    for drawn in draw(st.lists(st.lists(st.sampled_from(kinds), max_size=3))):
         parts: list[wire.Part] = []
-        for kind in kinds:
+        for kind in drawn:
             if kind == "tool_call":
                 parts.append(wire.Part("tool_call", f"f{num_calls}", num_calls))
                 num_calls, arguments = num_calls + 1, ""
-            elif kind == "arguments":
-                if num_calls and "}" not in arguments:  # nothing comes behind a complete object
-                    text = draw(st.sampled_from(["{", "{}"] if not arguments else [" ", "}"]))
-                    arguments += text
-                    parts.append(wire.Part("arguments", text, num_calls - 1))
-            else:
+            elif kind == "arguments" and arguments is not None and "}" not in arguments:
+                text = draw(st.sampled_from(["{", "{}"] if not arguments else [" ", "}"]))
+                arguments += text
+                parts.append(wire.Part("arguments", text, num_calls - 1))
+            elif kind == "call_end" and arguments is not None and "}" in arguments:
+                arguments = None
+                parts.append(wire.Part("call_end", "", num_calls - 1))
+            elif kind in ("content", "reasoning"):
+                arguments = None
                 parts.append(wire.Part("content" if kind == "content" else "reasoning", draw(st.sampled_from("ab "))))
         steps.append(parts)
     finish = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
@@ -80,9 +82,13 @@ def test_a_stream_says_what_the_whole_says(messages: list[wire.Answer]) -> None:
     parts = [part for message in messages for part in message.parts or ()]
     for kind, found in (("content", choice.text), ("reasoning", choice.reasoning)):
         assert found == "".join(part.text for part in parts if part.kind == kind)
-    for index, call in enumerate(choice.calls):
-        expected = "".join(part.text for part in parts if (part.kind, part.index) == ("arguments", index))
-        assert call.arguments == expected
+    ended = [part.index for part in parts if part.kind == "call_end"]
+    assert [call.arguments for call in choice.calls] == [
+        "".join(part.text for part in parts if (part.kind, part.index) == ("arguments", index)) for index in ended
+    ]
+    num_begun = sum(part.kind == "tool_call" for part in parts)
+    assert choice.has_broken_off == (num_begun > len(ended))
+    assert (whole["status"] == "completed") == (choice.finish == "stop" and not choice.has_broken_off)
     if choice.sections:
         thought = [entry for section in choice.sections if section.kind == "reasoning" for entry in section.tokens]
         assert tally(messages).num_reasoning_tokens == len(thought)
@@ -91,17 +97,20 @@ def test_a_stream_says_what_the_whole_says(messages: list[wire.Answer]) -> None:
         )
 
 
-def test_text_between_the_arguments_of_a_call() -> None:
-    """The call goes on behind the text, and ends when it is known that it gets no more."""
+def test_a_call_that_broke_off_is_incomplete_and_has_no_done_event() -> None:
     messages = [
         step([wire.Part("tool_call", "f", 0), wire.Part("arguments", '{"a": 1', 0)], 0),
-        step([wire.Part("content", "oh")], 1),
-        step([wire.Part("arguments", "}", 0)], 2),
+        step([wire.Part("content", "oh"), wire.Part("tool_call", "g", 1), wire.Part("arguments", "{}", 1)], 1),
+        step([wire.Part("call_end", "", 1)], 2),
         step([], 3, FinishReason.STOP),
     ]
-    call, message = streamed(messages)[-1]["response"]["output"]
-    assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
-    assert message["content"][0]["text"] == "oh"
+    events = streamed(messages)
+    broken, message, complete = events[-1]["response"]["output"]
+    assert (broken["arguments"], broken["status"]) == ('{"a": 1', "incomplete")
+    assert (message["status"], complete["status"], complete["arguments"]) == ("completed", "completed", "{}")
+    done = [event for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert [event["output_index"] for event in done] == [2]
+    assert (events[-1]["type"], events[-1]["response"]["incomplete_details"]) == ("response.incomplete", {})
 
 
 def tally(messages: Sequence[wire.Answer]) -> Tally:

@@ -85,7 +85,7 @@ def test_walks_are_calls_that_obey_their_schemas(backend: Backend, vocabulary: V
         parts = parsed(name, text)
         calls = calls_of(parts)
         assert calls, text
-        assert {part.kind for part in parts} == {"tool_call", "arguments"}, text
+        assert {part.kind for part in parts} == {"tool_call", "arguments", "call_end"}, text
         for function, arguments in calls:
             jsonschema.validate(arguments, SCHEMAS[function])
             seen.add(function)

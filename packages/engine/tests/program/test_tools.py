@@ -116,7 +116,7 @@ TEXTS = {
     ),
     '<tool_call>{"name": "a", "arguments": {}}</tool_call>\n<tool_call>{"name": "b", "arguments": {"x": [1, "': (
         "",
-        (ToolCall("a", {}), ToolCall("b", {"x": [1, ""]})),
+        (ToolCall("a", {}),),
     ),
     "<tool_call>broken</tool_call>": ("<tool_call>broken</tool_call>", ()),
 }

@@ -30,7 +30,7 @@ from pagewood.server.live import LiveGroup, LiveRequests, new_request_id
 from pagewood.server.respond import error_response, json_response, until_disconnect
 
 if TYPE_CHECKING:
-    from pagewood.engine.text import StopExpressions, StopStrings
+    from pagewood.engine.text import Stops
 
 _UNUSED_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request whose token is not shown."""
@@ -234,11 +234,11 @@ class _Text:
         return stops.matched is not None
 
 
-def _stops(params: BeamSearchParams) -> StopStrings | StopExpressions:
+def _stops(params: BeamSearchParams) -> Stops:
     """Return a search for what ends a text."""
-    from pagewood.engine.text import StopExpressions, StopStrings  # imported when it is needed: it takes 0.1 s
+    from pagewood.engine.text import stops_of  # imported when it is needed: it takes 0.1 s
 
-    return StopExpressions(params.stop_regex, strings=params.stop) if params.stop_regex else StopStrings(params.stop)
+    return stops_of(params.stop, params.stop_regex)
 
 
 async def _replies(group: LiveGroup, num_requests: int) -> list[_Reply]:

@@ -1,18 +1,18 @@
 """The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string or
-expression."""
+expression, or behind the only call that it may have."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from pagewood.engine.api import Delta, FinishReason, Refusal
-from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, Tokenizer
+from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, Tokenizer, stops_of
 from pagewood.server import wire
 from pagewood.server.dashboard.branch_text import with_text
 from pagewood.server.links import Receiver, Sender
@@ -43,9 +43,12 @@ class _Open:
     """A request whose end is still to come."""
 
     stream: TextStream
+    """Has the stop strings, if the answer is plain text."""
     entries: TokenEntries
     parser: ResponseParser | None
-    """None: the answer is plain text."""
+    """Has the stop strings, if there is one. None: the answer is plain text."""
+    hides_reasoning: bool
+    """Whether tokens of reasoning have no log probabilities for the client."""
     is_scoring: bool
     """Whether its answer is not shown."""
     is_encoding: bool
@@ -58,8 +61,11 @@ class _Open:
     """Entries of all tokens of its prompt, if they are shown."""
     prompt_tokens: bytes
     """Ids of its prompt for the client, int32, little-endian."""
-    stray_marks: re.Pattern[str] | None
-    """Finds special tokens that are marks, of which a text shows none."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer has ended before its tokens."""
+        return self.stream.stopped_by is not None if self.parser is None else self.parser.is_over
 
     def read(self, delta: Delta) -> wire.Answer:
         """Return what `delta` adds to its answer."""
@@ -74,23 +80,17 @@ class _Open:
             return _answer_to(
                 delta, finish, refusal, text=prefix, num_unused=delta.num_output_tokens, logprobs=logprobs
             )
-        stream, parser = self.stream, self.parser
-        text, num_shown, num_unused = _push(stream, delta)
+        new = self._push(delta)
         if finish is not None:
-            text += stream.finish()
-        stopped_by = stream.stopped_by
+            self._end(new, finish)
         logprobs = None
         if delta.logprobs or prompt is not None or prompt_tokens:
-            logprobs = wire.Logprobs(self.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
-        parts = None
-        if parser is not None:
-            found = parser.feed(text) if text else []
-            if finish is not None or stopped_by is not None:
-                found += parser.finish()
-            if self.stray_marks is not None:
-                found = [_without(self.stray_marks, part) for part in found]
-            text, parts = "", tuple(found)
-        if stopped_by is not None and finish in _ENDS_OF_TEXT:
+            tokens = self.entries.of(delta.logprobs[: new.num_tokens])
+            if new.hidden:
+                tokens = tuple(token for index, token in enumerate(tokens) if index not in new.hidden)
+            if tokens or not new.hidden or prompt is not None or prompt_tokens:
+                logprobs = wire.Logprobs(tokens, prompt, prompt_tokens)
+        if self.has_ended and finish in _ENDS_OF_TEXT:
             finish = FinishReason.STOP
         elif self.is_encoding:
             finish, refusal = FinishReason.STOP, None
@@ -98,13 +98,73 @@ class _Open:
             delta,
             finish,
             refusal,
-            text=prefix + text,
-            num_unused=num_unused,
+            text=prefix + new.text,
+            num_unused=new.num_unused,
             logprobs=logprobs,
-            parts=parts,
-            stopped_by=stopped_by,
-            tokens=bytes_of(delta.tokens[:num_shown]) if self.reports_tokens else b"",
+            parts=None if self.parser is None else tuple(new.parts),
+            stopped_by=self.stream.stopped_by if self.parser is None else self.parser.stopped_by,
+            tokens=bytes_of(delta.tokens[: new.num_tokens]) if self.reports_tokens else b"",
         )
+
+    def _push(self, delta: Delta) -> _New:
+        """Append the tokens of a step, up to the one with which the answer ends.
+
+        That token is the last one of the answer: it counts and has a log probability, although the stop string, and
+        what comes with it in the same token, is not shown.
+        """
+        new = _New()
+        hides = self.hides_reasoning and bool(delta.logprobs)
+        # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
+        num_ending = int(delta.finish is FinishReason.STOP)
+        if len(delta.tokens) < 2 and not hides:
+            self._take(new, delta.tokens)
+            if delta.tokens and self.has_ended:
+                new.num_unused = num_ending
+            return new
+        for token in delta.tokens:
+            parser, num_parts = self.parser, len(new.parts)
+            was_reasoning = parser is not None and parser.is_reasoning
+            self._take(new, (token,))
+            is_reasoning = parser is not None and (was_reasoning or parser.is_reasoning)
+            # A token that begins or ends the reasoning may also have other text.
+            if hides and is_reasoning and all(part.kind == "reasoning" for part in new.parts[num_parts:]):
+                new.hidden.add(new.num_tokens - 1)
+            if self.has_ended:
+                new.num_unused = len(delta.tokens) - new.num_tokens + num_ending
+                break
+        return new
+
+    def _take(self, new: _New, tokens: Sequence[int]) -> None:
+        text = self.stream.push(tokens)
+        new.num_tokens += len(tokens)
+        if self.parser is None:
+            new.text += text
+        elif text:
+            new.parts += self.parser.feed(text)
+
+    def _end(self, new: _New, finish: FinishReason) -> None:
+        """Add what was held back; the sequence has ended."""
+        text = self.stream.finish()
+        if self.parser is None:
+            new.text += text
+            return
+        if text:
+            new.parts += self.parser.feed(text)
+        new.parts += self.parser.finish(is_cut=finish is not FinishReason.STOP)
+
+
+@dataclass(slots=True)
+class _New:
+    """What a step adds to an answer."""
+
+    text: str = ""  # written by: detokenizing
+    parts: list[wire.Part] = field(default_factory=list[wire.Part])  # written by: detokenizing
+    num_tokens: int = 0  # written by: detokenizing
+    """Tokens of the step that are the answer's."""
+    num_unused: int = 0  # written by: detokenizing
+    """Tokens of the step behind its end."""
+    hidden: set[int] = field(default_factory=set[int])  # contents written by: detokenizing
+    """Which of its tokens have no log probability for the client."""
 
 
 class TextStreams:
@@ -175,7 +235,7 @@ class TextStreams:
         error = LOST
         if delta.first or request_id in streams:
             open_ = None if delta.first else streams[request_id]
-            if not delta.first and (open_ is None or open_.stream.stopped_by is not None):
+            if not delta.first and (open_ is None or open_.has_ended):
                 if finish is None:  # its client has already received the end
                     return None
                 del streams[request_id]
@@ -204,7 +264,7 @@ class TextStreams:
     def _open(self, delta: Delta) -> _Open:
         """Return the state of a request at its first `delta`."""
         options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
-        parser = self._parser(options.reading)
+        parser = self._parser(options)
         entries = TokenEntries(self._tokenizer, start=len(options.prefix))
         prompt = None
         if options.first_token is not None:
@@ -212,29 +272,34 @@ class TextStreams:
         elif options.shows_pieces:
             prompt = tuple([entries.first_of_prompt(token) for token in ids_of(options.prompt_tokens)])
         return _Open(
-            stream=TextStream(
-                self._tokenizer,
-                stop=options.stop,
-                stop_regex=options.stop_regex,
-                keep=self._marks if parser is not None else frozenset(),
-            ),
+            stream=TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
+            if parser is None
+            else TextStream(self._tokenizer, keep=self._marks),
             entries=entries,
             parser=parser,
+            hides_reasoning=options.reading is not None and not options.reading.shows_reasoning,
             is_scoring=options.is_scoring,
             is_encoding=options.is_encoding,
             reports_tokens=options.reports_tokens,
             prefix=options.prefix if parser is None else "",
             prompt=prompt,
             prompt_tokens=options.prompt_tokens,
-            stray_marks=self._stray_marks,
         )
 
-    def _parser(self, reading: wire.Reading | None) -> ResponseParser | None:
+    def _parser(self, options: wire.TextOptions) -> ResponseParser | None:
         """Return what reads an answer. Where no function was offered, calls are text."""
+        reading = options.reading
         template = None if reading is None else self._template if reading.tools else self._template_without_calls
         if reading is None or template is None:
             return None
-        return ResponseParser(template, tools=reading.tools, prompt_tail=reading.prompt_tail)
+        return ResponseParser(
+            template,
+            tools=reading.tools,
+            prompt_tail=reading.prompt_tail,
+            stops=stops_of(options.stop, options.stop_regex) if options.stop or options.stop_regex else None,
+            parallel=reading.parallel,
+            hidden=self._stray_marks,
+        )
 
     def _prompt(self, first_token: int, delta: Delta) -> tuple[wire.TokenEntry, ...]:
         """Return the entries of all tokens of a prompt."""
@@ -246,33 +311,6 @@ def _without_calls(template: ResponseTemplate) -> ResponseTemplate | None:
     """Return a template by which calls are text; None: everything is."""
     fields = tuple(field for field in template.fields if field.kind != "calls")
     return dataclasses.replace(template, fields=fields) if any(field.kind != "content" for field in fields) else None
-
-
-def _without(marks: re.Pattern[str], part: wire.Part) -> wire.Part:
-    """Return a part without the marks that begin or end no section."""
-    return part if part.kind in ("tool_call", "arguments") else part._replace(text=marks.sub("", part.text))
-
-
-def _push(stream: TextStream, delta: Delta) -> tuple[str, int, int]:
-    """Append the tokens of a step to a stream, up to the one that completes a stop string.
-
-    That token is the last one of the answer: it counts and has a log probability, although the stop string, and what
-    comes with it in the same token, is not shown.
-
-    Returns:
-        The new text, the number of tokens up to that one, and the number of tokens after it in the same step.
-    """
-    # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
-    num_ending = int(delta.finish is FinishReason.STOP)
-    if len(delta.tokens) < 2:
-        text = stream.push(delta.tokens)
-        return text, len(delta.tokens), num_ending if delta.tokens and stream.stopped_by is not None else 0
-    text = ""
-    for index, token in enumerate(delta.tokens):
-        text += stream.push((token,))
-        if stream.stopped_by is not None:
-            return text, index + 1, len(delta.tokens) - 1 - index + num_ending
-    return text, len(delta.tokens), 0
 
 
 def _answer_to(

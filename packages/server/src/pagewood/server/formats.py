@@ -86,8 +86,9 @@ class Tally:
 
     def _count(self, answer: wire.Answer, parts: Sequence[wire.Part]) -> None:
         """Note the tokens of steps that wrote reasoning, by the rule of `Choice`."""
-        kinds = [part.kind for part in parts if part.text or part.kind == "tool_call"]
-        self._last_kind = next((kind for kind in reversed(kinds) if kind != "arguments"), self._last_kind)
+        kinds = [part.kind for part in parts if part.text or part.kind in ("tool_call", "call_end")]
+        of_calls = ("arguments", "call_end")
+        self._last_kind = next((kind for kind in reversed(kinds) if kind not in of_calls), self._last_kind)
         if not kinds and answer.finish is None:
             return
         if (kinds[-1] if kinds else self._last_kind) == "reasoning" and "content" not in kinds:
@@ -143,6 +144,8 @@ class Section:
     kind: Literal["content", "reasoning", "call"]
     call: ToolCall | None = None
     """Only of a call; its arguments are set when the answer has ended."""
+    is_complete: bool = False  # written by: Choice
+    """Whether it is a call that the model has closed. What an answer has of another call is the beginning of one."""
     texts: list[str] = field(default_factory=list[str])  # written by: Choice
     """Pieces of its text; those of a call are pieces of its arguments."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: Choice
@@ -166,7 +169,6 @@ class Choice:
     """Its content, once it has ended."""
     reasoning: str = ""  # written by: add
     """Its reasoning, once it has ended."""
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])  # written by: add
     finish: str = ""  # written by: add
     """`stop` or `length`; empty: it has not ended."""
     stopped_by: str | None = None  # written by: add
@@ -198,7 +200,7 @@ class Choice:
             self.explanation = answer.explanation
         self.ids += ids_of(answer.tokens)
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
-        touched = [self._add(part) for part in parts if part.text or part.kind == "tool_call"]
+        touched = [self._add(part) for part in parts if part.text or part.kind in ("tool_call", "call_end")]
         if answer.logprobs is not None:
             self.tokens += answer.logprobs.tokens
             self.prompt = self.prompt or answer.logprobs.prompt or ()
@@ -224,23 +226,31 @@ class Choice:
     def _add(self, part: wire.Part) -> Section:
         """Append a part; return its section."""
         if part.kind == "tool_call":
-            self.calls.append(ToolCall(id=part.id or new_call_id(), name=part.text))
-            self.sections.append(Section(kind="call", call=self.calls[-1]))
+            self.sections.append(Section(kind="call", call=ToolCall(id=part.id or new_call_id(), name=part.text)))
             return self.sections[-1]
-        if part.kind == "arguments":
-            call = self.calls[part.index]  # text between two of its arguments may have begun another section
-            section = next(section for section in reversed(self.sections) if section.call is call)
+        if part.kind in ("content", "reasoning") and (not self.sections or self.sections[-1].kind != part.kind):
+            self.sections.append(Section(kind=part.kind))
+        section = self.sections[-1]  # the parts of a call stand together
+        if part.kind == "call_end":
+            section.is_complete = True
         else:
-            if not self.sections or self.sections[-1].kind != part.kind:
-                self.sections.append(Section(kind=part.kind))
-            section = self.sections[-1]
-        section.texts.append(part.text)
+            section.texts.append(part.text)
         return section
 
     @property
+    def calls(self) -> list[ToolCall]:
+        """The calls that the model has closed."""
+        return [section.call for section in self.sections if section.call is not None and section.is_complete]
+
+    @property
+    def has_broken_off(self) -> bool:
+        """Whether one of its calls was not closed by the model."""
+        return any(section.call is not None and not section.is_complete for section in self.sections)
+
+    @property
     def has_called(self) -> bool:
-        """Whether it ended by itself with calls of functions."""
-        return bool(self.calls) and self.finish == "stop"
+        """Whether it ended by itself with calls of functions, all of them complete."""
+        return self.finish == "stop" and bool(self.calls) and not self.has_broken_off
 
     @property
     def shown_timings(self) -> Timings | msgspec.UnsetType:

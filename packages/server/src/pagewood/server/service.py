@@ -51,6 +51,8 @@ class Generation:
     is_chat: bool = False
     """Whether answers are read by the model's response template: into content, reasoning and calls."""
     tools: Tools | None = None
+    shows_reasoning: bool = True
+    """Whether log probabilities have the tokens of reasoning."""
     reports_tokens: bool = False
     """Whether answers have the ids of their tokens."""
     explains: bool = False
@@ -242,7 +244,7 @@ class Service:
             return None
         tools = generation.tools
         if tools is None or tools.choice == "none":
-            return None if self.template is None else wire.Reading()
+            return None if self.template is None else wire.Reading(shows_reasoning=generation.shows_reasoning)
         if self.template is None or not self.template.has_calls:
             raise ApiError(
                 f"The model '{self.model_name}' has no template by which calls of functions could be read; "
@@ -250,7 +252,12 @@ class Service:
                 param=tools.param,
                 code="tools_not_supported",
             )
-        return wire.Reading(tools=tools.offered, binds=tools.binds, parallel=tools.parallel)
+        return wire.Reading(
+            tools=tools.offered,
+            binds=tools.binds,
+            parallel=tools.parallel,
+            shows_reasoning=generation.shows_reasoning,
+        )
 
 
 def names_of(request: Request, answer_id: str) -> frozenset[str]:

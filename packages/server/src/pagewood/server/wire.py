@@ -81,7 +81,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Which calls a grammar binds to their schemas: "required": there must be some; "auto": if there are some; the name
     of a function: this one must be called. None: calls are not bound."""
     parallel: bool = True
-    """Whether there may be several calls, if they are bound."""
+    """Whether there may be several calls. Otherwise the answer ends behind the first one."""
+    shows_reasoning: bool = True
+    """Whether the client gets the log probabilities of tokens of the reasoning."""
     prompt_tail: str = ""
     """End of the prompt, which may have begun a section of the answer."""
 
@@ -538,7 +540,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Part, ...] | None = None
     """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
     stopped_by: str | None = None
-    """With a `finish`: the stop string, or the match of a stop expression, that ended the text. None: neither did."""
+    """With a `finish`: the stop string, or the match of a stop expression, that ended the answer. None: neither did."""
     vector: bytes = b""
     """float32, little-endian, in the last Answer of a request for a vector."""
     tokens: bytes = b""

@@ -43,17 +43,21 @@ class Offer:
         parser = ResponseParser(_template(tokenizer), tools=self.tools, prompt_tail=_tail(prompt, tokenizer))
         calls: list[_Call] = []
         content: list[str] = []
-        for part in [*parser.feed(answer.text), *parser.finish()]:
+        for part in [*parser.feed(answer.text), *parser.finish(is_cut=answer.finish == "length")]:
             match part.kind:
                 case "tool_call":
                     calls.append(_Call(name=part.text, id=part.id))
                 case "arguments":
                     calls[part.index].arguments.append(part.text)
+                case "call_end":
+                    calls[part.index].is_complete = True
                 case "content":
                     content.append(part.text)
                 case "reasoning":
                     pass
-        found = tuple(ToolCall(one.name, json.loads("".join(one.arguments)), id=one.id) for one in calls)
+        found = tuple(
+            ToolCall(one.name, json.loads("".join(one.arguments)), id=one.id) for one in calls if one.is_complete
+        )
         return replace(answer, calls=found, content="".join(content))
 
 
@@ -62,6 +66,7 @@ class _Call:
     name: str
     id: str
     arguments: list[str] = field(default_factory=list[str])  # contents written by: tools
+    is_complete: bool = False  # written by: tools
 
 
 def offer(tools: object, choice: object) -> Offer | None:

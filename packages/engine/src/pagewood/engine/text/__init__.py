@@ -16,7 +16,7 @@ from pagewood.engine.text.response import (
     tool_grammar,
 )
 from pagewood.engine.text.stop import StopStrings
-from pagewood.engine.text.stop_regex import StopExpressions
+from pagewood.engine.text.stop_regex import StopExpressions, Stops, stops_of
 from pagewood.engine.text.stream import TextStream
 from pagewood.engine.text.tokenizer import Tokenizer
 
@@ -30,11 +30,13 @@ __all__ = [
     "ResponseTemplate",
     "StopExpressions",
     "StopStrings",
+    "Stops",
     "TextStream",
     "Tokenizer",
     "TokenizerPanic",
     "calls_or",
     "ends_of_reasoning",
     "reasoning_ends",
+    "stops_of",
     "tool_grammar",
 ]

@@ -39,7 +39,9 @@ class StopStrings:
         # Longest first: of the matches that end together, the longest starts first.
         self._stops = sorted(stops, key=len, reverse=True)
         self._failures = [_failures(stop) for stop in self._stops]
-        self._lengths = [0] * len(self._stops)  # written by: _advance. How much of each stop string the text ends with
+        self._lengths = [0] * len(
+            self._stops
+        )  # written by: _advance, flush. How much of each stop string the text ends with
         self._held = ""  # written by: push, flush
         self.matched: str | None = None  # written by: push
         """The stop string that was found; None before that."""
@@ -62,8 +64,9 @@ class StopStrings:
         return shown[:num_shown]
 
     def flush(self) -> str:
-        """Return the text that was held back; the text has ended without a match."""
+        """Return the text that was held back; the text has ended without a match, and another one may begin."""
         held, self._held = self._held, ""
+        self._lengths = [0] * len(self._stops)
         return held
 
     def _advance(self, character: str) -> str | None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import re2
 
 from pagewood.engine.text.regex_width import Width, width_of
+from pagewood.engine.text.stop import StopStrings
 
 MAX_MATCH = 256
 """Longest match that an expression may have, in characters; that much text is held back."""
@@ -55,7 +56,7 @@ class StopExpressions:
         longest = max(*(int(width.most) for width in widths), *map(len, strings), 0)
         # A match that is not complete has a character less than the longest, unless it waits for the one after it.
         self._num_held = longest if self._looks_around else longest - 1
-        self._before = ""  # written by: push. Last character that was shown
+        self._before = ""  # written by: push, flush. Last character that was shown
         self._held = ""  # written by: push, flush
         self.matched: str | None = None  # written by: _end
         """The text of the match; None before there is one."""
@@ -81,12 +82,12 @@ class StopExpressions:
         return shown
 
     def flush(self) -> str:
-        """Return the text that was held back, up to a match; the text has ended."""
+        """Return the text that was held back, up to a match; the text has ended, and another one may begin."""
         window, start = self._before + self._held, len(self._before)
         match = None if self.matched is not None else self._match(window, len(window))
         if match is not None:
             return self._end(window, match)
-        self._held = ""
+        self._before = self._held = ""
         return window[start:]
 
     def _match(self, window: str, end: int) -> tuple[int, int] | None:
@@ -109,6 +110,19 @@ class StopExpressions:
         self.matched = window[match[0] : match[1]]
         self._held = ""
         return window[len(self._before) : match[0]]
+
+
+Stops: TypeAlias = StopStrings | StopExpressions
+"""A search for what ends a text."""
+
+
+def stops_of(strings: Sequence[str], expressions: Sequence[str]) -> Stops:
+    """Return a search for stop strings and stop expressions.
+
+    Raises:
+        ValueError: a string is empty, or an expression cannot be found in a stream (see `StopExpressions`).
+    """
+    return StopExpressions(expressions, strings=strings) if expressions else StopStrings(strings)
 
 
 def _checked_width(expression: str) -> Width:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.text.stop import StopStrings
-from pagewood.engine.text.stop_regex import StopExpressions
+from pagewood.engine.text.stop_regex import stops_of
 from pagewood.engine.text.tokenizer import Tokenizer
 
 
@@ -32,7 +31,7 @@ class TextStream:
     ) -> None:
         """Begin a text; special tokens in `keep` are shown in any case."""
         self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens, keep=keep)
-        self._stops = StopExpressions(stop_regex, strings=stop) if stop_regex else StopStrings(stop)
+        self._stops = stops_of(stop, stop_regex)
 
     @property
     def stopped_by(self) -> str | None:

@@ -135,8 +135,10 @@ class MessageFormat:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the complete answer."""
         (choice,) = choices
-        blocks = tuple(self._block(section) for section in choice.sections)
-        end = _end(choice.finish, choice.stopped_by, has_called=bool(choice.calls), has_room=self.has_room(usage))
+        blocks = tuple(
+            self._block(section) for section in choice.sections if section.call is None or section.is_complete
+        )
+        end = _end(choice.finish, choice.stopped_by, has_called=choice.has_called, has_room=self.has_room(usage))
         return msgspec.json.encode(self._message(blocks, end, usage))
 
     def begin(self, usage: Usage) -> bytes:
@@ -174,24 +176,22 @@ class MessageFormat:
 class MessageStream:
     """The events of one answer. Invariant: at most one block is open, and only the open block gets deltas.
 
-    A badly written call may have text between its arguments: the text is held back until the arguments are complete.
+    The block of a call that breaks off ends as its last delta has left it: its input is no JSON.
     """
 
-    __slots__ = ("_arguments", "_format", "_has_begun", "_has_called", "_held", "_index", "_kind", "_usage")
+    __slots__ = ("_format", "_has_begun", "_has_called", "_index", "_kind", "_num_open", "_usage")
 
     def __init__(self, format: MessageFormat, usage: Callable[[], Usage]) -> None:
         self._format = format
         self._usage = usage
         self._has_begun = False  # written by: take
         self._has_called = False  # written by: _part
+        self._num_open = 0
+        """Calls that are not complete."""  # written by: _part
         self._index = -1
         """Of the newest block."""  # written by: _open
         self._kind: wire.PartKind | None = None
         """Of the open block; None: no block is open."""  # written by: _open, _close
-        self._arguments: list[str] = []
-        """Of the newest call, so far."""  # written by: _part
-        self._held: list[wire.Part] = []
-        """What came before the newest call was complete."""  # written by: _part, _release
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message of the engine."""
@@ -202,10 +202,10 @@ class MessageStream:
         for part in (wire.Part("content", answer.text),) if answer.parts is None else answer.parts:
             found += self._part(part)
         if answer.finish is not None:
-            found += [*self._release(), *self._close()]
-            usage = self._usage()
+            found += self._close()
+            usage, has_called = self._usage(), self._has_called and not self._num_open
             has_room = self._format.has_room(usage)
-            end = _end(answer.finish.value, answer.stopped_by, has_called=self._has_called, has_room=has_room)
+            end = _end(answer.finish.value, answer.stopped_by, has_called=has_called, has_room=has_room)
             found.append(_event(_MessageDelta(end, _usage(usage))))
         return b"".join(found)
 
@@ -221,40 +221,22 @@ class MessageStream:
         """Return the events of a piece of the answer."""
         if part.kind == "tool_call":
             self._has_called = True
-            before = [*self._release(), *self._close()]
-            self._arguments.clear()
+            self._num_open += 1
+            before = self._close()
             block = _ToolUse(_tool_use_id(part.id or new_call_id()), part.text, msgspec.Raw(b"{}"))
             return [*before, self._open("tool_call", block)]
+        if part.kind == "call_end":
+            self._num_open -= 1
+            return self._close()
         if not part.text:
             return []
         if part.kind == "arguments":
-            self._arguments.append(part.text)
-            delta = self._delta(_InputDelta(part.text))
-            return [delta, *self._release()] if self._held and self._is_call_complete() else [delta]
-        if self._kind == "tool_call" and not self._is_call_complete():
-            self._held.append(part)
-            return []
-        return self._text(part)
-
-    def _text(self, part: wire.Part) -> list[bytes]:
-        """Return the events of further text or reasoning."""
+            return [self._delta(_InputDelta(part.text))]
         if part.kind == "content":
             before = [] if self._kind == "content" else [*self._close(), self._open("content", _Text(""))]
             return [*before, self._delta(_TextDelta(part.text))]
         before = [] if self._kind == "reasoning" else [*self._close(), self._open("reasoning", _Thinking("", ""))]
         return [*before, self._delta(_ThinkingDelta(part.text))] if self._format.shows_thinking else before
-
-    def _is_call_complete(self) -> bool:
-        try:
-            msgspec.json.decode("".join(self._arguments))
-        except msgspec.DecodeError:
-            return False
-        return True
-
-    def _release(self) -> list[bytes]:
-        """Return the events of what was held back."""
-        held, self._held = self._held, []
-        return [event for part in held for event in self._text(part)]
 
     def _open(self, kind: wire.PartKind, block: _Block) -> bytes:
         self._index += 1

@@ -146,7 +146,7 @@ class OllamaFormat:
 
 
 class LineStream:
-    """The lines of one answer. A call is sent when the next one begins or the answer ends: then it is complete."""
+    """The lines of one answer. A call is sent when it is complete; one that breaks off is not sent."""
 
     __slots__ = ("_arguments", "_call", "_first_s", "_format", "_num_calls", "_usage")
 
@@ -155,9 +155,9 @@ class LineStream:
         self._usage = usage
         self._first_s: float | None = None  # written by: take
         self._call: wire.Part | None = None
-        """The beginning of the call whose arguments are still to come."""  # written by: _part, _completed
+        """The beginning of the newest call."""  # written by: _part
         self._arguments: list[str] = []
-        """Of that call, so far."""  # written by: _part, _completed
+        """Of that call, so far."""  # written by: _part
         self._num_calls = 0
         """Calls that were sent."""  # written by: _completed
 
@@ -168,8 +168,6 @@ class LineStream:
         lines: list[Line] = []
         for part in (wire.Part("content", answer.text),) if answer.parts is None else answer.parts:
             lines += self._part(part)
-        if answer.finish is not None:
-            lines += self._completed()
         if self._format.logprobs and answer.logprobs is not None and answer.logprobs.tokens:
             lines = lines or [self._format.line("")]
             shown = chat_logprobs(answer.logprobs.tokens).content
@@ -192,24 +190,23 @@ class LineStream:
                 self._arguments.append(part.text)
                 return []
             case "tool_call":
-                lines = self._completed()
                 self._call = part
-                return lines
+                self._arguments.clear()
+                return []
+            case "call_end":
+                return [self._completed()]
             case "content":
                 return [self._format.line(part.text)] if part.text else []
             case "reasoning":
                 return [self._format.line("", thinking=part.text)] if part.text else []
 
-    def _completed(self) -> list[Line]:
-        """Return the line of the call whose arguments have come, if there is one."""
-        if self._call is None:
-            return []
+    def _completed(self) -> Line:
+        """Return the line of the newest call."""
+        assert self._call is not None
         call = ToolCall(id=self._call.id or new_call_id(), name=self._call.text, arguments="".join(self._arguments))
         line = self._format.line("", calls=[call], first_call=self._num_calls)
-        self._call = None
-        self._arguments.clear()
         self._num_calls += 1
-        return [line]
+        return line
 
 
 def _called(call: ToolCall, index: int) -> _Call:

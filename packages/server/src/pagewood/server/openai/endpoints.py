@@ -236,6 +236,7 @@ class OpenAIEndpoints:
             explains=bool(said.return_timings),
             is_chat=is_chat,
             tools=tools,
+            shows_reasoning=not isinstance(format, chat.ChatFormat) or format.shows_reasoning,
             param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},
             priority=said.priority or 0,
             namespace=said.cache_salt or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -59,7 +60,7 @@ class ChunkStream:
         usage: returns the tokens of the request so far.
     """
 
-    __slots__ = ("_calling", "_chunks", "_frames", "_options", "_usage")
+    __slots__ = ("_calling", "_chunks", "_frames", "_num_open", "_options", "_usage")
 
     def __init__(self, chunks: Chunks, options: StreamOptions, usage: Callable[[], Usage]) -> None:
         self._chunks = chunks
@@ -70,6 +71,8 @@ class ChunkStream:
         # written by: take
         self._calling: set[int] = set()
         """Choices that have called functions."""  # written by: _parts
+        self._num_open = Counter[int]()
+        """Choice -> its calls that are not complete."""  # written by: _parts
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message."""
@@ -90,7 +93,7 @@ class ChunkStream:
             found.append(self._chunks.text(index, answer.text, answer.logprobs, usage))
         if answer.finish is not None:
             reason = answer.finish.value
-            has_called = reason == "stop" and index in self._calling
+            has_called = reason == "stop" and index in self._calling and not self._num_open[index]
             found.append(self._chunks.end(index, "tool_calls" if has_called else reason, usage, timings_of(answer)))
         return b"".join([event(chunk) for chunk in found if chunk is not None])
 
@@ -113,8 +116,12 @@ class ChunkStream:
                 found.append(self._chunks.text(index, part.text, logprobs, usage))
                 logprobs = None
                 continue
+            if part.kind == "call_end":
+                self._num_open[index] -= 1
+                continue
             if part.kind == "tool_call":
                 self._calling.add(index)
+                self._num_open[index] += 1
             found.append(self._chunks.part(index, part, usage))
         if logprobs is not None:
             found.append(self._chunks.text(index, "", logprobs, usage))

@@ -32,11 +32,12 @@ class CustomInput:
         self._is_ended = False  # written by: take, end
 
     @classmethod
-    def of(cls, arguments: str) -> str:
-        """Return the text in whole arguments."""
+    def of(cls, arguments: str, *, is_whole: bool = True) -> str:
+        """Return the text in arguments; if they are not whole, the beginning of it."""
         reader = cls()
         reader.take(arguments)
-        reader.end()
+        if is_whole:
+            reader.end()
         return reader.text
 
     @property

@@ -57,11 +57,14 @@ class ResponsesFormat:
     def ended(self, choice: Choice, usage: Usage) -> Response:
         """Return the response with the whole answer, and keep it."""
         is_cut = choice.finish == "length"
+        is_incomplete = is_cut or choice.has_broken_off
+        # The protocol has no word for a model that ends its answer within a call.
+        details: dict[str, str] | None = {"reason": "max_output_tokens"} if is_cut else {} if is_incomplete else None
         response = msgspec.structs.replace(
             self.response,
-            status="incomplete" if is_cut else "completed",
-            completed_at=None if is_cut else int(self.clock()),
-            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            status="incomplete" if is_incomplete else "completed",
+            completed_at=None if is_incomplete else int(self.clock()),
+            incomplete_details=details,
             output=self.output(choice),
             usage=objects.ResponseUsage(
                 input_tokens=usage.prompt_tokens,
@@ -91,11 +94,9 @@ class ResponsesFormat:
 
     def output(self, choice: Choice) -> tuple[OutputItem, ...]:
         """Return the items of an answer that has ended."""
-        sections = shown(choice)
-        last = len(sections) - 1
         return tuple(
-            self.item(index, section, status="incomplete" if index == last and choice.finish != "stop" else "completed")
-            for index, section in enumerate(sections)
+            self.item(index, section, status=_status(choice, index, section))
+            for index, section in enumerate(shown(choice))
         )
 
     def item(self, index: int, section: Section, *, status: str) -> OutputItem:
@@ -108,7 +109,7 @@ class ResponsesFormat:
                 del of["name"]
                 return objects.SearchCall(**of, arguments=_object(arguments))
             if origin.kind == "custom":
-                text = "" if is_begun else CustomInput.of(arguments)
+                text = "" if is_begun else CustomInput.of(arguments, is_whole=status == "completed")
                 return objects.CustomCall(**of, namespace=origin.namespace, input=text)
             return objects.FunctionCall(**of, namespace=origin.namespace, arguments=arguments)
         part = self.part(section)
@@ -143,6 +144,14 @@ class ResponsesFormat:
 def shown(choice: Choice) -> Sequence[Section]:
     """Return the sections of an answer; one that has ended without any is an empty message."""
     return choice.sections or ([Section(kind="content")] if choice.finish else [])
+
+
+def _status(choice: Choice, place: int, section: Section) -> str:
+    """Return the status of an item that does not grow any more."""
+    if section.call is not None:
+        return "completed" if section.is_complete else "incomplete"
+    is_last = place == len(choice.sections) - 1
+    return "incomplete" if is_last and choice.finish != "stop" else "completed"
 
 
 @dataclass(slots=True)
@@ -194,11 +203,8 @@ class ResponsesStream:
             elif self._sent[place].is_complete:
                 continue
             events += self._more(place, section)
-            if answer.finish is not None:
-                is_cut = place == last and self._choice.finish != "stop"
-                events += self._complete(place, section, status="incomplete" if is_cut else "completed")
-            elif place < last and _can_grow_no_more(section):
-                events += self._complete(place, section, status="completed")
+            if answer.finish is not None or place < last or section.is_complete:
+                events += self._complete(place, section, status=_status(self._choice, place, section))
         return b"".join(events)
 
     def end(self) -> bytes:
@@ -249,7 +255,9 @@ class ResponsesStream:
         self._sent[place].is_complete = True
         of, events = self._of(place, section), list[bytes]()
         custom = self._sent[place].custom
-        if custom is not None:
+        if section.call is not None and not section.is_complete:
+            pass  # its arguments are not done
+        elif custom is not None:
             delta = custom.end()
             if delta:
                 events.append(self._say(objects.CustomInputDelta, **of, delta=delta))
@@ -285,14 +293,3 @@ def _object(arguments: str) -> Any:
         return json.loads(arguments) if arguments else {}
     except ValueError:
         return {}
-
-
-def _can_grow_no_more(section: Section) -> bool:
-    """Return whether a section is complete now that another one has begun: a call may get further arguments."""
-    if section.call is None:
-        return True
-    try:
-        json.loads(section.text)
-    except ValueError:
-        return False
-    return True

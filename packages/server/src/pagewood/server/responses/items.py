@@ -345,17 +345,18 @@ def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: in
 
 
 class _Conversation:
-    """Messages that are put together from items.
+    """Messages that are put together from items. A call that is incomplete is left out, and so is an output of it.
 
     Invariant: reasoning, text and calls that are not a message yet belong to one answer.
     """
 
-    __slots__ = ("_call_ids", "_calls", "_found", "_reasoning", "_system", "_text")
+    __slots__ = ("_call_ids", "_calls", "_found", "_incomplete_ids", "_reasoning", "_system", "_text")
 
     def __init__(self, instructions: str | None) -> None:
         self._system = [] if instructions is None else [instructions]
         self._found: list[Message] = []
         self._call_ids: set[str] = set()
+        self._incomplete_ids: set[str] = set()
         self._reasoning = ""
         self._text: str | None = None
         self._calls: list[CallMessage] = []
@@ -371,9 +372,13 @@ class _Conversation:
                 if self._text is not None or self._calls:
                     self._end_answer()
                 self._text = item.content
+            case FunctionCallItem() | CustomCallItem() | SearchCallItem() if item.status == "incomplete":
+                self._incomplete_ids.add(item.call_id)
             case FunctionCallItem() | CustomCallItem() | SearchCallItem():
                 self._call_ids.add(item.call_id)
                 self._calls.append(_call(item))
+            case CallOutputItem() | SearchOutputItem() if item.call_id in self._incomplete_ids - self._call_ids:
+                pass
             case CallOutputItem() | SearchOutputItem():
                 if item.call_id not in self._call_ids:
                     message = f"No tool call found for function call output with call_id {item.call_id[:100]}."

@@ -29,9 +29,9 @@ class Overdue(Exception):
 
 
 class CallBook:
-    """The calls of one answer. Invariant: `num_calls` of them have been reported, numbered from 0."""
+    """The calls of one answer, numbered from 0. Invariant: `num_calls` of them have been read, also in the prompt."""
 
-    __slots__ = ("_commit", "_report", "functions", "num_calls", "stray")
+    __slots__ = ("_commit", "_ended", "_first", "_open", "_report", "functions", "num_calls", "stray")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class CallBook:
         *,
         report: Callable[[Part], None],
         commit: Callable[[], None],
+        ended: Callable[[], None],
         stray: Callable[[str], None],
     ) -> None:
         """Begin without calls.
@@ -47,13 +48,26 @@ class CallBook:
             functions: what may be called.
             report: takes parts.
             commit: notified before a call is reported: what has been read does not become text any more.
-            stray: takes text between the parameters of a call.
+            ended: notified after a call has been closed by the model.
+            stray: takes text that was between the parameters of a call, after the call.
         """
         self.functions = functions
         self.stray = stray
         self._report = report
         self._commit = commit
-        self.num_calls = 0  # written by: CallBook, parser
+        self._ended = ended
+        self._first = 0  # written by: CallBook. Calls that the prompt has begun
+        self._open: int | None = None  # written by: CallBook. Number of the call that was begun and is not closed
+        self.num_calls = 0  # written by: CallBook
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the newest call has not been closed by the model."""
+        return self._open is not None
+
+    def forget(self) -> None:
+        """Number the calls from here on from 0, and report nothing more of the open one."""
+        self._first, self._open = self.num_calls, None
 
     def accepts(self, name: str, *, known: bool) -> bool:
         """Say whether something is called by `name`; if `known`, only functions that are given."""
@@ -64,15 +78,22 @@ class CallBook:
     def begin(self, name: str, id_: str = "") -> Callable[[str], None]:
         """Report a call; return what takes the fragments of its arguments."""
         self._commit()
-        index = self.num_calls
+        self._open = index = self.num_calls - self._first
         self.num_calls += 1
         self._report(Part("tool_call", name, index, id_))
 
         def arguments(text: str) -> None:
-            if text:
+            if text and self._open == index:
                 self._report(Part("arguments", text, index))
 
         return arguments
+
+    def end(self) -> None:
+        """Report that the model has closed the newest call."""
+        if self._open is not None:
+            self._report(Part("call_end", "", self._open))
+            self._open = None
+            self._ended()
 
 
 def read_calls(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[None]:
@@ -100,7 +121,7 @@ def _captured(place: Capture | Key | None, captures: Captures) -> str | None:
 class _Call:
     """A call that is being read as JSON; its arguments are kept until it can be reported."""
 
-    __slots__ = ("_book", "_emit", "_held", "_num_held", "has_arguments", "id", "is_bare", "name")
+    __slots__ = ("_book", "_emit", "_held", "_num_held", "has_all_arguments", "has_arguments", "id", "is_bare", "name")
 
     def __init__(self, book: CallBook, name: str | None, id_: str, *, is_bare: bool) -> None:
         self._book = book
@@ -111,6 +132,7 @@ class _Call:
         self.name = name  # written by: calls
         self.id = id_  # written by: calls
         self.has_arguments = False  # written by: calls
+        self.has_all_arguments = False  # written by: calls
 
     @property
     def is_reported(self) -> bool:
@@ -174,13 +196,18 @@ def _passes(source: Source, separator: str, following: str) -> Reading[bool]:
         source.at += len(separator)
         yield from source.space()
         passes = yield from source.follows(following)
-    if not passes:
+    if not passes and source.is_cut and source.at == len(source.text):
+        source.mark = None  # what was passed is no text, but the beginning of what follows a call
+    elif not passes:
         source.at, source.mark = source.mark, None
     return passes
 
 
 def _json_call(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[bool]:
-    """Read one call; return whether it is complete."""
+    """Read one call; return whether it is complete.
+
+    A call whose arguments are complete may lack brackets at its end, if the close of its section follows.
+    """
     shape = field.shape
     name, id_ = _captured(shape.name, captures), _captured(shape.id, captures)
     call = _Call(book, name, id_ or "", is_bare=is_bare)
@@ -188,12 +215,31 @@ def _json_call(source: Source, field: Field, captures: Captures, book: CallBook,
         return False
     if not shape.arguments:
         call.has_arguments = True
-        return call.report() and (yield from read_value(source, call.emit, field.dialect))
-    is_complete = yield from _object(source, call, field, ())
-    if is_complete and not call.has_arguments:
-        call.has_arguments = True
-        call.emit("{}")
-    return is_complete and call.report() and call.is_reported
+        is_complete = call.report() and (yield from read_value(source, call.emit, field.dialect))
+    else:
+        is_complete = yield from _object(source, call, field, ())
+        if is_complete and not call.has_arguments:
+            call.has_arguments = True
+            call.emit("{}")
+        if not is_complete and call.is_reported and call.has_all_arguments:
+            is_complete = yield from _closes(source, field.close)
+        is_complete = is_complete and call.report() and call.is_reported
+    if is_complete:
+        book.end()
+    return is_complete
+
+
+def _closes(source: Source, close: expressions.Expression | None) -> Reading[bool]:
+    """Return whether the close of a section comes next, without passing it."""
+    if close is None:
+        return False
+    watch = watch_for(close)
+    yield from source.space()
+    while True:
+        start, hit = watch.look(source.text, source.at, ended=source.ended)
+        if hit is not None or start > source.at or source.ended:
+            return hit is not None and start == source.at
+        yield
 
 
 def _object(source: Source, call: _Call, field: Field, path: Key) -> Reading[bool]:
@@ -266,7 +312,8 @@ def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
         return False
     if (yield from source.peek()) == "{":
         call.has_arguments = True
-        return call.report() and (yield from read_value(source, call.emit, field.dialect))
+        call.has_all_arguments = call.report() and (yield from read_value(source, call.emit, field.dialect))
+        return call.has_all_arguments
     fragments: list[str] = []
 
     def keep(text: str) -> None:
@@ -282,7 +329,7 @@ def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
             return False
     elif value is not None:
         return False
-    call.has_arguments = True
+    call.has_arguments = call.has_all_arguments = True
     call.emit(json_text(cast("object", value) or {}))
     return call.report()
 
@@ -290,16 +337,21 @@ def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
 def _streamed(
     source: Source, field: Field, parameters: Parameters, name: str, book: CallBook, emit: Callable[[str], None]
 ) -> Reading[None]:
-    """Read parameters one by one, and the close of the section."""
+    """Read parameters one by one, and the close of the section. Without it, the call broke off."""
     opening, closing = cast("expressions.Expression", parameters.open), cast("expressions.Expression", parameters.close)
     between = watch_for(opening, cast("expressions.Expression", field.close))
     inside = watch_for(closing)
     emit("{")
     separator = ""
+    stray: list[str] = []
     while True:
-        hit = yield from until(source, between, book.stray)
-        if hit is None or hit.which == 1:
+        hit = yield from until(source, between, stray.append)
+        if hit is None:
+            return
+        if hit.which == 1:
             emit("}")
+            book.end()
+            book.stray("".join(stray))
             return
         key = hit.found.groups.get("key", "").strip()
         declared = hit.found.groups.get("string")
@@ -308,12 +360,13 @@ def _streamed(
         head = f"{separator}{json_text(key)}: "
         if types == ("string",) or not (types or is_json):
             emit(f'{head}"')
-            yield from until(source, inside, lambda text: emit(escaped(text)))
+            if (yield from until(source, inside, lambda text: emit(escaped(text)))) is None:
+                return
             emit('"')
         else:
             pieces: list[str] = []
             if (yield from until(source, inside, pieces.append)) is None:
-                continue  # a value that is not a text must be complete
+                return
             emit(head + _converted("".join(pieces), types, is_json=is_json))
         separator = ", "
 
@@ -328,9 +381,11 @@ def _converted(text: str, types: tuple[str, ...], *, is_json: bool) -> str:
 def _collected(
     source: Source, field: Field, parameters: Parameters, name: str, book: CallBook, emit: Callable[[str], None]
 ) -> Reading[None]:
-    """Read all parameters when all of them have come, and the close of the section."""
+    """Read all parameters when all of them have come, and the close of the section. Without it, the call broke off."""
     pieces: list[str] = []
-    yield from until(source, watch_for(cast("expressions.Expression", field.close)), pieces.append)
+    close = watch_for(cast("expressions.Expression", field.close))
+    if (yield from until(source, close, pieces.append)) is None:
+        return
     text = "".join(pieces)
     pairs = _lines(text, parameters) if parameters.whole is None else _tags(text, parameters)
     values: dict[str, list[str]] = {}
@@ -343,6 +398,7 @@ def _collected(
         value = f"[{', '.join(found)}]" if parameters.merges and len(found) > 1 else found[-1]
         members.append(f"{json_text(key)}: {value}")
     emit(f"{{{', '.join(members)}}}")
+    book.end()
 
 
 def _lines(text: str, parameters: Parameters) -> Iterable[tuple[str, str]]:
@@ -383,18 +439,19 @@ def _pythonic_call(source: Source, book: CallBook, *, is_bare: bool) -> Reading[
         return False
     source.at += 1
     emit: Callable[[str], None] | None = None
-    separator, is_complete = "{", False
+    separator = "{"
     while True:
         yield from source.space()
         if (yield from source.peek()) == ")":
             source.at += 1
             emit = emit or book.begin(name)
-            is_complete = True
-            break
+            emit("{}" if separator == "{" else "}")
+            book.end()
+            return True
         key = yield from source.run(_PARAMETER, MAX_NAME)
         yield from source.space()
         if not key or (yield from source.peek()) != "=":
-            break
+            return False
         source.at += 1
         yield from source.space()
         emit = emit or book.begin(name)
@@ -404,11 +461,8 @@ def _pythonic_call(source: Source, book: CallBook, *, is_bare: bool) -> Reading[
         yield from source.space()
         char = yield from source.peek()
         if not is_value or char not in (",", ")") or not char:
-            break
+            return False
         source.at += char == ","
-    if emit is not None:
-        emit("{}" if separator == "{" else "}")
-    return is_complete
 
 
 class _Headed:

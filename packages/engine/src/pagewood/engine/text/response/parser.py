@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -13,9 +14,14 @@ from pagewood.engine.text.response.part import Part
 from pagewood.engine.text.response.source import Reading, Source
 from pagewood.engine.text.response.template import Field, ResponseTemplate
 from pagewood.engine.text.response.watch import until, watch_for
+from pagewood.engine.text.stop_regex import Stops
 
 MAX_TAIL = 1 << 16
 """Most characters of the end of a prompt that are looked at."""
+
+
+class _Over(Exception):
+    """The answer ends here, whatever follows."""
 
 
 class ResponseParser:
@@ -24,10 +30,11 @@ class ResponseParser:
     Invariant: the joined parts do not depend on how the text is divided. No output of a model is an error:
 
     - A section of calls that is none (broken JSON, no name) is content, as it was written, marks included.
-    - A call that breaks off behind its name and the beginning of its arguments has been reported: its arguments are
-      closed, so that they are a JSON object without what was incomplete; a text keeps what came of it. What follows is
-      content, up to the close of the section.
-    - A section that is not closed ends with the text.
+    - A call is complete when the model has closed it: then a `call_end` is reported. One that breaks off behind its
+      name and the beginning of its arguments has been reported, but has no `call_end`, and what was incomplete of its
+      arguments is missing. If the model goes on after what was wrong, that is content, up to the close of the section.
+    - A section that is not closed ends with the text. Where the text was cut (`finish`), the beginning of a mark, and a
+      section of calls before the name of its first call, are not shown: the model has not written them as text.
     - Calls of functions that are not among `tools` are reported like others, so that the client sees them; but calls
       without an opening mark (`bare`) must name a tool, because they could be an answer in JSON.
 
@@ -35,12 +42,26 @@ class ResponseParser:
     `strip: false`). Where transformers keeps only the last of several texts of content, all are reported, with the
     field's `join` between them, or a line break. Arguments in JSON are passed on as they are written; arguments that
     come as text are converted by the schema of the tool. An id is reported if it stands before the arguments.
+
+    Stop strings and expressions are searched in each text of content by itself, without white space before it. White
+    space behind it may be followed by a call, and is no content then: if the template has calls, it is searched when
+    more content follows.
     """
 
-    __slots__ = ("_book", "_content", "_parts", "_reading", "_reasoning", "_source", "_template")
+    __slots__ = (
+        "_book", "_content", "_parallel", "_parts", "_reading", "_reasoning", "_source", "_stops", "_template",
+        "is_over", "is_reasoning",
+    )  # fmt: skip
 
     def __init__(
-        self, template: ResponseTemplate, *, tools: Sequence[Mapping[str, Any]] = (), prompt_tail: str = ""
+        self,
+        template: ResponseTemplate,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt_tail: str = "",
+        stops: Stops | None = None,
+        parallel: bool = True,
+        hidden: re.Pattern[str] | None = None,
     ) -> None:
         """Begin an answer.
 
@@ -49,48 +70,82 @@ class ResponseParser:
             tools: what may be called, as in OpenAI's API.
             prompt_tail: the end of the prompt. What is in it behind the last `start_anchor` belongs to the answer, such
                 as an opened section of reasoning, but is not reported. Without an anchor, all of it does.
+            stops: searches what ends the answer in its content.
+            parallel: whether there may be several calls; otherwise the answer ends behind the first complete one.
+            hidden: finds what is shown in no text, such as special tokens that begin or end no section here.
 
         Raises:
             ValueError: a tool has no name, or parameters that are not a schema.
         """
         self._template = template
         self._parts: list[Part] = []
-        self._content = _Text("content", self._parts)
-        self._reasoning = _Text("reasoning", self._parts)
+        self._content = _Text("content", self._parts, hidden)
+        self._reasoning = _Text("reasoning", self._parts, hidden)
         self._source = Source()
+        self._stops: Stops | None = None  # in the prompt, nothing ends the answer
+        self._parallel = True
+        self.is_over = False  # written by: parser
+        """Whether the answer has ended before its text: at a stop string, or behind the only call that it may have."""
+        self.is_reasoning = False  # written by: parser
+        """Whether the text that comes next is reasoning, as far as is known."""
         self._book = CallBook(
-            Functions(tools), report=self._parts.append, commit=self._commit, stray=self._content.show
+            Functions(tools),
+            report=self._parts.append,
+            commit=self._commit,
+            ended=self._end_of_call,
+            stray=self._content.show,
         )
         self._reading = self._read()
         next(self._reading)
         tail = _behind_anchor(template, prompt_tail[-MAX_TAIL:])
         if tail:
             self.feed(tail)
-            self._book.num_calls = 0
+            self._book.forget()
             for text in (self._content, self._reasoning):
                 text.forget()
+        self._stops = self._content.stops = stops
+        self._content.waits = template.has_calls
+        self._parallel = parallel
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string or the match of an expression that ended the answer; or None."""
+        return None if self._stops is None else self._stops.matched
 
     def feed(self, text: str) -> list[Part]:
-        """Take the next piece of the answer; return what is known now.
+        """Take the next piece of the answer; return what is known now. If it `is_over`, nothing more is.
 
         Raises:
             RuntimeError: the answer has been finished.
         """
         if self._source.ended:
             raise RuntimeError("feed must not be called after finish")
+        if self.is_over:
+            return []
         idle = self._source.idle
-        if idle is not None and not idle[0](text):
-            idle[1](text)
-        else:
-            self._source.append(text)
-            next(self._reading, None)
+        try:
+            if idle is not None and not idle[0](text):
+                idle[1](text)
+            else:
+                self._source.append(text)
+                next(self._reading, None)
+        except _Over:
+            self.is_over = True
         return self._taken()
 
-    def finish(self) -> list[Part]:
-        """End the answer; return the rest. A second call returns nothing."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """End the answer; return the rest. A second call returns nothing.
+
+        Args:
+            is_cut: whether the answer was ended by something else than the model, such as a limit of its length.
+        """
         if not self._source.ended:
-            self._source.ended = True
-            next(self._reading, None)
+            self._source.ended, self._source.is_cut = True, is_cut
+            if not self.is_over:
+                try:
+                    next(self._reading, None)
+                except _Over:
+                    self.is_over = True
         return self._taken()
 
     def _taken(self) -> list[Part]:
@@ -110,6 +165,7 @@ class ResponseParser:
         watch = watch_for(*opens, *ends)
         region = self._reasoning if outside is not None and outside.kind == "reasoning" else self._content
         region.begin(outside)
+        self.is_reasoning = region is self._reasoning
         yield from self._bare()
         orphan: Expression | None = None  # the close of a section of calls, whose end is not known
         while True:
@@ -132,9 +188,11 @@ class ResponseParser:
             orphan = None
             inner = self._reasoning if field.kind == "reasoning" else self._content
             inner.begin(field)
+            self.is_reasoning = inner is self._reasoning
             yield from until(source, watch_for(*([field.close] if field.close else [])), inner.show)
             inner.end()
             region.begin(outside)
+            self.is_reasoning = region is self._reasoning
 
     def _bare(self) -> Reading[None]:
         """Read calls that begin the answer without a mark."""
@@ -157,9 +215,13 @@ class ResponseParser:
         source, before = self._source, self._book.num_calls
         if not is_bare:
             source.mark = source.at - length
-        with suppress(Overdue):
-            yield from read_calls(source, field, captures, self._book, is_bare=is_bare)
-        if source.mark is not None:  # not reported
+        if not source.is_cut or source.at < len(source.text):
+            with suppress(Overdue):
+                yield from read_calls(source, field, captures, self._book, is_bare=is_bare)
+        has_broken_off = self._book.num_calls > before and self._book.is_open
+        if source.ended and (has_broken_off or (source.is_cut and source.mark is not None)):
+            source.at, source.mark = len(source.text), None  # the rest belongs to a call that the end has cut
+        elif source.mark is not None:  # not reported
             source.at, source.mark = source.mark, None
             if self._book.num_calls == before:
                 self._content.show(source.text[source.at : source.at + length])
@@ -171,19 +233,36 @@ class ResponseParser:
         self._source.mark = None
         self._content.end()
 
+    def _end_of_call(self) -> None:
+        """End the answer behind a call, if there may be no second one."""
+        if not self._parallel:
+            raise _Over
+
 
 class _Text:
-    """The content or the reasoning of an answer, without white space at its ends."""
+    """The content or the reasoning of an answer, without white space at its ends, up to what ends the answer."""
 
-    __slots__ = ("_has_shown", "_is_stripped", "_join", "_kind", "_parts", "_pending", "_started")
+    __slots__ = (
+        "_has_shown", "_hidden", "_is_at_start", "_is_stripped", "_join", "_kind", "_lead", "_parts", "_pending",
+        "_started", "stops", "waits",
+    )  # fmt: skip
 
-    def __init__(self, kind: Literal["content", "reasoning"], parts: list[Part]) -> None:
+    def __init__(
+        self, kind: Literal["content", "reasoning"], parts: list[Part], hidden: re.Pattern[str] | None
+    ) -> None:
         self._kind: Literal["content", "reasoning"] = kind
         self._parts = parts
+        self._hidden = hidden
+        self.stops: Stops | None = None  # written by: parser
+        """Searches what ends the answer."""
+        self.waits = False  # written by: parser
+        """Whether white space is searched only when more text follows."""
         self._is_stripped = True
         self._join = ""
         self._has_shown = False  # in a section before
-        self._started = False
+        self._is_at_start = True  # of the section: not more than white space has come
+        self._started = False  # whether some of the section was reported, or is held back by the search
+        self._lead = ""  # what comes before the section's first text
         self._pending = ""
 
     def begin(self, field: Field | None) -> None:
@@ -192,14 +271,43 @@ class _Text:
         self._join = "\n" if field is None else field.join
 
     def show(self, text: str) -> None:
-        """Report a text, but hold back white space that may be at the end."""
-        if self._started:
-            if not self._pending and not text[-1:].isspace():
-                if text:
-                    self._parts.append(Part(self._kind, text))
-                return
-        elif self._is_stripped:
-            text = text.lstrip()
+        """Report a text, but hold back what may be white space at the end, or the beginning of what ends the answer.
+
+        Raises:
+            _Over: the answer ends in it; what is before the end is reported.
+        """
+        if self._hidden is not None:
+            text = self._hidden.sub("", text)
+        if self._is_at_start:
+            text = text.lstrip() if self._is_stripped else text
+            self._is_at_start = not text
+        if self.stops is None or self.waits:
+            self._strip(text)
+        else:
+            self._strip(self.stops.push(text))
+            self._check()
+
+    def end(self) -> None:
+        """End the section.
+
+        Raises:
+            _Over: as `show`.
+        """
+        if self.stops is not None:
+            (self._report if self.waits else self._strip)(self.stops.flush())
+            self._check()
+        self._has_shown |= self._started
+        self._is_at_start = True
+        self._started = False
+        self._lead = self._pending = ""
+
+    def forget(self) -> None:
+        """Report nothing of what has come, but go on where it is."""
+        self._has_shown = False
+        self._lead = self._pending = ""
+
+    def _strip(self, text: str) -> None:
+        """Pass a text on, but hold back white space that may be at the end."""
         if not text:
             return
         body = text.rstrip() if self._is_stripped else text
@@ -207,21 +315,24 @@ class _Text:
             self._pending += text
             return
         if not self._started and self._has_shown:
-            self._pending = self._join
-        self._parts.append(Part(self._kind, self._pending + body))
-        self._pending = text[len(body) :]
+            self._lead = self._join
         self._started = True
+        whole, self._pending = self._pending + body, text[len(body) :]
+        if self.stops is None or not self.waits:
+            self._report(whole)
+        else:
+            self._report(self.stops.push(whole))
+            self._check()
 
-    def end(self) -> None:
-        """End the section."""
-        self._has_shown |= self._started
-        self._started = False
-        self._pending = ""
+    def _report(self, text: str) -> None:
+        if text:
+            self._parts.append(Part(self._kind, self._lead + text))
+            self._lead = ""
 
-    def forget(self) -> None:
-        """Report nothing of what has come, but go on where it is."""
-        self._has_shown = False
-        self._pending = ""
+    def _check(self) -> None:
+        """End the answer if what ends it was found."""
+        if self.stops is not None and self.stops.matched is not None:
+            raise _Over
 
 
 def _behind_anchor(template: ResponseTemplate, text: str) -> str:

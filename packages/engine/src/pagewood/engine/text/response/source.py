@@ -19,12 +19,14 @@ class Source:
     Invariant: `text[at:]` is what comes next; if `mark` is set, `text[mark:]` is kept, so that it can be parsed again.
     """
 
-    __slots__ = ("at", "ended", "idle", "mark", "text")
+    __slots__ = ("at", "ended", "idle", "is_cut", "mark", "text")
 
     def __init__(self) -> None:
         self.text = ""  # written by: Source
         self.at = 0  # written by: Source, calls, values, watch, parser
         self.ended = False  # written by: parser
+        self.is_cut = False  # written by: parser
+        """Whether the text has ended, but not by the model."""
         self.mark: int | None = None  # written by: Source, calls, values, parser
         self.idle: tuple[Callable[[str], object], Callable[[str], None]] | None = None  # written by: Source, watch
         """While nothing is held back: what finds a possible delimiter, and what takes text without one."""

@@ -145,6 +145,8 @@ def _free(
     if parallel and writing.between is not None:
         return lark.grammar(f"({call}{f' | {other}' if other else ''})* {last}")
     many = f"{other}* " if other else ""
+    if not parallel:
+        return lark.grammar(f"{many}({call} | {last})")
     return lark.grammar(f"{many}({call} {many})? {last}")
 
 

@@ -1,14 +1,14 @@
 """Values that a model writes, as JSON text, while they come: JSON itself, and dialects of it.
 
-What is passed on can always be completed: a key, a comma or a number is held back until it is known to be followed by
-a value, or to be complete. So a value that breaks off is closed by its brackets alone.
+A key, a comma or a number is held back until it is known to be followed by a value, or to be complete. So what was
+passed on of a value that breaks off lacks nothing but the ends of strings and brackets; they are not added.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -52,7 +52,7 @@ PYTHON = Dialect(is_python=True)
 def read_value(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[bool]:
     """Read one value and emit it as JSON.
 
-    If it is wrong or breaks off, the source stays where that is, and what has been emitted is closed.
+    If it is wrong or breaks off, the source stays where that is, and what has been emitted is the beginning of a value.
 
     Returns:
         Whether the value is complete.
@@ -69,13 +69,13 @@ def read_value(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[b
             if (yield from source.peek()) != closers[-1]:
                 key = yield from _key(source, dialect) if char == "{" else _no_key()
                 if key is None:
-                    return _broken(closers, emit)
+                    return False
                 pending += key
                 continue
         else:
             is_complete = yield from _scalar(source, emit, pending, dialect)
             if not is_complete:
-                return _broken(closers, emit)
+                return False
             pending = ""
         while True:  # behind a value
             if not closers:
@@ -88,19 +88,22 @@ def read_value(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[b
                 if (yield from source.peek()) != closers[-1]:
                     key = yield from _key(source, dialect) if closers[-1] == "}" else _no_key()
                     if key is None:
-                        return _broken(closers, emit)
+                        return False
                     pending += separator + key
                     break
                 char = closers[-1]  # a comma behind the last item
             if char != closers[-1]:
-                return _broken(closers, emit)
+                return False
             source.at += 1
             emit(pending + ("}" if closers.pop() == "}" else "]"))
             pending = ""
 
 
 def read_string(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[bool]:
-    """Read a string and emit it, quoted; return whether it is complete. Nothing is emitted if there is no string."""
+    """Read a string and emit it, quoted; return whether it is complete. Nothing is emitted if there is no string.
+
+    A string that breaks off has no quote at its end.
+    """
     delims = yield from _opening(source, dialect)
     if delims is None:
         return False
@@ -109,7 +112,8 @@ def read_string(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[
         is_complete = yield from _quoted(source, emit, delims[1], dialect)
     else:
         is_complete = yield from _delimited(source, emit, delims[1])
-    emit('"')
+    if is_complete:
+        emit('"')
     return is_complete
 
 
@@ -137,12 +141,6 @@ def is_bare_key(key: str) -> bool:
 def _no_key() -> Reading[str | None]:
     return ""
     yield
-
-
-def _broken(closers: Sequence[str], emit: Emit) -> bool:
-    if closers:
-        emit("".join("}" if closer == "}" else "]" for closer in reversed(closers)))
-    return False
 
 
 def _opening(source: Source, dialect: Dialect) -> Reading[tuple[str, str] | None]:
@@ -199,7 +197,8 @@ def _scalar(source: Source, emit: Emit, pending: str, dialect: Dialect) -> Readi
     value = words.get(word) or (word if _NUMBER.fullmatch(word) else None)
     if value is None and dialect.is_python and word:
         value = f'"{escaped(word)}"'
-    if value is None:
+    is_cut_off = source.ended and source.at == len(source.text)  # it could have gone on
+    if value is None or is_cut_off:
         source.at = start
         return False
     emit(pending + value)
@@ -214,8 +213,7 @@ def _delimited(source: Source, emit: Emit, closing: str) -> Reading[bool]:
             emit(escaped(source.text[source.at : found]))
             source.at = found + len(closing)
             return True
-        keep = 0 if source.ended else _overlap(source.text, source.at, closing)
-        end = len(source.text) - keep
+        end = len(source.text) - _overlap(source.text, source.at, closing)
         if end > source.at:
             emit(escaped(source.text[source.at : end]))
             source.at = end

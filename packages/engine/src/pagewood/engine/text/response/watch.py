@@ -35,13 +35,21 @@ class Watch:
         self.search = re.compile(pattern).search
         """Finds where a delimiter may begin."""
 
-    def look(self, text: str, at: int, *, ended: bool) -> tuple[int, Hit | None]:
-        """Return the first delimiter behind `at`, and where it begins; without one, where one may begin at the end."""
+    def look(self, text: str, at: int, *, ended: bool, is_cut: bool = False) -> tuple[int, Hit | None]:
+        """Return the first delimiter behind `at`, and where it begins; without one, where one may begin at the end.
+
+        None begins at the end of a text that has `ended`, unless it `is_cut`: then it would have gone on.
+        """
         while (start := self.search(text, at)) is not None:
             at = start.start()
             window = text[at : at + self._width]
             likely = [(which, one) for which, one in enumerate(self._delimiters) if one.may_begin(window)]
-            if not ended and len(window) < self._width and any(one.may_continue(window) for _, one in likely):
+            may_go_on = (
+                (is_cut or not ended)
+                and len(window) < self._width
+                and any(one.may_continue(window) for _, one in likely)
+            )
+            if may_go_on and not ended:
                 return at, None
             best: Hit | None = None
             for which, delimiter in likely:
@@ -49,7 +57,11 @@ class Watch:
                 if found is not None and (best is None or found.length > best.found.length):
                     best = Hit(which, found)
             if best is not None:
+                if may_go_on:  # what is behind it belongs to a longer one
+                    best = Hit(best.which, Found(len(window), best.found.groups))
                 return at, best
+            if may_go_on:
+                return at, None
             at += 1
         return len(text), None
 
@@ -61,14 +73,20 @@ def watch_for(*delimiters: Expression) -> Watch:
 
 
 def until(source: Source, watch: Watch, show: Callable[[str], None]) -> Reading[Hit | None]:
-    """Show the text before the first delimiter, and pass that; return None if the text ends before."""
+    """Show the text before the first delimiter, and pass that; return None if the text ends before.
+
+    The beginning of a delimiter at which the text was cut is not shown.
+    """
     while True:
-        start, hit = watch.look(source.text, source.at, ended=source.ended)
+        start, hit = watch.look(source.text, source.at, ended=source.ended, is_cut=source.is_cut)
         if start > source.at:
             show(source.text[source.at : start])
         source.at = start if hit is None else start + hit.found.length
-        if hit is not None or source.ended:
+        if hit is not None:
             return hit
+        if source.ended:
+            source.at = len(source.text)
+            return None
         if start == len(source.text):
             source.idle = watch.search, show
         yield
