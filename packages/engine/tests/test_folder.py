@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import default_sampling, model_folder
+from pagewood.engine.folder import default_sampling, model_folder, model_name
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,31 @@ def test_folder(tmp_path: Path) -> None:
     assert model_folder(str(tmp_path)) == tmp_path
     with pytest.raises(FileNotFoundError, match=r"model must be a folder .*missing"):
         model_folder(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("hub/models--org--Some-Model/snapshots/0123abc", "org/Some-Model"),
+        ("hub/models--plain/snapshots/0123abc", "plain"),
+        ("models/Some-Model", "Some-Model"),
+        ("snapshots/0123abc", "0123abc"),
+    ],
+)
+def test_the_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
+    (tmp_path / path).mkdir(parents=True)
+    assert model_name(tmp_path / path) == name
+    (tmp_path / "link").symlink_to(tmp_path / path)
+    assert model_name(tmp_path / "link") == name
+    monkeypatch.chdir(tmp_path / path)
+    assert model_name(".") == name
+
+
+def test_the_name_of_a_file_in_a_snapshot(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--files" / "snapshots" / "0123abc"
+    blob = tmp_path / "models--org--files" / "blobs" / "99ff"
+    snapshot.mkdir(parents=True)
+    blob.parent.mkdir()
+    blob.write_bytes(b"GGUF")
+    (snapshot / "some-model-q4.gguf").symlink_to(blob)
+    assert model_name(snapshot / "some-model-q4.gguf") == "some-model-q4"

@@ -16,6 +16,8 @@ from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
 from pagewood.engine.weights.gguf.parts import name_of
 
+_REPOSITORY = "models--"
+"""Begins the name of a repository's folder in a Hugging Face cache."""
 _LARGEST_TOP_K = (1 << 31) - 1
 
 
@@ -37,8 +39,20 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def model_name(model: str | Path | None) -> str:
-    """Return the default name of a model for clients: that of its folder, or of its file without `.gguf` and a part."""
-    return "pagewood-demo" if model is None else name_of(Path(model).resolve())
+    """Return the default name of a model for clients.
+
+    That is the name of its folder, or of its file without `.gguf` and a part. A snapshot in a Hugging Face cache, whose
+    folder is named by a commit, has the name of its repository, as in `org/name`.
+    """
+    if model is None:
+        return "pagewood-demo"
+    path = Path(model)
+    if path.is_dir():
+        path = path.resolve()
+        if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_REPOSITORY):
+            return path.parent.parent.name.removeprefix(_REPOSITORY).replace("--", "/")
+        return name_of(path)
+    return name_of(path)  # a file of a snapshot is a link to one that is named by its hash
 
 
 def default_sampling(folder: str | Path) -> SamplingParams:
