@@ -28,6 +28,16 @@ def test_recommended_sampling(tmp_path: Path, config: dict[str, Any], expected: 
     assert default_sampling(tmp_path) == expected
 
 
+def test_recommendations_that_are_not_followed_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"top_k": 5, "num_beams": 1, "suppress_tokens": None, "bad_words_ids": []}))
+    assert default_sampling(tmp_path) == SamplingParams(top_k=5)
+    assert caplog.messages == []
+    file.write_text(json.dumps({"num_beams": 4, "bad_words_ids": [[1]], "transformers_version": "5"}))
+    assert default_sampling(tmp_path) == SamplingParams()
+    assert caplog.messages == [f"{file}: not followed: bad_words_ids, num_beams"]
+
+
 def test_defaults_without_a_recommendation(tmp_path: Path) -> None:
     assert default_sampling(tmp_path) == SamplingParams()
 
