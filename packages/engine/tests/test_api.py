@@ -34,6 +34,7 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
     [
         ({"page_size": 0}, "page_size must be >= 1, got 0"),
         ({"max_running": 0}, "max_running must be >= 1, got 0"),
+        ({"max_length": 1}, "max_length must be >= 2, for a prompt and an output of a token each, got 1"),
         ({"max_total_tokens": 8, "page_size": 16}, "max_total_tokens must hold at least one page of 16, got 8"),
         ({"schedule_conservativeness": 0.0}, "schedule_conservativeness must be > 0, got 0.0"),
         ({"schedule_conservativeness": float("nan")}, "schedule_conservativeness must be > 0, got nan"),

@@ -377,7 +377,8 @@ def _add_mtp(target: Any, case: Mtp, folder: Path) -> Any:
         is_norm = parameter.ndim == 1 and not name.endswith("bias")
         tensors[f"{case.names[first]}.{rest}"] = parameter.detach() - (case.offset if is_norm else 0.0)
     for name in case.copies:
-        tensors[name] = tensors["model.embed_tokens.weight"].clone()
+        original = "model.embed_tokens.weight" if "embed" in name else "lm_head.weight"
+        tensors[name] = tensors[original].clone()
     save_file(tensors, folder / "model.safetensors")
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **case.extra}))

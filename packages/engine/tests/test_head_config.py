@@ -134,6 +134,17 @@ def test_captured_states_can_be_replaced(tmp_path: Path, target: Path) -> None:
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 4]}, r"captured states must be in \[0, 4\], got 5"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, r"fc\.weight must have shape \(8, 16\)"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc must be false because the head has no such norm"),
+        (
+            {"norm_output": True, "eagle_config": {"norm_output": False}},
+            "norm_output and eagle_config.norm_output must say the same, got True and False",
+        ),
+        (
+            {
+                "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]},
+            },
+            "eagle_aux_hidden_state_layer_ids must say the same",
+        ),
         ({"speculators_model_type": "dflash"}, "speculators_model_type must be eagle3, got 'dflash'"),
         ({"quantization_config": {"bits": 4}}, "quant_method must be one of gptq, awq, .* got 'none'"),
     ],
@@ -182,6 +193,21 @@ def test_layers_for_multi_token_prediction_do_not_disturb_their_target(tmp_path:
         HeadConfig.from_folder(folder, replace(ModelConfig.from_folder(folder), num_layers=3, windows=(None,) * 3))
     with pytest.raises(ValueError, match="captured states of a layer for multi-token prediction must be 1, got 2"):
         HeadConfig.from_folder(folder, ModelConfig.from_folder(folder), captured=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("copy", "original"), [("embed_tokens", r"model\.embed_tokens"), ("shared_head.head", "lm_head")]
+)
+def test_a_head_must_not_have_another_copy_of_what_it_shares(tmp_path: Path, copy: str, original: str) -> None:
+    config, tensors = {**TARGET, "num_nextn_predict_layers": 1}, {**target_tensors(), **mtp_tensors()}
+    stored = tensors["model.embed_tokens.weight" if copy == "embed_tokens" else "lm_head.weight"].clone()
+    tensors[f"model.layers.4.{copy}.weight"] = stored
+    folder = write(tmp_path / "same", config, tensors)
+    load(folder, folder)
+    stored[5, 2] += 1
+    folder = write(tmp_path / "other", config, tensors)
+    with pytest.raises(ValueError, match=rf"layers\.4\.{copy}\.weight must equal {original}\.weight .* row 5 differs"):
+        load(folder, folder)
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:

@@ -317,5 +317,36 @@ def test_damaged_bytes_are_read_or_refused(folder: Path, data: st.DataObject) ->
 
 def test_redundant_tensors_are_ignored(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
-    save(folder, {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+    weights = tensors()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save(folder, {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
     load(folder)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_a_tied_output_projection_must_equal_the_embedding(folder: Path, prefix: str) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    weights = tensors()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["lm_head.weight"][7, 3] += 1
+    save(folder, {f"{prefix}{name.removeprefix('model.')}" if "lm_head" not in name else name: weights[name]
+                  for name in weights})  # fmt: skip
+    message = rf"lm_head\.weight must equal {prefix}embed_tokens\.weight because tie_word_embeddings .* row 7 differs"
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+    weights["lm_head.weight"] = weights["lm_head.weight"][:10]
+    save(folder, weights)
+    with pytest.raises(ValueError, match=r"lm_head\.weight must equal .* got \(\(10, 8\), 'F32'\)"):
+        load(folder)
+
+
+def test_a_tied_pair_may_be_stored_as_the_output_projection_alone(folder: Path) -> None:
+    weights = tensors()
+    table = weights.pop("model.embed_tokens.weight")
+    weights["lm_head.weight"] = table
+    save(folder, weights)
+    with pytest.raises(ValueError, match=r"lacks the tensor model\.embed_tokens\.weight"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    load(folder)
+    assert Checkpoint(folder, dtype=torch.float32).stack([("model.embed_tokens.weight", 11)], 8).equal(table)

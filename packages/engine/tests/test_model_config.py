@@ -127,9 +127,11 @@ def test_scaled_rope_extends_the_longest_sequence(
     assert read(tmp_path, {**values, "rope_parameters": {"rope_theta": 1e6, **(scaling or {})}}).max_position == longest
 
 
-def test_the_original_length_beside_the_scaling_comes_first(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    config = read(tmp_path, {**LLAMA, "original_max_position_embeddings": 300, "rope_scaling": yarn})
+def test_the_original_length_may_stand_beside_the_scaling(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        {**LLAMA, "original_max_position_embeddings": 300, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    )
     assert isinstance(config.rope.scaling, YarnScaling)
     assert config.rope.scaling.original_length == 300
     assert config.max_position == 600

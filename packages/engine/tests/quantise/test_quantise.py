@@ -27,6 +27,7 @@ from pagewood.engine.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
+from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration
 from pagewood.engine.quantise.layers import read_layers, run_layer
 from pagewood.engine.quantise.rounding import relative_error, round_to_nearest, round_with_feedback
@@ -203,12 +204,46 @@ def test_codes_belong_to_scales_that_are_rounded_first(dtype: torch.dtype) -> No
         assert (error[inside] <= 0.5001 * scales[inside]).all()
 
 
+def test_an_embedding_model_keeps_its_pooling(tmp_path: Path) -> None:
+    """The vectors of the mean are near to those of the original, and not to those of the last token."""
+    source, last = tmp_path / "source", tmp_path / "last"
+    shutil.copytree(model_folder(None), source)
+    shutil.copytree(model_folder(None), last)
+    modules = ["Transformer", "Pooling", "Normalize"]
+    (source / "modules.json").write_text(
+        json.dumps(
+            [
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": f"{i}_{kind}" if i else "",
+                    "type": f"sentence_transformers.models.{kind}",
+                }
+                for i, kind in enumerate(modules)
+            ]
+        )
+    )
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    quantise_model(source, source / "int8", INT8)  # inside the folder that is copied
+    texts = ["The king of France", "A tree", "bread and butter"]
+    vectors: list[Any] = []
+    for made in (source, source / "int8", last):
+        with LLM(made, max_total_tokens=512, num_threads=1) as llm:
+            vectors.append(llm.embed(texts))
+    original, rounded, other = vectors
+    assert (np.sum(original * rounded, axis=1) > 0.999).all()
+    assert (np.sum(original * other, axis=1) < 0.98).all()
+
+
 def test_several_files_and_others_beside_them(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     shutil.copytree(folder, source)
     (source / "tokenizer_config.json").write_text("{}")
     (source / "draft").mkdir()
     (source / "draft" / "config.json").write_text("{}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     (source / "pytorch_model.bin").write_text("not copied")
     whole, split = tmp_path / "whole", tmp_path / "split"
     quantise_model(source, whole, INT8)
@@ -217,8 +252,10 @@ def test_several_files_and_others_beside_them(folder: Path, tmp_path: Path, monk
     index = json.loads((split / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
     assert sorted(path.name for path in split.iterdir() if path.suffix != ".safetensors") == [
-        "config.json", "draft", "generation_config.json", "model.safetensors.index.json", "tokenizer_config.json",
+        "additional_chat_templates", "config.json", "draft", "generation_config.json", "model.safetensors.index.json",
+        "tokenizer_config.json",
     ]  # fmt: skip
+    assert (split / "additional_chat_templates" / "tool_use.jinja").read_text() == "tools"
     assert (split / "draft" / "config.json").is_file()
     one, other = read(whole), read(split)
     assert one.keys() == other.keys()

@@ -74,6 +74,72 @@ def test_template_in_its_own_file_or_by_name(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "chat_template",
+    [
+        "plain {{ eos_token }}",
+        [{"name": "default", "template": "listed"}, {"name": "tool_use", "template": "{{ tools | length }} listed"}],
+        {"default": "named", "tool_use": "{{ tools | length }} named", "rag": "documents"},
+    ],
+)
+@pytest.mark.parametrize("files", [{}, {"chat_template.jinja": "file"}, {"chat_template.json": "legacy"}])
+@pytest.mark.parametrize("additional", [False, True])
+def test_every_form_of_templates_equals_transformers(
+    folder: Path, tmp_path: Path, chat_template: object, files: dict[str, str], additional: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    config = _copy_without_template(folder, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": chat_template}))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text if name.endswith("jinja") else json.dumps({"chat_template": text}))
+    if additional:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} in a folder")
+    reference = AutoTokenizer.from_pretrained(str(tmp_path))
+    ours = Tokenizer.from_folder(tmp_path)
+    messages = [{"role": "user", "content": "x"}]
+    for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]):
+        try:
+            expected = reference.apply_chat_template(messages, tools=tools, tokenize=False)
+        except ValueError:  # no template is the default
+            with pytest.raises(ChatTemplateError, match="a chat template for tools only"):
+                ours.render_chat(messages, tools=tools)
+        else:
+            assert ours.render_chat(messages, tools=tools) == expected
+
+
+def test_the_template_of_a_processor_counts_where_there_is_no_other(folder: Path, tmp_path: Path) -> None:
+    config = _copy_without_template(folder, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of a processor"}))
+    assert Tokenizer.from_folder(tmp_path).render_chat([{"role": "user", "content": "x"}]) == "of a processor"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "rule"),
+    [
+        (5, "chat_template must be a string, a list of .*, got int"),
+        (["plain"], r"chat_template\[0\] must be an object with the strings name and template, got 'plain'"),
+        ([{"name": "default"}], r"chat_template\[0\] must be an object with the strings name and template"),
+        ([{"name": "default", "template": ["x"]}], r"chat_template\[0\] must be an object with the strings"),
+        ({"default": {"template": "x"}}, "chat_template 'default' must be a string, got dict"),
+        (
+            [{"name": "a", "template": "x"}, {"name": "a", "template": "y"}],
+            "chat_template must have one template for each name, got two for 'a'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
+def test_another_form_of_templates_is_named_with_its_file(
+    folder: Path, tmp_path: Path, name: str, chat_template: object, rule: str
+) -> None:
+    _copy_without_template(folder, tmp_path)
+    (tmp_path / name).write_text(json.dumps({"chat_template": chat_template}))
+    with pytest.raises(ValueError, match=f"{name}: {rule}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("template", "messages", "error"),
     [
         ("{{ raise_exception('only users') }}", [{"role": "user"}], "only users"),

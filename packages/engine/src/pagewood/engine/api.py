@@ -722,7 +722,7 @@ class EngineConfig:
     request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
     of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
     max_length: int | None = None
-    """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
+    """Longest prompt plus output of one request, at least 2; None: what the model and the KV memory allow."""
     max_running: int | None = None
     """Requests that may run at the same time; None: 64 on a CPU, 256 on CUDA."""
     page_size: int = 16
@@ -922,6 +922,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be an int, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
+        if self.max_length == 1:
+            raise ValueError("max_length must be >= 2, for a prompt and an output of a token each, got 1")
         defaults = self._defaults
         dtype = defaults.dtype if self.dtype == "auto" else self.dtype
         if self.kv_cache_dtype not in (here := ("auto", dtype, defaults.quantised)):

@@ -243,6 +243,8 @@ def _memory(config: EngineConfig, model: ModelConfig, layout: PageLayout) -> tup
         useful = max(config.num_rows * per_row, for_longest)
         num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)))
     max_length = min(longest, num_pages * config.page_size)
+    if longest < 2:
+        raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {model.max_position}")
     if max_length < 2:
         raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
     if config.max_length is not None and max_length < config.max_length:

@@ -5,8 +5,11 @@ Imports neither torch nor transformers.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pagewood.engine.api import SamplingParams
@@ -16,6 +19,33 @@ from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
 from pagewood.engine.weights.gguf.parts import name_of
 
+_log = logging.getLogger(__name__)
+
+_NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "bad_words_ids": ([],),
+        "begin_suppress_tokens": ([],),
+        "diversity_penalty": (0,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "exponential_decay_length_penalty": (),
+        "forced_bos_token_id": (),
+        "forced_eos_token_id": (),
+        "guidance_scale": (1,),
+        "min_length": (0,),
+        "min_new_tokens": (0,),
+        "no_repeat_ngram_size": (0,),
+        "num_beams": (1,),
+        "penalty_alpha": (0,),
+        "sequence_bias": ([], {}),
+        "stop_strings": ([],),
+        "suppress_tokens": ([],),
+        "top_h": (),
+    }
+)
+"""Fields of generation_config.json that change what `transformers` generates, with values that change nothing."""
+_REPOSITORY = "models--"
+"""Begins the name of a repository's folder in a Hugging Face cache."""
 _LARGEST_TOP_K = (1 << 31) - 1
 
 
@@ -37,12 +67,26 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def model_name(model: str | Path | None) -> str:
-    """Return the default name of a model for clients: that of its folder, or of its file without `.gguf` and a part."""
-    return "pagewood-demo" if model is None else name_of(Path(model).resolve())
+    """Return the default name of a model for clients.
+
+    That is the name of its folder, or of its file without `.gguf` and a part. A snapshot in a Hugging Face cache, whose
+    folder is named by a commit, has the name of its repository, as in `org/name`.
+    """
+    if model is None:
+        return "pagewood-demo"
+    path = Path(model)
+    if path.is_dir():
+        path = path.resolve()
+        if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_REPOSITORY):
+            return path.parent.parent.name.removeprefix(_REPOSITORY).replace("--", "/")
+        return name_of(path)
+    return name_of(path)  # a file of a snapshot is a link to one that is named by its hash
 
 
 def default_sampling(folder: str | Path) -> SamplingParams:
     """Read `generation_config.json`; where it is silent or does not exist, `SamplingParams` has the defaults.
+
+    Fields that `transformers` follows and this engine does not are named in the log.
 
     Raises:
         ValueError: a field is of another type or out of its range.
@@ -52,6 +96,9 @@ def default_sampling(folder: str | Path) -> SamplingParams:
         return SamplingParams()
     try:
         fields = Fields.from_file(file)
+        ignored = [name for name, neutral in _NOT_FOLLOWED.items() if fields.values.get(name) not in (None, *neutral)]
+        if ignored:
+            _log.warning("%s: not followed: %s", file, ", ".join(ignored))
         greedy = not fields.flag("do_sample", True)
         return SamplingParams(
             temperature=0.0 if greedy else fields.number("temperature", 1.0, low=0, high=100),

@@ -13,12 +13,11 @@ from pagewood.engine.api import Progress
 from pagewood.engine.models.checkpoint import Checkpoint, Found
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import A, Decoder, Ops
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
+from pagewood.engine.models.tied import EMBEDDING, OUTPUT
 from pagewood.engine.weights.nearest import joined
-
-_MAX_TOKEN = (1 << 24) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +93,14 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
-        ValueError: the tensors are not those that the model needs.
+        ValueError: the tensors are not those that the model needs, or an output projection that is not read, because it
+            is tied to the embedding, differs from it.
     """
     checkpoint = Checkpoint(folder, dtype=torch.float32)
     Decoder(config, _Headers(checkpoint), cast("Ops[torch.Tensor]", _NoOps()), device=torch.device("cpu"))
+    if config.tied_embeddings:
+        why = "tie_word_embeddings is true in config.json; false uses both"
+        checkpoint.check_copy(OUTPUT, EMBEDDING, why=why)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return checkpoint.num_elements
 
@@ -154,12 +157,17 @@ def check_head(folder: str | Path, config: HeadConfig) -> int:
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
-        ValueError: the tensors are not those that the head needs, or its token map leads out of the vocabulary.
+        ValueError: the tensors are not those that the head needs, its token map leads out of the vocabulary, or a copy
+            of one of the target's tensors, which is not read, differs from it.
     """
     checkpoint = Checkpoint(folder, dtype=torch.float32)
     ops = cast("Ops[torch.Tensor]", _NoOps())
     embedding, output = ops.tied_embedding(torch.empty(0))
     Head(config, _Headers(checkpoint), ops, embedding=embedding, output=output, device=torch.device("cpu"))
+    targets_output = EMBEDDING if config.layer.tied_embeddings else OUTPUT
+    for prefix in config.names.ignored if config.kind == "mtp" else ():
+        original = EMBEDDING if prefix.endswith("embed_tokens.") else targets_output
+        checkpoint.check_copy(f"{prefix}weight", original, why="a head shares its target's")
     checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
     return checkpoint.num_elements
 
@@ -217,7 +225,7 @@ def check_draft(folder: str | Path, target_folder: str | Path) -> ModelConfig:
         )
     files = [Path(path) / "tokenizer.json" for path in (folder, target_folder)]
     if all(file.is_file() for file in files):
-        own, others = (_token_ids(file) for file in files)
+        own, others = (token_ids(file) for file in files)
         different = sorted(token for token in own.keys() | others.keys() if own.get(token) != others.get(token))
         if different:
             first = different[0]
@@ -247,29 +255,11 @@ def load_draft(
     return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
 
 
-def _token_ids(file: Path) -> dict[str, int]:
-    """Return the id of every token in a tokenizer.json, added tokens included."""
-    fields = Fields.from_file(file)
-    model = fields.section("model") or fields.empty("model")
-    vocab = model.values.get("vocab")
-    ids: dict[str, int] = {}
-    if isinstance(vocab, dict):
-        ids.update(cast("dict[str, int]", vocab))
-    elif isinstance(vocab, list):  # of pairs of a piece and its score
-        ids.update({str(pair[0]): i for i, pair in enumerate(cast("list[list[object]]", vocab)) if pair})
-    added = fields.values.get("added_tokens")
-    for token in cast("list[object]", added) if isinstance(added, list) else []:
-        if isinstance(token, dict):
-            entry = Fields(f"{file}: added_tokens", cast("dict[str, object]", token))
-            ids[entry.text("content")] = entry.integer("id", high=_MAX_TOKEN)
-    return ids
-
-
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a tensor repeats what the configuration or another tensor says, or is of a drafting head."""
     return (
         name.endswith("rotary_emb.inv_freq")
-        or (config.tied_embeddings and name == "lm_head.weight")
+        or (config.tied_embeddings and name == OUTPUT)
         or is_mtp_tensor(name, config)
     )
 

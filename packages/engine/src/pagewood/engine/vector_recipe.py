@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
 from pagewood.engine.models.fields import Fields
+from pagewood.engine.text.template_files import chat_templates
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """What Qwen3-Reranker is asked if the caller does not say it."""
@@ -233,8 +234,7 @@ def _classifier(folder: Path) -> PairScoring | None:
 
 def _has_roles(folder: Path) -> bool:
     """Return whether the chat template of a folder is one for pairs."""
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else ""
+    source = chat_templates(folder).get("default", "")
     return all(f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document"))
 
 

@@ -21,6 +21,7 @@ from pagewood.engine.api import Progress
 from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.models.tied import check_copy, stored_name
 from pagewood.engine.weights.formats import FLOATS, Array, Format, part_names
 from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
 from pagewood.engine.weights.nearest import joined
@@ -114,6 +115,7 @@ class Checkpoint:
         found: list[Found] = []
         for name, rows in parts:
             name = name if self._has_prefix else name.removeprefix("model.")
+            name = stored_name(self.folder, name, self._files.names())
             form = self._files.format_of(name) if len(columns) == 1 else None
             if form is not None and not self._is_plain(name):
                 found.append(self._check_quantised(name, form, rows, columns[0]))
@@ -181,6 +183,14 @@ class Checkpoint:
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return the shape and the dtype of a tensor, as headers of safetensors or types of GGUF name it."""
         return self._files.header(name)
+
+    def check_copy(self, copy: str, original: str, *, why: str) -> None:
+        """Compare two tensors that are said to be the same; see `tied.check_copy`.
+
+        Raises:
+            ValueError: they differ.
+        """
+        check_copy(self.folder, self._files, copy, original, why=why)
 
     def integers(self, name: str, rows: int) -> Tensor:
         """Return the tensor `name` `[rows]` as int64 on the CPU.

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from pagewood.engine.models.agreement import NUM_MTP_LAYERS, check_fields, must_be
+from pagewood.engine.models.end_tokens import tokenizer_end
 from pagewood.engine.models.fields import Fields
-from pagewood.engine.models.rope_config import MAX_POSITION, RopeConfig, read_rope
+from pagewood.engine.models.rope_config import LAYER_TYPES, MAX_POSITION, RopeConfig, read_rope
 from pagewood.engine.weights.quantisation import check_method
 
 
@@ -81,18 +83,25 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
-        """Read config.json, and generation_config.json if it exists.
+        """Read config.json, and if they exist generation_config.json and the tokenizer's end of sequence.
+
+        The end tokens of generation_config.json replace those of config.json. The tokenizer's own end of sequence ends
+        a sequence too, if the model can generate it.
 
         Raises:
             FileNotFoundError: config.json does not exist.
-            ValueError: the architecture, or something that it asks for, is not supported; or a field is missing, of
-                another type or out of its range.
+            ValueError: the architecture, or something that it asks for, is not supported; a field is missing, of
+                another type or out of its range; or two fields say different things about one number.
         """
         folder = Path(folder)
         fields = Fields.from_file(folder / "config.json")
         generation_path = folder / "generation_config.json"
         generation = Fields.from_file(generation_path) if generation_path.exists() else fields.empty("generation")
-        return _read(fields, generation, *_architecture(fields))
+        config = _read(fields, generation, *_architecture(fields))
+        end = tokenizer_end(folder)
+        if end is None or end in config.eos_token_ids or end >= config.vocab_size:
+            return config
+        return replace(config, eos_token_ids=(*config.eos_token_ids, end))
 
     @classmethod
     def of_head(cls, fields: Fields, *, qk_norm: bool) -> ModelConfig:
@@ -125,8 +134,9 @@ _ENCODERS = frozenset(
     }
 )  # fmt: skip
 """The `model_type` of encoders that make vectors; their errors say why they are not supported."""
-_NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _LONGEST_WINDOW = (1 << 31) - 1
+_DEFAULT_WINDOW = 4096
+"""Where a family has windows and `sliding_window` is absent; null means that there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +149,9 @@ class _Traits:
     mlp_bias: bool | None
     qk_norm: bool
     windows: Literal["none", "all", "some"]
+    """Which layers have the window of `sliding_window`; "some": those that `use_sliding_window` says."""
+    num_kv_heads: int | None = None
+    """Where the field is absent. None: num_heads."""
     head_dim: int | None = None
     """None: hidden_size / num_heads."""
 
@@ -146,11 +159,17 @@ class _Traits:
 _TRAITS: Mapping[str, _Traits] = MappingProxyType(
     {
         "LlamaForCausalLM": _Traits(qkv_bias=None, output_bias=None, mlp_bias=None, qk_norm=False, windows="none"),
-        "MistralForCausalLM": _Traits(qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all"),
-        "Qwen2ForCausalLM": _Traits(qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"),
-        "MiMoForCausalLM": _Traits(qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"),
+        "MistralForCausalLM": _Traits(
+            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all", num_kv_heads=8
+        ),
+        "Qwen2ForCausalLM": _Traits(
+            qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some", num_kv_heads=32
+        ),
+        "MiMoForCausalLM": _Traits(
+            qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some", num_kv_heads=32
+        ),
         "Qwen3ForCausalLM": _Traits(
-            qkv_bias=None, output_bias=None, mlp_bias=False, qk_norm=True, windows="some", head_dim=128
+            qkv_bias=None, output_bias=None, mlp_bias=False, qk_norm=True, windows="some", num_kv_heads=32, head_dim=128
         ),
     }
 )
@@ -158,6 +177,7 @@ _TRAITS: Mapping[str, _Traits] = MappingProxyType(
 
 def _read(fields: Fields, generation: Fields, architecture: str, traits: _Traits) -> ModelConfig:
     check_method(fields)
+    check_fields(fields)
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")
@@ -165,9 +185,9 @@ def _read(fields: Fields, generation: Fields, architecture: str, traits: _Traits
     num_heads = _size(fields, "num_attention_heads", "num_heads")
     hidden_size = _size(fields, "hidden_size", "hidden_size")
     vocab_size = _size(fields, "vocab_size", "vocab_size")
-    head_dim = _size(fields, "head_dim", "head_dim", traits.head_dim or hidden_size // num_heads)
+    head_dim = _size(fields, "head_dim", "head_dim", traits.head_dim or _even_share(fields, hidden_size, num_heads))
+    absent_kv_heads = num_heads if "num_key_value_heads" in fields.values else traits.num_kv_heads or num_heads
     max_position = _size(fields, "max_position_embeddings", "max_position")
-    attention_bias = fields.flag("attention_bias", False)
     rope = read_rope(fields, head_dim=head_dim, max_position=max_position)
     eos_token_ids = (
         generation.integers("eos_token_id", high=vocab_size - 1) or fields.integers("eos_token_id", high=vocab_size - 1)
@@ -180,19 +200,19 @@ def _read(fields: Fields, generation: Fields, architecture: str, traits: _Traits
             intermediate_size=_size(fields, "intermediate_size", "intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=_size(fields, "num_key_value_heads", "num_kv_heads", num_heads),
+            num_kv_heads=_size(fields, "num_key_value_heads", "num_kv_heads", absent_kv_heads),
             head_dim=head_dim,
             max_position=rope.longest(max_position),
             norm_epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1),
             rope=rope,
             windows=_windows(fields, traits, num_layers),
-            qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
-            output_bias=attention_bias if traits.output_bias is None else traits.output_bias,
-            mlp_bias=fields.flag("mlp_bias", False) if traits.mlp_bias is None else traits.mlp_bias,
+            qkv_bias=_bias(fields, "attention_bias", traits.qkv_bias),
+            output_bias=fields.flag("attention_bias", False) if traits.output_bias is None else traits.output_bias,
+            mlp_bias=_bias(fields, "mlp_bias", traits.mlp_bias),
             qk_norm=traits.qk_norm,
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             eos_token_ids=eos_token_ids,
-            num_mtp_layers=max(fields.integer(name, 0, high=_LARGEST["num_layers"]) for name in _NUM_MTP_LAYERS),
+            num_mtp_layers=max(fields.integer(name, 0, high=_LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
         )
     except ValueError as error:
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
@@ -214,23 +234,69 @@ def _architecture(fields: Fields) -> tuple[str, _Traits]:
     raise ValueError(f"{fields.source}: architectures must name one of {', '.join(_TRAITS)}, got {wanted}")
 
 
+def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:
+    """Return the size of a head where nothing names it; None if the heads have no whole number of elements.
+
+    Raises:
+        ValueError: nothing names it, and it cannot be derived.
+    """
+    if hidden_size % num_heads and fields.values.get("head_dim") is None:
+        raise ValueError(
+            f"{fields.source}: hidden_size must be a multiple of num_attention_heads {num_heads} where head_dim is "
+            f"absent, got {hidden_size}"
+        )
+    return hidden_size // num_heads or None
+
+
+def _bias(fields: Fields, name: str, fixed: bool | None) -> bool:
+    """Return whether there is a bias; an architecture that has no choice must not be asked for another one."""
+    if fixed is None:
+        return fields.flag(name, False)
+    must_be(fields, name, fixed)
+    return fixed
+
+
 def _windows(fields: Fields, traits: _Traits, num_layers: int) -> tuple[int | None, ...]:
-    if traits.windows == "none" or fields.values.get("sliding_window") is None:
-        return (None,) * num_layers
-    window = fields.integer("sliding_window", low=1, high=_LONGEST_WINDOW)
-    if traits.windows == "all":
-        return (window,) * num_layers
-    if not fields.flag("use_sliding_window", False):
-        return (None,) * num_layers
+    kinds = _layer_types(fields, num_layers)
+    window = _window(fields, traits)
+    if kinds is None:
+        first = 0 if traits.windows == "all" else fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if window is None and "sliding_attention" in kinds:
+        if traits.windows == "none":
+            raise ValueError(f"{fields.source}: layer_types must not name sliding_attention in this architecture")
+        asked = {
+            name: fields.values[name] for name in ("sliding_window", "use_sliding_window") if name in fields.values
+        }
+        raise ValueError(
+            f"{fields.source}: layer_types may name sliding_attention only where sliding_window is not null and "
+            f"use_sliding_window is not false, got {asked!r:.80}"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _window(fields: Fields, traits: _Traits) -> int | None:
+    """Return the window of the layers that have one, or None if none has."""
+    if traits.windows == "some" and not fields.flag("use_sliding_window", False):
+        return None
+    if traits.windows == "none":
+        if fields.flag("use_sliding_window", True):
+            must_be(fields, "sliding_window")
+        return None
+    if "sliding_window" in fields.values and fields.values["sliding_window"] is None:
+        return None
+    return fields.integer("sliding_window", _DEFAULT_WINDOW, low=1, high=_LONGEST_WINDOW)
+
+
+def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     kinds = fields.texts("layer_types")
     if kinds is None:
-        first = fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        return None
+    unknown = sorted(set(kinds) - LAYER_TYPES)
     if unknown:
         raise ValueError(
             f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown[0][:80]!r}"
         )
     if len(kinds) != num_layers:
         raise ValueError(f"{fields.source}: layer_types must have {num_layers} entries, got {len(kinds)}")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return kinds

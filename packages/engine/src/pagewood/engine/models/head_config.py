@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pagewood.engine.models.agreement import check_same
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.fields import Fields
@@ -219,6 +220,7 @@ def _read_eagle(fields: Fields, names: Collection[str], target: ModelConfig) -> 
             )
 
     def flag(name: str, default: bool) -> bool:
+        check_same(source, [(name, fields.values.get(name)), (f"eagle_config.{name}", eagle.values.get(name))])
         return fields.flag(name, eagle.flag(name, default))
 
     for name in ("norm_before_fc", "fc_norm"):
@@ -241,6 +243,7 @@ def _captured(fields: Fields, eagle: Fields, target: ModelConfig, *, is_speculat
     """Return the states that a folder names: explicit ids mean after the layer, in speculators' format before it."""
     name = "eagle_aux_hidden_state_layer_ids"
     num_layers = target.num_layers
+    check_same(fields.source, [(name, fields.values.get(name)), (f"eagle_config.{name}", eagle.values.get(name))])
     ids = eagle.integers(name, high=num_layers) or fields.integers(name, high=num_layers)
     if ids:
         return tuple(i if is_speculators else i + 1 for i in ids)

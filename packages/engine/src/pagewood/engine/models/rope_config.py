@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from pagewood.engine.models.agreement import check_same, contradiction, must_be
 from pagewood.engine.models.fields import Fields
 
 MAX_POSITION = 1 << 28
 """The longest sequence that a configuration may ask for."""
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""The kinds of layers that `layer_types` may name."""
 _MAX_FACTOR = 4096.0
+_SECTIONS = ("rope_parameters", "rope_scaling")
+_ALSO_OUTSIDE = frozenset({"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
+"""Fields of a section that may stand beside it."""
+_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "default": frozenset(),
+        "linear": frozenset({"factor"}),
+        "dynamic": frozenset({"factor"}),
+        "yarn": frozenset(
+            {"factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"}
+        ),
+        "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    }
+)
+"""By the kind of scaling, the fields that it reads, without those of `_ALSO_OUTSIDE`."""
+_HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "factor": (1,), "finetuned": (True, False), "attn_factor": (1,), "extrapolation_factor": (1,),
+        "attention_factor": (1,),
+    }
+)  # fmt: skip
+"""Values that change nothing where the kind of scaling does not read the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,29 +114,24 @@ class RopeConfig:
 def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (earlier versions).
 
+    A file may have both styles only if they say the same.
+
     Args:
         fields: of config.json.
         head_dim: elements of a head.
         max_position: `max_position_embeddings`.
 
     Raises:
-        ValueError: the kind of scaling is not supported, or a number is missing or out of its range.
+        ValueError: the kind of scaling is not supported, a number is missing or out of its range, two fields say
+            different things, or a field has no meaning for the kind of scaling.
     """
-    own = fields.section("rope_parameters") or fields.section("rope_scaling") or fields.empty("rope_scaling")
-    share = own.number(
-        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0, low=0, high=1), low=0, high=1
-    )
+    own = _rope_section(fields)
+    share = own.number("partial_rotary_factor", 1.0, low=0, high=1)
     if share != 1.0:
         raise ValueError(f"{fields.source}: partial_rotary_factor must be 1, got {share}")
-    theta = fields.number("rope_theta", 10000.0, low=2, high=1e12)
-    theta = own.number("rope_theta", theta, low=2, high=1e12)
-    kind = own.text("rope_type", own.text("type", "default"))
-    original = fields.integer(
-        "original_max_position_embeddings",
-        own.integer("original_max_position_embeddings", max_position, low=1, high=MAX_POSITION),
-        low=1,
-        high=MAX_POSITION,
-    )
+    theta = own.number("rope_theta", 10000.0, low=2, high=1e12)
+    kind = own.text("rope_type", "default")
+    original = own.integer("original_max_position_embeddings", max_position, low=1, high=MAX_POSITION)
     rope = RopeConfig(head_dim=head_dim, theta=theta, scaling=_read_scaling(own, kind, max_position, original))
     if rope.longest(max_position) > MAX_POSITION:
         raise ValueError(
@@ -117,6 +139,64 @@ def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig
             f"got {rope.longest(max_position)}"
         )
     return rope
+
+
+def _rope_section(fields: Fields) -> Fields:
+    """Return what a config.json says about its rope, in one object, with `rope_type` for `type`.
+
+    Raises:
+        ValueError: two places say different things.
+    """
+    found: list[Fields] = []
+    for name in _SECTIONS:
+        section = fields.section(name)
+        if section is None:
+            continue
+        own = dict(_flat(section).values)
+        kind, old_kind = own.pop("rope_type", None), own.pop("type", None)
+        check_same(section.source, [("rope_type", kind), ("type", old_kind)])
+        own["rope_type"] = old_kind if kind is None else kind
+        for key in _ALSO_OUTSIDE:
+            outside = fields.values.get(key)
+            check_same(fields.source, [(key, outside), (f"{name}.{key}", own.get(key))])
+            own[key] = own.get(key) if outside is None else outside
+        found.append(Fields(section.source, {key: value for key, value in own.items() if value is not None}))
+    if not found:
+        return Fields(fields.source, {key: fields.values.get(key) for key in _ALSO_OUTSIDE})
+    own, *others = found
+    for other in others:
+        for key in sorted(own.values.keys() | other.values.keys()):
+            said = [(f"{name}.{key}", one.values.get(key)) for name, one in zip(_SECTIONS, found, strict=True)]
+            if said[0][1] != said[1][1]:
+                raise contradiction(fields.source, *said)
+    _check_keys(own)
+    return own
+
+
+def _flat(section: Fields) -> Fields:
+    """Return an object of the rope, or that of every layer type if it holds one for each of them.
+
+    Raises:
+        ValueError: the layer types have different ones, or something stands beside them.
+    """
+    kinds = [kind for kind, value in section.values.items() if isinstance(value, dict)]
+    if not kinds:
+        return section
+    others = sorted((section.values.keys() - kinds) | (set(kinds) - LAYER_TYPES))
+    if others:
+        raise ValueError(
+            f"{section.source} must hold the fields of one rope, or an object for each of the layer types "
+            f"{', '.join(sorted(LAYER_TYPES))}, got {others[0][:80]!r} beside {kinds[0][:80]!r}"
+        )
+    check_same(section.source, [(kind, section.values[kind]) for kind in kinds])
+    return section.section(kinds[0]) or section.empty(kinds[0])
+
+
+def _check_keys(own: Fields) -> None:
+    """Raise ValueError if a field has no meaning for the kind of scaling and a value that would change something."""
+    kind = own.values.get("rope_type", "default")
+    for key in sorted(own.values.keys() - _KEYS.get(str(kind), own.values.keys()) - _ALSO_OUTSIDE - {"rope_type"}):
+        must_be(own, key, *_HARMLESS.get(key, ()))
 
 
 def _read_scaling(own: Fields, kind: str, max_position: int, original_length: int) -> Scaling | None:

@@ -17,8 +17,6 @@ from torch import Tensor
 _LARGEST_FILE = 4 << 30  # bytes of tensors
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 _OWN = ("config.json", "model.safetensors.index.json")
-_DRAFTERS = ("draft", "eagle")
-"""Folders inside a model's folder that speculative decoding finds."""
 
 
 class CompressedFolder:
@@ -52,7 +50,10 @@ class CompressedFolder:
             self.num_bytes += tensor.nbytes
 
     def finish(self, source: Path, config: Mapping[str, Any]) -> None:
-        """Write what is left, copy the other files of the folder `source`, and write config.json."""
+        """Write what is left, copy what else is in the folder `source`, and write config.json.
+
+        Its subfolders are copied whole, since their files are no weights of this model; hidden files are not.
+        """
         self._save()
         names = [f"model-{i + 1:05}-of-{len(self._files):05}.safetensors" for i in range(len(self._files))]
         if len(names) == 1:
@@ -64,11 +65,17 @@ class CompressedFolder:
         for number, name in enumerate(names):
             (self.folder / _part(number)).rename(self.folder / name)
         for path in sorted(source.iterdir()):
-            if path.is_file() and path.suffix not in _WEIGHTS and path.name not in _OWN and path.name[0] != ".":
-                shutil.copyfile(path, self.folder / path.name)
-            elif path.is_dir() and path.name in _DRAFTERS:
+            if path.name[0] == "." or self._is_inside(path):
+                continue
+            if path.is_dir():
                 shutil.copytree(path, self.folder / path.name)
+            elif path.suffix not in _WEIGHTS and path.name not in _OWN:
+                shutil.copyfile(path, self.folder / path.name)
         (self.folder / _OWN[0]).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+    def _is_inside(self, path: Path) -> bool:
+        """Whether this folder is `path` or lies in it."""
+        return self.folder.resolve().is_relative_to(path.resolve())
 
     def _save(self) -> None:
         if self._pending or not self._files:

@@ -24,6 +24,7 @@ from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
 from pagewood.engine.quantise.compressed_folder import CompressedFolder
 from pagewood.engine.quantise.layers import Projection, projections, read_layers, run_layer
@@ -91,7 +92,7 @@ def quantise_model(
     written = CompressedFolder(out)
     checkpoint = Checkpoint(folder, dtype=torch.float32)
     rope = Rope(config.rope, device=torch.device("cpu"))
-    states = None if calibration is None else _embedded(files, calibration.tokens)
+    states = None if calibration is None else _embedded(folder, files, calibration.tokens)
     done: set[str] = set()
     matrices: list[QuantisedMatrix] = []
     for index, layer in enumerate(read_layers(config, checkpoint)):
@@ -128,9 +129,9 @@ def _check_plain(folder: Path, files: TensorFiles) -> None:
             raise ValueError(f"{folder}: weights must be plain numbers to be quantised, got {name} of {form.name}")
 
 
-def _embedded(files: TensorFiles, tokens: Tensor) -> Tensor:
+def _embedded(folder: Path, files: TensorFiles, tokens: Tensor) -> Tensor:
     """Return the embeddings `[texts, tokens, E] float32`; the table is not read whole."""
-    table = files.read(_own_name(files, "model.embed_tokens.weight"))
+    table = files.read(stored_name(folder, _own_name(files, EMBEDDING), files.names()))
     return table[tokens].float()
 
 

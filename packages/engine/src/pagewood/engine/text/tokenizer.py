@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from pagewood.engine.text.incremental import IncrementalDecoder, incremental_dec
 from pagewood.engine.text.length_bound import LengthBound, length_bound
 from pagewood.engine.text.panics import panics_as_errors
 from pagewood.engine.text.response import ResponseTemplate
+from pagewood.engine.text.template_files import chat_templates, read_json
 from pagewood.engine.text.token_bytes import TokenBytes
 
 _PART = 65_536
@@ -75,11 +75,13 @@ class Tokenizer:
                 tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the bindings raise plain Exception
             raise ValueError(f"{file} cannot be read: {error}") from error
-        config = _read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        config = read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(read_json(folder / "special_tokens_map.json") | config)
+        sources = chat_templates(folder)
         templates = {
-            name: ChatTemplate(source, special_tokens=special_tokens)
-            for name, source in _chat_template_sources(folder, config).items()
+            name: ChatTemplate(sources[name], special_tokens=special_tokens)
+            for name in ("default", "tool_use")
+            if name in sources
         }
         return Tokenizer(
             tokenizer,
@@ -175,7 +177,8 @@ class Tokenizer:
         """
         template = self._chat_template if tools is None or self._tool_template is None else self._tool_template
         if template is None:
-            raise ChatTemplateError("this model has no chat template; send it a plain prompt")
+            what = "no chat template" if self._tool_template is None else "a chat template for tools only"
+            raise ChatTemplateError(f"this model has {what}; send it a plain prompt")
         return template.render(
             messages,
             tools=tools,
@@ -240,18 +243,6 @@ def check_unicode(text: str) -> None:
         ) from None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} must hold JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the named special tokens; each is a text, or an object with a `content`."""
     tokens: dict[str, str] = {}
@@ -262,18 +253,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
             case _:
                 pass
     return tokens
-
-
-def _chat_template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the templates `default` and `tool_use`: the separate file, or those in the configuration."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return {"default": file.read_text(encoding="utf-8")}
-    match config.get("chat_template"):
-        case str(source):
-            return {"default": source}
-        case list(templates):
-            named = {template["name"]: template["template"] for template in templates}
-            return {name: named[name] for name in ("default", "tool_use") if name in named}
-        case _:
-            return {}

@@ -34,7 +34,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--port", type=int, default=8000, help="port to listen on; 0: any free port (default: %(default)s)"
     )
     http.add_argument(
-        "--served-model-name", metavar="NAME", help="clients' name of the model (default: name of its folder)"
+        "--served-model-name",
+        metavar="NAME",
+        help="clients' name of the model (default: name of its folder, or of its repository in a Hugging Face cache)",
     )
     http.add_argument(
         "--max-body-bytes",

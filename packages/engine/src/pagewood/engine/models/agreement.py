@@ -1,0 +1,111 @@
+"""Fields of a config.json that must not contradict each other, or the model that is computed here.
+
+Two fields that say different things about one number are an error, and so is a field that asks for what no supported
+architecture does: the model would load and compute something else than its file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from pagewood.engine.models.fields import Fields
+
+_MAX_SHOWN = 80  # characters of a value in an error
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "hidden_act": ("hidden_activation", "activation_function"),
+        "hidden_size": ("n_embd", "d_model"),
+        "intermediate_size": ("ffn_hidden_size", "n_inner"),
+        "max_position_embeddings": ("n_positions",),
+        "num_attention_heads": ("num_heads", "n_head"),
+        "num_hidden_layers": ("num_layers", "n_layer"),
+        "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+        "rms_norm_eps": ("norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    }
+)
+"""Names that other families give to a field that is read. They may repeat it, and do not replace it."""
+NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""Names of the number of layers for multi-token prediction; each of them is read."""
+_SYNONYMS = (NUM_MTP_LAYERS, ("dtype", "torch_dtype"))
+_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "add_cross_attention": (False,),
+        "alibi": (False,),
+        "attention_chunk_size": (),
+        "attention_multiplier": (),
+        "attn_logit_softcapping": (0,),
+        "attn_temperature_tuning": (False,),
+        "clip_qkv": (),
+        "embedding_multiplier": (1,),
+        "final_logit_softcapping": (0,),
+        "is_encoder_decoder": (False,),
+        "logit_scale": (1,),
+        "logits_scaling": (1,),
+        "n_routed_experts": (0,),
+        "no_rope_layers": ([],),
+        "num_experts": (0,),
+        "num_local_experts": (0, 1),
+        "per_layer_config": ({},),
+        "query_pre_attn_scalar": (),
+        "residual_multiplier": (1,),
+        "rope_interleave": (False,),
+        "scale_emb": (1,),
+        "use_bidirectional_attention": (False,),
+    }
+)
+"""Fields that change what other models compute, each with the values, besides null, that change nothing."""
+
+
+def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:
+    """Check what fields say about one thing, given as pairs of name and value; None says nothing.
+
+    Raises:
+        ValueError: two of them say different things.
+    """
+    known = [(name, value) for name, value in said if value is not None]
+    for name, value in known[1:]:
+        if value != known[0][1]:
+            raise contradiction(source, known[0], (name, value))
+
+
+def contradiction(source: str, one: tuple[str, object], other: tuple[str, object]) -> ValueError:
+    """Return the error of two fields, each with its value, that say different things about one number."""
+    return ValueError(
+        f"{source}: {one[0]} and {other[0]} must say the same, got {_shown(one[1])} and {_shown(other[1])}"
+    )
+
+
+def check_fields(fields: Fields) -> None:
+    """Check the fields of a config.json that every family reads alike.
+
+    Raises:
+        ValueError: two fields say different things, a field has the name that another family gives it, or a field asks
+            for what is not supported.
+    """
+    for name, others in _OTHER_NAMES.items():
+        for other in others:
+            if fields.values.get(other) is not None and fields.values.get(name) is None:
+                raise ValueError(f"{fields.source}: {other} must be named {name}, got {other} alone")
+        check_same(fields.source, [(each, fields.values.get(each)) for each in (name, *others)])
+    for names in _SYNONYMS:
+        check_same(fields.source, [(name, fields.values.get(name)) for name in names])
+    for name, harmless in _NEUTRAL.items():
+        must_be(fields, name, *harmless)
+
+
+def must_be(fields: Fields, name: str, *harmless: object) -> None:
+    """Check that a field is absent, null or one of `harmless`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    value = fields.values.get(name)
+    if value is not None and value not in harmless:
+        allowed = " or ".join(("null", *map(_shown, harmless)))
+        raise ValueError(f"{fields.source}: {name} must be absent or {allowed}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
