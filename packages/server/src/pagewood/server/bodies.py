@@ -32,7 +32,8 @@ class Bodies:
 
         Raises:
             ApiError: 415 if it is not declared as JSON or has another coding than gzip and zstd, 413 if it is too long,
-                sent or decoded (before any of it is read, if its length is declared), 400 if it cannot be decoded, 408 if it comes too slowly, 503 if the bodies of other requests take all the memory.
+                sent or decoded (before any of it is read, if its length is declared), 400 if it cannot be decoded,
+                408 if it comes too slowly, 503 if the bodies of other requests take all the memory.
             ClientDisconnect: the client left before the body was complete.
         """
         if is_declared or "origin" in request.headers:
