@@ -431,6 +431,7 @@ def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
 def _url(listening: socket.socket, *, is_encrypted: bool) -> str:
     """Return an address that can be opened on this machine."""
     host, port = listening.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if host in ("0.0.0.0", "::"):
+        host = "::1" if host == "::" else "127.0.0.1"
     scheme = "https" if is_encrypted else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -23,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (serve, chat, top, bench, generate, inspect, quantize, replay, why):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # an answer or a name need not fit the terminal's encoding
+    output: object = sys.stdout
+    if isinstance(output, io.TextIOWrapper) and output.errors == "strict":
+        output.reconfigure(errors="backslashreplace")  # an answer or a name need not fit the terminal's encoding
     try:
         return options.run(options)
     except (ValueError, FileNotFoundError) as error:
