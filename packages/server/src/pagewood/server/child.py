@@ -97,7 +97,8 @@ def run_child(serve: Serve) -> None:
     """Read the settings, connect, call `serve` until the parent ends it, and close the sockets."""
     register_dump()
     _wake_at_death_of_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the parent handles them
+        signal.signal(number, signal.SIG_IGN)
     settings = msgspec.json.decode(_first_line(), type=Settings)
     logs.configure(settings.log_level, settings.listen, form=settings.log_format)
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
