@@ -29,7 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/generate": {"text": "Hi", "sampling_params": {"max_new_tokens": 2}},
     "/v1/embeddings": {"model": "echo", "input": "Hi"},
 }
-WIDE = {zstd.CompressionParameter.window_log: 24}
+WIDE: dict[int, int] = {zstd.CompressionParameter.window_log: 24}
 ENCODE = {"gzip": gzip.compress, "x-gzip": gzip.compress, "GZip": gzip.compress, "zstd": zstd.compress}
 
 

@@ -50,7 +50,7 @@ def sampled(backend: LLGuidanceBackend, template: str, name: str, schema: Any, *
         text = say(template, matcher.copy(), embedded(), seed)
         parser = ResponseParser(ResponseTemplate.named(template), tools=tools)
         parts = [*parser.feed(text), *parser.finish()]
-        assert {part.kind for part in parts} == {"tool_call", "arguments"}, text
+        assert {part.kind for part in parts} == {"tool_call", "arguments", "call_end"}, text
         ((called, arguments),) = calls_of(parts)
         assert called == name
         assert isinstance(arguments, dict)

@@ -74,8 +74,8 @@ def _comes_back(
     tool: dict[str, Any] = {"name": function.name, "parameters": {}}
     parser = ResponseParser(template, tools=[tool])
     parts = [*parser.feed(text), *parser.finish()]
-    names = [(part.kind, part.text) for part in parts if part.kind != "arguments"]
-    if names != [("tool_call", function.name)]:
+    frame = [(part.kind, part.text) for part in parts if part.kind != "arguments"]
+    if frame != [("tool_call", function.name), ("call_end", "")]:
         return False
     read = json.loads("".join(part.text for part in parts if part.kind == "arguments"))
     return list(read) == list(keys)
