@@ -3,7 +3,7 @@
 python benchmarks/first_token.py                         # all variants, both loads: about ten minutes on two cores
 python benchmarks/first_token.py --variant default --variant "2 prompts" --load own-8
 python benchmarks/first_token.py --variant default --openvino PYTHON    # beside OpenVINO GenAI, whose Python is given
-python benchmarks/first_token.py --variant default --openvino PYTHON --weights bfloat16 --activations bfloat16
+python benchmarks/first_token.py --variant default --openvino PYTHON --checkpoint bfloat16     # both by their defaults
 python benchmarks/first_token.py --quick                 # a tiny model, only to test the script
 
 Every client sends its next request when its answer has ended. All begin together, so they run in lockstep at first. The
@@ -187,12 +187,18 @@ def main() -> None:
         "--load", action="append", choices=list(LOADS), help="may be repeated (default: own-8, shared-8)"
     )
     parser.add_argument("--threads", type=int, default=2, help="compute threads (default 2)")
+    parser.add_argument(
+        "--checkpoint",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type of the weights in the model's folder",
+    )
     parser.add_argument("--weights", choices=get_args(WeightFormat), default="auto", help="of ours (default auto)")
     parser.add_argument(
         "--activations",
         choices=get_args(ActivationFormat),
         default="auto",
-        help="of ours, bfloat16 with --weights bfloat16; OpenVINO chooses it where the processor has it (default auto)",
+        help="of ours; where the processor has bfloat16, OpenVINO chooses it, and auto for such weights (default auto)",
     )
     parser.add_argument("--openvino", metavar="PYTHON", help="with openvino-genai and optimum-intel[nncf]: beside it")
     parser.add_argument("--each", type=int, default=2, help="requests of each client in a round (default 2)")
@@ -205,7 +211,8 @@ def main() -> None:
     loads = QUICK if arguments.quick else {name: LOADS[name] for name in arguments.load or ("own-8", "shared-8")}
     with tempfile.TemporaryDirectory() as scratch:
         folder, converted = Path(scratch) / "model", None
-        model.write_model(model.QUICK if arguments.quick else model.FULL, folder, seed=0)
+        shape = model.QUICK if arguments.quick else model.FULL
+        model.write_model(shape, folder, seed=0, dtype=arguments.checkpoint)
         if arguments.openvino:
             converted = convert(arguments.openvino, folder, Path(scratch) / "openvino")
         for name, load in loads.items():

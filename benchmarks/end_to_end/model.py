@@ -90,8 +90,8 @@ QUICK = ModelShape(
 )
 
 
-def write_model(shape: ModelShape, folder: Path, *, seed: int) -> int:
-    """Draw weights, save them in `folder`, and return how many parameters there are."""
+def write_model(shape: ModelShape, folder: Path, *, seed: int, dtype: str = "float32") -> int:
+    """Draw weights, save them in `folder` as `dtype`, and return how many parameters there are."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -103,10 +103,10 @@ def write_model(shape: ModelShape, folder: Path, *, seed: int) -> int:
             vocab_size=shape.vocab_size,
             tie_word_embeddings=shape.tied,
             max_position_embeddings=4096,
-            dtype="float32",
+            dtype=dtype,
             bos_token_id=None,
             eos_token_id=None,  # so that no answer ends early
         )
     )
-    model.save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
