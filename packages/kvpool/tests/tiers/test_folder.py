@@ -142,7 +142,7 @@ def test_the_least_recently_used_segments_are_deleted_to_keep_the_budget(tmp_pat
 
 def test_unfinished_files_of_a_dead_process_are_deleted(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    old, new = (tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
+    old, new = (tmp_path / f"pages-xxh3-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
     old.touch()
     new.touch()
     os.utime(old, (0, time.time() - 7200))

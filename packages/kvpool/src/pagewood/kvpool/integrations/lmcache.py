@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.keys import require_keys
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class LMCacheStore:
         self._url = url
         self._page_bytes = page_bytes
         # Short, because a name has at most 150 characters in the protocol of LMCache's server, and the key has 64.
-        self._model = f"pagewood-{blake2b(fingerprint, digest_size=16).hexdigest()}-{page_bytes}"
+        self._model = f"pagewood-{FORM}-{blake2b(fingerprint, digest_size=16).hexdigest()}-{page_bytes}"
         self._timeout_s = timeout_s
         self._lock = Lock()
         self._connection: _Connection | None = None  # written by: _call, close

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.keys import require_keys
 
 _NUM_BUFFERS = 2
@@ -48,7 +48,7 @@ class MooncakeStore:
             raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
         self._store = store
         self._page_bytes = page_bytes
-        self._prefix = f"pagewood-{fingerprint.hex() or 'any'}-{page_bytes}-"
+        self._prefix = f"pagewood-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}-"
         size = page_bytes + CHECKSUM_BYTES
         self._buffers: list[Bytes] = [
             np.zeros((max(1, _BUFFER_BYTES // size), size), np.uint8) for _ in range(_NUM_BUFFERS)

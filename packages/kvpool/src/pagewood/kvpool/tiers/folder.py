@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.checksum import FORM
 from pagewood.kvpool.tiers.copier import PageCopier, Place
 from pagewood.kvpool.tiers.keys import require_keys
 from pagewood.kvpool.tiers.segments import SUFFIX, Segments, num_pages_in, segment_name, write_segment
@@ -57,7 +58,7 @@ class SharedFolder:
             raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
         if num_bytes < page_bytes:
             raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
-        self._folder = Path(path) / f"pages-{fingerprint.hex() or 'any'}-{page_bytes}"
+        self._folder = Path(path) / f"pages-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
         self._page_bytes = page_bytes
         self._num_bytes = num_bytes
         self._lock = Lock()

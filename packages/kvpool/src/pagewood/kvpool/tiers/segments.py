@@ -10,7 +10,7 @@ A segment holds pages that were put together. It is written once, under a tempor
 
 A segment is never synced. After a crash a damaged segment has no mark at its end, or pages that do not match their
 checksums. The name of the file is a hash of its keys, so processes that put the same pages at the same time write the
-same file.
+same file. The name of the folder says which checksum its segments have.
 """
 
 import os
