@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.keys import require_keys
@@ -51,8 +52,7 @@ class LMCacheStore:
     __slots__ = ("_connection", "_lock", "_model", "_page_bytes", "_timeout_s", "_url")
 
     def __init__(self, url: str, *, page_bytes: int, fingerprint: bytes = b"", timeout_s: float = 10.0) -> None:
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
+        check_at_least_one(page_bytes=page_bytes)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
         self._url = url

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.checksum import FORM
 from pagewood.kvpool.tiers.copier import PageCopier, Place
@@ -60,12 +61,11 @@ class SharedFolder:
                 apart.
 
         Raises:
-            ValueError: A size is less than 1, `num_bytes` is less than one page, or the folder cannot be created or
-                written.
+            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, or the folder cannot be
+                created or written.
         """
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
-        if num_bytes < page_bytes:
+        check_at_least_one(page_bytes=page_bytes)
+        if require_whole("num_bytes", num_bytes) < page_bytes:
             raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
         self._folder = Path(path) / f"pages-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
         self._page_bytes = page_bytes
