@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+from pagewood.schedpolicy.counts import require_real
 from pagewood.schedpolicy.match_sweep import MatchSweep
 from pagewood.schedpolicy.order import W
 from pagewood.schedpolicy.requests import DeadlineWaiting, Waiting
@@ -123,6 +124,7 @@ class ByLongestMatch:
     age_weight: float = 1000.0
 
     def __post_init__(self) -> None:
+        require_real("age_weight", self.age_weight)
         if not 0 <= self.age_weight < math.inf:
             raise ValueError(f"age_weight must be >= 0 and finite, got {self.age_weight}")
 
@@ -146,8 +148,10 @@ class ByShortest:
     output_weight: float = 2.0
 
     def __post_init__(self) -> None:
+        require_real("output_ratio", self.output_ratio)
         if not 0 <= self.output_ratio <= 1:
             raise ValueError(f"output_ratio must be in [0, 1], got {self.output_ratio}")
+        require_real("output_weight", self.output_weight)
         if not 0 < self.output_weight < math.inf:
             raise ValueError(f"output_weight must be > 0 and finite, got {self.output_weight}")
 
