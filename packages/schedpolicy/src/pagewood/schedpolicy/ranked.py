@@ -1,4 +1,4 @@
-"""Orders by a rank that depends on one request only: fcfs, priority, lof, shortest, edf and lpm."""
+"""Orders by a rank that depends on one request only: fcfs, priority, lof, shortest, srtf, edf and lpm."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -158,4 +158,31 @@ class ByShortest:
     def __call__(self, request: Waiting) -> Key:
         """Return the rank."""
         num_output = self.output_ratio * max(0, request.max_new_tokens - request.num_generated)
+        return -request.priority, request.num_tokens - request.num_matched + self.output_weight * num_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByRemaining:
+    """Rank by priority, then by the work that remains: uncached input plus weighted output that is still expected.
+
+    A request is expected to generate `output_ratio` of its limit in total. So after a preemption its output so far
+    counts in full, where `ByShortest` expects the same part of whatever the limit leaves: requests near their expected
+    end go on first. A long request can starve: combine it with `Ageing`.
+
+    Source: Schrage, A proof of the optimality of the shortest remaining processing time discipline, 1968.
+
+    Attributes:
+        output_ratio: Part of the allowed output that is expected, in [0, 1].
+        output_weight: Cost of one output token in input tokens, > 0 and finite.
+    """
+
+    output_ratio: float = 0.7
+    output_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        ByShortest(output_ratio=self.output_ratio, output_weight=self.output_weight)  # the same rules
+
+    def __call__(self, request: Waiting) -> Key:
+        """Return the rank; a request that has passed its expected end is expected to generate one more token."""
+        num_output = max(1.0, self.output_ratio * request.max_new_tokens - request.num_generated)
         return -request.priority, request.num_tokens - request.num_matched + self.output_weight * num_output
