@@ -207,6 +207,7 @@ def test_a_paused_engine_takes_aborts() -> None:
     ("options", "message"),
     [
         ({"preemption_threshold": -1}, "preemption_threshold must be >= 0"),
+        ({"low_priority_first": True, "schedule_policy": "priority_low"}, "low_priority_first must be false with"),
         ({"max_queue_s": 0.0}, "max_queue_s must be"),
     ],
 )

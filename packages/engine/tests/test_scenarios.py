@@ -376,7 +376,7 @@ def run_audited(scenario: Scenario, name: str) -> None:
     run_scenario(replace(scenario, config=config), after_step=audit)
 
 
-PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "hrrn", "dfs-weight")
+PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "srtf", "hrrn", "dfs-weight")
 
 
 @settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])

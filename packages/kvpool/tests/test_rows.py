@@ -138,8 +138,8 @@ def test_only_int32_is_appended(dtype: Any) -> None:
     pool = RowPool(2, 4)
     tickets = pool.alloc(1)
     one, counts = np.array([1], np.int32), np.array([1], np.int32)
-    with pytest.raises(ValueError, match="pages must be int32 with one dimension"):
+    with pytest.raises(ValueError, match="pages must be a one-dimensional int32 array"):
         pool.append(tickets, one.astype(dtype), counts)
-    with pytest.raises(ValueError, match="counts must be int32 with one dimension"):
+    with pytest.raises(ValueError, match="counts must be a one-dimensional int32 array"):
         pool.append(tickets, one, counts.astype(dtype))
     assert pool.num_pages(tickets).tolist() == [0]

@@ -122,7 +122,7 @@ def test_numbers_of_numpy_are_accepted_as_counts() -> None:
     cache.insert(ids(1, 2, 3, 4, 5, 6), ids(0, 1, 2))
     cache.limit("tenant", quota=np.int64(4), floor=np.int32(1))  # pyright: ignore[reportArgumentType]
     assert cache.evict(np.int64(1)).tolist() == [2]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(ValueError, match=r"num_pages must be an integer, got 1\.0"):
         cache.evict(1.0)  # pyright: ignore[reportArgumentType]
     assert cache.num_pages == 2
     retained = RadixCache(1, policy=Retained(FIFO()))

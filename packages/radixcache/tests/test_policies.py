@@ -199,7 +199,7 @@ def test_names() -> None:
     ("make", "rule"),
     [
         (lambda: SLRU(protected_uses=1), "protected_uses must be >= 2, got 1"),
-        (lambda: TailOptimizedLRU(threshold_tokens=-1), "must be >= 0, got -1, 0"),
+        (lambda: TailOptimizedLRU(threshold_tokens=-1), "threshold_tokens must be >= 0, got -1"),
         (lambda: GDSF(attention_tokens=0), "attention_tokens must be >= 1, got 0"),
         (lambda: S3FIFO(small_share=1.0), r"small_share must be in \(0, 1\), got 1.0"),
         (lambda: RadixCache(1, history_tokens=-1), "history_tokens must be >= 0, got -1"),

@@ -10,6 +10,7 @@ from pagewood.schedpolicy import (
     PLAIN_ORDERS,
     Ageing,
     ByLongestMatch,
+    ByRemaining,
     DepthFirstWeight,
     FallbackAbove,
     HighestResponseRatio,
@@ -47,6 +48,12 @@ ORACLES = {
         lambda r: (
             -r.priority,
             r.num_tokens - r.num_matched + 2.0 * (0.7 * max(0, r.max_new_tokens - r.num_generated)),
+        )
+    ),
+    "srtf": by(
+        lambda r: (
+            -r.priority,
+            r.num_tokens - r.num_matched + 2.0 * max(1.0, 0.7 * r.max_new_tokens - r.num_generated),
         )
     ),
     "hrrn": response_ratio,
@@ -167,7 +174,7 @@ def test_a_live_match_is_read_without_notification():
         @num_matched.setter
         def num_matched(self, value: int) -> None: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    for name in ("lpm", "shortest"):
+    for name in ("lpm", "shortest", "srtf"):
         watch.num_tokens = 0
         order = order_named(name)
         order.add(Watched(arrival=0))
@@ -177,7 +184,7 @@ def test_a_live_match_is_read_without_notification():
         assert [request.arrival for request in order.ordered(0.0)] == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["fcfs", "lpm", "lof", "shortest", "hrrn", "random", "dfs-weight"])
+@pytest.mark.parametrize("name", ["fcfs", "lpm", "lof", "shortest", "srtf", "hrrn", "random", "dfs-weight"])
 def test_a_priority_may_change_while_a_request_waits(name: str):
     order = order_named(name)
     requests = [FakeRequest(arrival=arrival) for arrival in range(5)]
@@ -281,3 +288,18 @@ def test_trees_and_sweeps_leave_nothing_behind():
         order.remove(request)
     assert list(order.ordered(0.0)) == []
     assert len(order) == 0
+
+
+def test_srtf_counts_what_a_preempted_request_has_generated() -> None:
+    fresh = FakeRequest(arrival=0, num_tokens=60, max_new_tokens=100)
+    preempted = FakeRequest(arrival=1, num_tokens=120, num_matched=20, num_generated=60, max_new_tokens=150)
+    for name, expected in (("shortest", [fresh, preempted]), ("srtf", [preempted, fresh])):
+        order = order_named(name)
+        order.add(fresh)
+        order.add(preempted)
+        assert list(order.ordered(1.0)) == expected
+
+
+def test_srtf_expects_one_token_beyond_the_expected_end() -> None:
+    late = FakeRequest(arrival=0, num_tokens=100, num_matched=99, num_generated=95, max_new_tokens=100)
+    assert ByRemaining()(late) == (-late.priority, 1 + 2.0)

@@ -36,6 +36,7 @@ COMPARED = {
     "lpm": "arrived_s",
     "lof": "max_new_tokens",
     "shortest": "num_tokens",
+    "srtf": "num_tokens",
     "hrrn": "arrived_s",
     "random": "priority",
     "adaptive": "priority",

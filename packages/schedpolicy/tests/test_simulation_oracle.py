@@ -33,7 +33,7 @@ from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, cho
 # Sums of these are exact in binary floating point, in any order.
 MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14, pair_s=2**-18)
 MACHINE = Machine(name="exact", source="test", model=MODEL)
-ORDERS = ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "fair", "dfs-weight", "edf", "adaptive")
+ORDERS = ("fcfs", "lpm", "lof", "shortest", "srtf", "hrrn", "random", "fair", "dfs-weight", "edf", "adaptive")
 
 
 class Naive:

@@ -253,3 +253,22 @@ def test_keys_of_a_wrong_size_are_refused_and_cost_no_slot(tmp_path: Path) -> No
     put(disk, 1, 2)
     assert held(disk, 1, 2) == [True, True]
     disk.close()
+
+
+def test_pages_of_another_form_are_not_read(tmp_path: Path) -> None:
+    """The magic names the form, and with it the checksum."""
+    disk = opened(tmp_path, fingerprint=b"llama")
+    put(disk, 1, 2)
+    disk.close()
+    with (tmp_path / "pages").open("r+b") as file:
+        file.write(b"pagewood pages 1")
+    with pytest.raises(ValueError, match="path must hold pages of the same model and layout"):
+        opened(tmp_path, fingerprint=b"qwen")
+    disk = opened(tmp_path, fingerprint=b"llama", sets_aside=True)
+    assert disk.num_held == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["pages"]
+    put(disk, 1)
+    disk.close()
+    disk = opened(tmp_path, fingerprint=b"llama")
+    assert held(disk, 1, 2) == [True, False]
+    disk.close()

@@ -1,7 +1,9 @@
+import errno
 import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +144,7 @@ def test_the_least_recently_used_segments_are_deleted_to_keep_the_budget(tmp_pat
 
 def test_unfinished_files_of_a_dead_process_are_deleted(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    old, new = (tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
+    old, new = (tmp_path / f"pages-xxh3-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
     old.touch()
     new.touch()
     os.utime(old, (0, time.time() - 7200))
@@ -172,3 +174,118 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="path must be a folder that can be made and written"):
         opened(tmp_path / "file")
+
+
+def fail_to_read(*_: Any) -> int:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("what", ["page", "table"])
+def test_a_segment_that_cannot_be_read_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store = opened(tmp_path)
+    store.put([key(1), key(2)], [page(1), page(2)])
+    if what == "table":
+        store = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail_to_read)
+        assert store.get([key(1)], [page(0)]) == [False]
+    assert len(files(tmp_path)) == 1
+    opened(tmp_path).put([key(3)], [page(3)])  # the folder changes
+    memory = np.zeros((3, PAGE), np.uint8)
+    assert store.get([key(1), key(2), key(3)], list(memory)) == [True] * 3
+    assert memory[:, 0].tolist() == [1, 2, 3]
+
+
+def test_a_page_that_was_misread_once_does_not_cost_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.put([key(1)], [page(1)])
+    read, left = os.preadv, [1]
+
+    def misread(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        n = read(file, buffers, offset, flags)
+        if not flags and left[0]:
+            left[0] -= 1
+            buffers[0][0] ^= 1
+        return n
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", misread)
+        assert store.get([key(1)], [page(0)]) == [False]
+    assert left == [0]
+    assert store.get([key(1)], [page(0)]) == [True]
+
+
+def test_the_segment_of_another_user_with_other_bits_is_taken(tmp_path: Path) -> None:
+    """Two users compute the same page in batches of different shapes, so its last bits differ, and put it at once."""
+    one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
+    one.put([key(1)], [page(1)])
+    two.put([key(1)], [page(2)])
+    (mine,), (theirs,) = files(tmp_path / "one"), files(tmp_path / "two")
+    theirs.replace(mine)
+    memory = np.zeros(PAGE, np.uint8)
+    assert one.get([key(1)], [memory]) == [False]
+    assert mine.exists()
+    assert one.get([key(1)], [memory]) == [True]
+    assert np.array_equal(memory, page(2))
+
+
+@pytest.mark.parametrize("moment", ["before", "between"])
+@pytest.mark.parametrize("damage", ["page", "mark", "budget"])
+def test_a_segment_that_was_put_again_meanwhile_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, moment: str
+) -> None:
+    """Another process replaces the file that this one has judged, before or between the two calls that delete it."""
+    store = opened(tmp_path, num_pages=16)
+    store.put([key(1)], [page(1)])
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    if damage == "budget":
+        os.utime(path, (0, 0))
+    else:
+        path.write_bytes(bytes(PAGE) + whole[PAGE:] if damage == "page" else whole[:-1])
+        if damage == "mark":
+            store = opened(tmp_path, num_pages=16)
+    num_replaced = 0
+
+    def put_again() -> None:
+        nonlocal num_replaced
+        num_replaced += 1
+        spare = path.with_suffix(".spare")
+        spare.write_bytes(whole)
+        os.replace(spare, path)
+
+    stat, rename = Path.stat, Path.rename
+
+    def stat_later(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self == path and not num_replaced:
+            put_again()
+        return stat(self, follow_symlinks=follow_symlinks)
+
+    def rename_later(self: Path, target: Path) -> Path:
+        if self == path and not num_replaced:
+            put_again()
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Path, "stat" if moment == "before" else "rename", stat_later if moment == "before" else rename_later
+        )
+        if damage == "budget":
+            store.put([key(index) for index in range(2, 20)], [page(index) for index in range(2, 20)])
+        else:
+            assert store.get([key(1)], [page(0)]) == [False]
+    assert num_replaced == 1
+    assert path.read_bytes() == whole
+    assert not [left for left in files(tmp_path) if left.suffix != ".pages"]
+    assert opened(tmp_path, num_pages=64).get([key(1)], [page(0)]) == [True]
+
+
+def test_a_page_that_is_put_twice_at_once_is_found(tmp_path: Path) -> None:
+    opened(tmp_path).put([key(1), key(1), key(2)], [page(1), page(1), page(2)])
+    memory = np.zeros((2, PAGE), np.uint8)
+    assert opened(tmp_path).get([key(1), key(2)], list(memory)) == [True, True]
+    assert memory[:, 0].tolist() == [1, 2]

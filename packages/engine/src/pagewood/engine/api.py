@@ -789,7 +789,8 @@ class EngineConfig:
     """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
     running request is preempted only when memory runs out."""
     low_priority_first: bool = False
-    """Whether a lower `priority` goes first."""
+    """Whether a lower `priority` is the more important one, in every order and for preemption. It is refused together
+    with the order "priority-low", which admits low priorities first but spares high ones from preemption."""
     max_queue_s: float | None = None
     """Seconds after which a request that has never run is refused, with the code `queue_timeout`; None: it waits."""
     eviction_policy: Literal["lru", "queue-lru"] = "lru"
@@ -902,6 +903,8 @@ class EngineConfig:
         self._check_processors()
         if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
+        if self.low_priority_first and self.schedule_policy.replace("_", "-") == "priority-low":
+            raise ValueError("low_priority_first must be false with the schedule_policy priority-low, got both")
         if self.preemption_threshold is not None and self.preemption_threshold < 0:
             raise ValueError(f"preemption_threshold must be >= 0, got {self.preemption_threshold}")
         for name, weight in self.schedule_weights:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.kvpool.arrays import require_whole
 from pagewood.kvpool.runs import Part, as_index, parts_of, taken
 
 # Up to this many pages, a loop over Python ints is faster than calls of numpy.
@@ -74,10 +75,9 @@ class PageAllocator:
             num_pages: Number of pages, in [1, 2**31).
 
         Raises:
-            ValueError: `num_pages` is out of range.
+            ValueError: `num_pages` is not an integer, or out of range.
         """
-        _check_num_pages(num_pages)
-        self._num_pages = num_pages  # written by: resize
+        self._num_pages = num_pages = _checked_num_pages(num_pages)  # written by: resize
         # _stack[_first:] are the free pages, in the order in which they will be handed out. _stack[:_num_parked] were
         # freed in an open batch. The entries between them are stale; there are as many of them as held pages.
         self._stack = np.arange(
@@ -135,8 +135,12 @@ class PageAllocator:
 
         Raises:
             OutOfPages: Fewer than `n` pages are free, evicted ones included. No page is allocated.
-            ValueError: `n` is negative, or `out` is not `[n] int32`. No page is allocated.
+            ValueError: `n` is negative or not an integer, or `out` is not `[n] int32`. No page is allocated.
         """
+        if type(n) is not int:
+            n = require_whole("n", n)
+        if n < 0:
+            raise ValueError(f"n must be >= 0, got {n}")
         last = self._num_pages - self._num_reserved
         if self._first + n > last and evict is not None:
             self.free(evict(self._first + n - last))
@@ -144,15 +148,13 @@ class PageAllocator:
         end = first + n
         if end > last:
             raise OutOfPages(requested=n, available=last - first)
-        if n < 0:
-            raise ValueError(f"n must be >= 0, got {n}")
         pages = self._stack[first:end]
         if out is None:
             out = pages.copy()
-        elif out.dtype == _INT32 and out.shape == (n,):
+        elif isinstance(out, np.ndarray) and out.dtype == _INT32 and out.shape == (n,):  # pyright: ignore[reportUnnecessaryIsInstance]
             out[:] = pages
         else:
-            raise ValueError(f"out must be int32 of shape ({n},), got {out.dtype} of shape {out.shape}")
+            raise ValueError(f"out must be int32 of shape ({n},), got {out!r:.80}")
         self._first = end
         return out
 
@@ -165,7 +167,8 @@ class PageAllocator:
         Raises:
             ValueError: `pages` is not such an array. The message names the lowest wrong page id. No page is freed.
         """
-        if pages.size <= _FEW and pages.dtype == _INT32 and pages.ndim == 1 and self._free_few(pages.tolist()):
+        is_vector = type(pages) is np.ndarray and pages.dtype == _INT32 and pages.ndim == 1
+        if is_vector and pages.size <= _FEW and self._free_few(pages.tolist()):
             return
         parts = parts_of(pages, self._num_pages)
         if len(pages) > self._first - self._num_parked:
@@ -206,12 +209,13 @@ class PageAllocator:
 
         Raises:
             OutOfPages: Fewer than `n` pages are free. No page is reserved.
-            ValueError: `n` is negative.
+            ValueError: `n` is negative or not an integer.
         """
-        if n > self.num_free:
-            raise OutOfPages(requested=n, available=self.num_free)
+        n = require_whole("n", n)
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
+        if n > self.num_free:
+            raise OutOfPages(requested=n, available=self.num_free)
         self._num_reserved += n
 
     def unreserve(self, n: int) -> None:
@@ -221,8 +225,9 @@ class PageAllocator:
             n: Number of pages, in [0, num_reserved].
 
         Raises:
-            ValueError: `n` is out of range.
+            ValueError: `n` is out of range or not an integer.
         """
+        n = require_whole("n", n)
         if not 0 <= n <= self._num_reserved:
             raise ValueError(f"n must be in [0, num_reserved = {self._num_reserved}], got {n}")
         self._num_reserved -= n
@@ -247,11 +252,11 @@ class PageAllocator:
             num_pages: New number of pages, in [1, 2**31).
 
         Raises:
-            ValueError: `num_pages` is out of range, or a page with an id >= `num_pages` is not free, or fewer free
-                pages would remain than are reserved. Nothing changes. `plan_moves(num_pages)` plans how to empty the
-                end of the pool.
+            ValueError: `num_pages` is out of range or not an integer, or a page with an id >= `num_pages` is not free,
+                or fewer free pages would remain than are reserved. Nothing changes. `plan_moves(num_pages)` plans how
+                to empty the end of the pool.
         """
-        _check_num_pages(num_pages)
+        num_pages = _checked_num_pages(num_pages)
         free, parked = self._stack[self._first :], self._stack[: self._num_parked]
         kept = free[free < num_pages]
         num_busy = (self._num_pages - num_pages) - (len(free) - len(kept))
@@ -284,10 +289,12 @@ class PageAllocator:
             The plan.
 
         Raises:
-            ValueError: `num_pages` is not in [0, num_pages of the pool], or there are too few free pages below it.
+            ValueError: `num_pages` is not an integer in [0, num_pages of the pool], or there are too few free pages
+                below it.
         """
         if num_pages is None:
             num_pages = self._first
+        num_pages = require_whole("num_pages", num_pages)
         if not 0 <= num_pages <= self._num_pages:
             raise ValueError(f"num_pages must be in [0, {self._num_pages}], got {num_pages}")
         held = self.held_pages()
@@ -409,6 +416,8 @@ class PageAllocator:
         raise AssertionError("every page is held and distinct")
 
 
-def _check_num_pages(num_pages: int) -> None:
+def _checked_num_pages(num_pages: int) -> int:
+    num_pages = require_whole("num_pages", num_pages)
     if not 1 <= num_pages <= _MAX_PAGES:
         raise ValueError(f"num_pages must be in [1, {_MAX_PAGES}], got {num_pages}")
+    return num_pages

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 
@@ -23,7 +24,7 @@ class PageArray:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
-        if not self.shape or min(self.shape) < 1:
+        if not self.shape or min(require_whole("shape", axis) for axis in self.shape) < 1:
             raise ValueError(f"shape must have at least one axis, each >= 1, got {self.shape}")
 
     @property
@@ -46,17 +47,28 @@ def pages_within(num_bytes: int, bytes_per_page: int) -> int:
     """Return the number of pages that fit into `num_bytes`.
 
     Raises:
-        ValueError: `num_bytes` is less than one page.
+        ValueError: `num_bytes` is less than one page, or not an integer.
     """
-    if num_bytes < bytes_per_page:
+    if require_whole("num_bytes", num_bytes) < bytes_per_page:
         raise ValueError(f"num_bytes must be >= {bytes_per_page}, the bytes of one page, got {num_bytes}")
     return num_bytes // bytes_per_page
 
 
+def require_whole(name: str, value: object) -> int:
+    """Return an integer of Python or numpy as an int.
+
+    Raises:
+        ValueError: `value` is anything else, such as a float or a bool.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer, got {value!r:.80}")
+    return int(value)
+
+
 def check_at_least_one(**sizes: int) -> None:
-    """Raise a ValueError that names the first size below 1."""
+    """Raise a ValueError that names the first size that is below 1 or not an integer."""
     for name, value in sizes.items():
-        if value < 1:
+        if require_whole(name, value) < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
 from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.layout import PageLayout
@@ -132,7 +133,7 @@ def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device =
     Raises:
         ValueError: `num_pages` is less than 1.
     """
-    _check_num_pages(num_pages)
+    check_at_least_one(num_pages=num_pages)
     sizes = [array.num_bytes for array in layout.arrays]
     blocks = [tuple(_zeros(num_pages, size, device) for size in sizes) for _ in range(layout.num_layers)]
     return PageMemory(layout, blocks)
@@ -149,7 +150,7 @@ def allocate_groups(
     Raises:
         ValueError: `num_pages` is less than 1.
     """
-    _check_num_pages(num_pages)
+    check_at_least_one(num_pages=num_pages)
     pages = _zeros(num_pages, layout.bytes_per_page, device)
     memories: list[PageMemory] = []
     for number, group in enumerate(layout.groups):
@@ -192,11 +193,6 @@ def memory_for(
     if has != needs:
         raise ValueError(f"memory must have (pages, layers, arrays) = {needs}, got {has}")
     return memory
-
-
-def _check_num_pages(num_pages: int) -> None:
-    if num_pages < 1:
-        raise ValueError(f"num_pages must be >= 1, got {num_pages}")
 
 
 def _as_words(block: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.kvpool.arrays import check_at_least_one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RaggedPages:
@@ -40,11 +42,18 @@ def ragged_pages(
         The page lists.
 
     Raises:
-        ValueError: `rows` and `num_tokens` differ in length, or a number of tokens is out of range.
+        ValueError: `rows` and `num_tokens` differ in length, a row or a number of tokens is out of range, or an
+            argument has another type or number of dimensions.
     """
+    check_at_least_one(page_size=page_size)
+    for name, array, num_axes in (("table", table, 2), ("rows", rows, 1), ("num_tokens", num_tokens, 1)):
+        if not isinstance(array, np.ndarray) or array.ndim != num_axes or array.dtype.kind not in "iu":  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{name} must be an array of integers with {num_axes} dimensions, got {array!r:.80}")
     limit = table.shape[1] * page_size
     if num_tokens.shape != rows.shape:
         raise ValueError(f"num_tokens must have the shape of rows, {rows.shape}, got {num_tokens.shape}")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(table):
+        raise ValueError(f"rows must be in [0, {len(table)}), got {rows.min()} .. {rows.max()}")
     if len(rows) and not 1 <= num_tokens.min() <= num_tokens.max() <= limit:
         raise ValueError(f"num_tokens must be in [1, {limit}], got {num_tokens.min()} .. {num_tokens.max()}")
     counts = (num_tokens - 1) // page_size + 1

@@ -3,8 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.kvpool.arrays import check_at_least_one
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
+from pagewood.kvpool.runs import require_vector
 from pagewood.kvpool.tickets import TicketPool
+
+_INT32 = np.dtype(np.int32)
 
 
 class RowPool:
@@ -109,7 +112,7 @@ class RowPool:
         Raises:
             ValueError: The ticket is not valid.
         """
-        row = self._tickets.rows(np.array([ticket], dtype=np.int64))[0]
+        row = self._tickets.row(ticket)
         return self._table[row, : self._num_pages[row]].copy()
 
     def append(self, tickets: NDArray[np.int64], pages: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
@@ -124,9 +127,8 @@ class RowPool:
             ValueError: A ticket is not valid or occurs twice, a row has no room, `counts` does not match `pages`, or
                 one of these is not a one-dimensional int32 array. No page is appended.
         """
-        for name, array in (("pages", pages), ("counts", counts)):
-            if array.dtype != np.int32 or array.ndim != 1:
-                raise ValueError(f"{name} must be int32 with one dimension, got {array.dtype} of shape {array.shape}")
+        require_vector("pages", pages, _INT32)
+        require_vector("counts", counts, _INT32)
         rows = self._tickets.rows(tickets)
         if counts.shape != rows.shape or counts.min(initial=0) < 0 or counts.sum() != len(pages):
             raise ValueError(f"counts must be {len(rows)} numbers >= 0 that sum to {len(pages)}, got {counts}")
@@ -154,7 +156,7 @@ class RowPool:
             ValueError: The ticket is not valid, or the row has fewer than `num_pages` pages.
         """
         pages = self.pages(ticket)
-        if not 0 <= num_pages <= len(pages):
+        if not 0 <= require_whole("num_pages", num_pages) <= len(pages):
             raise ValueError(f"num_pages must be in [0, {len(pages)}], got {num_pages}")
-        self._num_pages[self._tickets.rows(np.array([ticket], dtype=np.int64))] = num_pages
+        self._num_pages[self._tickets.row(ticket)] = num_pages
         return pages[num_pages:]

@@ -1,7 +1,7 @@
 """Page ids as indices: slices where pages are consecutive, because these cost less than arrays."""
 
 from itertools import chain, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ def parts_of(pages: NDArray[np.int32], num_pages: int) -> list[Part]:
     Raises:
         ValueError: `pages` is not a one-dimensional int32 array.
     """
-    if pages.dtype == _INT32 and pages.ndim == 1 and len(pages) >= _LONG:
+    require_vector("pages", pages, _INT32)
+    if len(pages) >= _LONG:
         num, first = len(pages), int(pages[0])
         if int(pages[-1]) - first == num - 1 and 1 not in (pages[1:] <= pages[:-1]).tobytes():
             if first >= 0 and first + num <= num_pages:
@@ -63,6 +64,15 @@ def as_index(pages: NDArray[np.int32]) -> NDArray[np.intp]:
     Raises:
         ValueError: `pages` is not a one-dimensional int32 array.
     """
-    if pages.dtype != _INT32 or pages.ndim != 1:
-        raise ValueError(f"pages must be a one-dimensional int32 array, got {pages.dtype} of shape {pages.shape}")
+    require_vector("pages", pages, _INT32)
     return pages.view(_UINT32).astype(_INTP)
+
+
+def require_vector(name: str, array: Any, dtype: np.dtype[Any]) -> None:
+    """Check an array at run time, because callers may not use a type checker.
+
+    Raises:
+        ValueError: `array` is not a one-dimensional numpy array of this dtype.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:  # pyright: ignore[reportUnknownMemberType]
+        raise ValueError(f"{name} must be a one-dimensional {dtype} array, got {array!r:.80}")

@@ -95,4 +95,4 @@ class StatePool:
 
     def checksum(self, ticket: int | np.int64) -> int:
         """Return the CRC-32 of a state in all layers, for tests. Waits for the device."""
-        return self._memory.checksum(int(self._tickets.rows(np.array([ticket], dtype=np.int64))[0]))
+        return self._memory.checksum(self._tickets.row(ticket))

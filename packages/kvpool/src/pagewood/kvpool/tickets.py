@@ -3,8 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.kvpool.arrays import require_whole
+from pagewood.kvpool.runs import require_vector
+
 _GENERATIONS = 2**31
 _ROW_BITS = 32
+_INT64 = np.dtype(np.int64)
 
 
 class OutOfRows(Exception):
@@ -46,8 +50,9 @@ class TicketPool:
             num_rows: Number of rows, in [1, 2**31).
 
         Raises:
-            ValueError: `num_rows` is out of range.
+            ValueError: `num_rows` is out of range or not an integer.
         """
+        num_rows = require_whole("num_rows", num_rows)
         if not 1 <= num_rows < 2**31:
             raise ValueError(f"num_rows must be in [1, {2**31}), got {num_rows}")
         # The free rows are _free[:_num_free]; the last of them is handed out next.
@@ -77,12 +82,14 @@ class TicketPool:
 
         Raises:
             OutOfRows: Fewer than `n` rows are free. No row is handed out.
-            ValueError: `n` is negative.
+            ValueError: `n` is negative or not an integer.
         """
-        if n > self._num_free:
-            raise OutOfRows(requested=n, available=self._num_free)
+        if type(n) is not int:
+            n = require_whole("n", n)
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
+        if n > self._num_free:
+            raise OutOfRows(requested=n, available=self._num_free)
         rows = self._free[self._num_free - n : self._num_free][::-1]
         self._num_free -= n
         self._is_held[rows] = True
@@ -117,8 +124,7 @@ class TicketPool:
         Raises:
             ValueError: A ticket is not valid: its row has been freed since, or the ticket was never handed out.
         """
-        if tickets.dtype != np.int64 or tickets.ndim != 1:
-            raise ValueError(f"tickets must be a one-dimensional int64 array, got {tickets.dtype} {tickets.shape}")
+        require_vector("tickets", tickets, _INT64)
         rows = (tickets & (2**_ROW_BITS - 1)).astype(np.intp)
         is_valid = rows < len(self._generation)
         known = np.where(is_valid, rows, 0)
@@ -126,6 +132,17 @@ class TicketPool:
         if not is_valid.all():
             raise ValueError(self._complaint(int(tickets[~is_valid][0])))
         return rows
+
+    def row(self, ticket: int | np.int64) -> int:
+        """Return the row of one ticket.
+
+        Raises:
+            ValueError: The ticket is not valid, or not an integer.
+        """
+        number = require_whole("ticket", ticket)
+        if not 0 <= number < 2**63:
+            raise ValueError(self._complaint(number))
+        return int(self.rows(np.array([number], _INT64))[0])
 
     def _complaint(self, ticket: int) -> str:
         generation, row = ticket >> _ROW_BITS, ticket & (2**_ROW_BITS - 1)

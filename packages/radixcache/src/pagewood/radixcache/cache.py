@@ -4,11 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import index
+from numbers import Real
 from typing import Any
 
 from pagewood.radixcache import eviction, inspection
 from pagewood.radixcache.arrays import Int32, as_key, from_bytes, require_int32
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.eviction import Limits
 from pagewood.radixcache.explain import Explanation, explain
 from pagewood.radixcache.history import History
@@ -73,7 +74,7 @@ class RadixCache:
         clock: returns seconds, for `explain`.
 
     Raises:
-        ValueError: `page_size` is less than 1, or `history_tokens` is negative.
+        ValueError: `page_size` is not an integer >= 1, or `history_tokens` not one >= 0.
 
     Source: RadixAttention (arXiv 2312.07104).
     """
@@ -88,15 +89,13 @@ class RadixCache:
         history_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size must be >= 1, got {page_size}")
-        if history_tokens < 0:
-            raise ValueError(f"history_tokens must be >= 0, got {history_tokens}")
+        page_size = require_count("page_size", page_size, least=1)
+        history_tokens = require_count("history_tokens", history_tokens, least=0)
         self._policy: AnyPolicy = LRU() if policy is None else policy
         self._is_informed = isinstance(policy, QueueInformed)
         self._watches = Watches(page_size)
         make_order = partial(order_for, self._policy, page_size=page_size, watched_end=self._watches.watched_end)
-        self._tree = Tree(index(page_size), make_order)
+        self._tree = Tree(page_size, make_order)
         self._limits = Limits()
         self._history = History(history_tokens, page_size=page_size, clock=clock) if history_tokens else None
         if self._history is not None:
@@ -152,12 +151,13 @@ class RadixCache:
                 for this namespace.
 
         Raises:
-            ValueError: `floor` is negative or more than `quota`.
+            ValueError: `floor` is negative or more than `quota`, or one of them is not an integer.
         """
-        if floor < 0 or (quota is not None and quota < floor):
+        floor = require_count("floor", floor, least=0)
+        if quota is not None and (quota := require_count("quota", quota, least=0)) < floor:
             raise ValueError(f"floor must be in [0, quota], got floor {floor}, quota {quota}")
         space = self._tree.root(namespace).space
-        self._limits.set(self._tree, space, None if quota is None else index(quota), index(floor))
+        self._limits.set(self._tree, space, quota, floor)
 
     def match(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
@@ -338,14 +338,17 @@ class RadixCache:
             start: number of pages at the start of the prefix to leave unchanged.
 
         Raises:
-            ValueError: the policy of the cache is not `Retained`; `until` is NaN; `start` is not the index of a page of
-                the prefix; the prefix has been evicted, or `node` belongs to another cache.
+            ValueError: the policy of the cache is not `Retained`; `priority` is not an integer; `until` is not a
+                number; `start` is not the index of a page of the prefix; the prefix has been evicted, or `node` belongs
+                to another cache.
         """
         tree = self._tree
-        if not 0 <= start < max(1, node.num_pages):
+        start = require_count("start", start, least=0)
+        if start >= max(1, node.num_pages):
             raise ValueError(f"start must be a page of {node!r}, got {start}")
-        if until != until:
-            raise ValueError("until must be a number, got nan")
+        require_count("priority", priority, least=None)
+        if not isinstance(until, Real) or until != until:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"until must be a number, got {until!r:.80}")
         tree.locate(node)
         order = node.edge.space.order
         if not isinstance(order, Scored) or not order.keeps_priorities:
@@ -353,7 +356,7 @@ class RadixCache:
         edge = self._edge_ending_at(node)
         while edge.parent is not None and edge.end > start:
             if edge.start < start:
-                tree.split(edge, index(start))
+                tree.split(edge, start)
             order.retain(edge, priority, until)
             edge = edge.parent
 
@@ -370,15 +373,15 @@ class RadixCache:
             as evictable too. They belong to the caller.
 
         Raises:
-            ValueError: `num_pages` is negative, or the policy has returned a score that is NaN.
+            ValueError: `num_pages` is not an integer >= 0, or the policy has returned a score that is NaN.
             Exception: what the policy has raised, in this call or since the last one. No page is lost by that: if some
                 pages were evicted before, they are returned, and the next call raises.
         """
-        if num_pages < 0:
-            raise ValueError(f"num_pages must be >= 0, got {num_pages}")
+        if type(num_pages) is not int or num_pages < 0:
+            num_pages = require_count("num_pages", num_pages, least=0)
         if self._history is not None:
             self._history.cause = name_of(self._policy)
-        return self._hand_over(eviction.evict(self._tree, self._limits, index(num_pages), namespace))
+        return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
 
     def clear(self, namespace: Namespace = None) -> Int32:
         """Remove all pages of one namespace except those of locked prefixes; floors are ignored.
@@ -439,11 +442,10 @@ class RadixCache:
                 the roots are looked at, so sums do not count what is deeper.
 
         Raises:
-            ValueError: an argument is less than 1.
+            ValueError: an argument is not an integer >= 1.
         """
         for name, value in (("max_branches", max_branches), ("max_visited", max_visited)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            require_count(name, value, least=1)
         return outline(self._tree, max_branches=max_branches, max_visited=max_visited)
 
     def runs(self) -> Iterator[Run]:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 import numpy as np
 
 from pagewood.radixcache.arrays import Int32, require_int32
+from pagewood.radixcache.counts import require_count
 
 
 def with_extra_keys(tokens: Int32, extras: Iterable[tuple[int, int, bytes]]) -> Int32:
@@ -25,12 +26,15 @@ def with_extra_keys(tokens: Int32, extras: Iterable[tuple[int, int, bytes]]) -> 
         `[num_tokens] int32`; a copy.
 
     Raises:
-        ValueError: `tokens` is not a one-dimensional int32 array, or positions are not within it, or overlap.
+        ValueError: `tokens` is not a one-dimensional int32 array, or positions are not integers, are
+            not within it, or overlap.
     """
     require_int32("tokens", tokens)
     marked = tokens.copy()
     last_end = 0
     for start, end, key in sorted(extras):
+        require_count("start", start, least=None)
+        require_count("end", end, least=None)
         if not last_end <= start < end <= len(tokens):
             raise ValueError(
                 f"extras must be ranges within {len(tokens)} tokens that do not overlap, got [{start}, {end})"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Protocol
 
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.usage import Usage
 
 
@@ -85,9 +87,7 @@ class SLRU(Policy):
     __slots__ = ("_protected_uses",)
 
     def __init__(self, *, protected_uses: int = 2) -> None:
-        if protected_uses < 2:
-            raise ValueError(f"protected_uses must be >= 2, got {protected_uses}")
-        self._protected_uses = protected_uses
+        self._protected_uses = require_count("protected_uses", protected_uses, least=2)
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[bool, int]:
         """Return the segment, and the tick of the last use."""
@@ -106,11 +106,8 @@ class TailOptimizedLRU(Policy):
     __slots__ = ("_slack",)
 
     def __init__(self, *, threshold_tokens: int, next_prompt_tokens: int = 0) -> None:
-        if threshold_tokens < 0 or next_prompt_tokens < 0:
-            raise ValueError(
-                f"threshold_tokens and next_prompt_tokens must be >= 0, got {threshold_tokens}, {next_prompt_tokens}"
-            )
-        self._slack = next_prompt_tokens - threshold_tokens
+        threshold_tokens = require_count("threshold_tokens", threshold_tokens, least=0)
+        self._slack = require_count("next_prompt_tokens", next_prompt_tokens, least=0) - threshold_tokens
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[bool, int]:
         """Return whether the page is needed to meet the target, and the tick of its last use."""
@@ -129,9 +126,7 @@ class GDSF(Policy):
     __slots__ = ("_attention_tokens", "_inflation")
 
     def __init__(self, *, attention_tokens: int = 8192) -> None:
-        if attention_tokens < 1:
-            raise ValueError(f"attention_tokens must be >= 1, got {attention_tokens}")
-        self._attention_tokens = attention_tokens
+        self._attention_tokens = require_count("attention_tokens", attention_tokens, least=1)
         self._inflation = 0.0  # written by: evicted
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[float, int]:
@@ -162,7 +157,7 @@ class S3FIFO:
     __slots__ = ("small_share",)
 
     def __init__(self, *, small_share: float = 0.1) -> None:
-        if not 0 < small_share < 1:
+        if not isinstance(small_share, Real) or not 0 < small_share < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"small_share must be in (0, 1), got {small_share}")
         self.small_share = small_share
 

@@ -26,6 +26,7 @@ from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.quotas import Quota, Quotas, Usage
 from pagewood.schedpolicy.ranked import (
     ByLongestMatch,
+    ByRemaining,
     ByShortest,
     RankedOrder,
     by_arrival,
@@ -68,7 +69,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
-    "ByLongestMatch", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
+    "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
     "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt",
     "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
     "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget",

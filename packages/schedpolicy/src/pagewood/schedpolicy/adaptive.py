@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.order import Order, W
 
 
@@ -47,10 +48,11 @@ class AdaptiveRule:
                 "low_hit_rate and high_hit_rate must be in [0, 1] and in this order, "
                 f"got {self.low_hit_rate} and {self.high_hit_rate}"
             )
-        if self.min_waiting < 1:
-            raise ValueError(f"min_waiting must be >= 1, got {self.min_waiting}")
+        require_count("min_waiting", self.min_waiting, least=1)
+        require_real("hold_s", self.hold_s)
         if not self.hold_s >= 0:
             raise ValueError(f"hold_s must be >= 0, got {self.hold_s}")
+        require_real("smoothing", self.smoothing)
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must be in (0, 1], got {self.smoothing}")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Generic
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.order import Order, W
 from pagewood.schedpolicy.sorted_queue import SortedQueue
 
@@ -40,10 +41,10 @@ class Ageing(Generic[W]):
         Raises:
             ValueError: `after_s` or `every` is out of range, or `order` is not empty.
         """
+        require_real("after_s", after_s)
         if not 0 <= after_s < inf:
             raise ValueError(f"after_s must be >= 0 and finite, got {after_s}")
-        if every < 1:
-            raise ValueError(f"every must be >= 1, got {every}")
+        require_count("every", every, least=1)
         if len(order):
             raise ValueError(f"order must be empty, got {len(order)} requests")
         self.after_s = after_s

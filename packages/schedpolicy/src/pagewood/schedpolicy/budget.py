@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from pagewood.schedpolicy.counts import require_count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -41,8 +43,8 @@ class Budget:
             "joint_prefill_tokens",
         ):  # fmt: skip
             value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            if value is not None or name in ("max_step_tokens", "max_running", "max_prefills"):
+                require_count(name, value, least=1)
         if self.max_step_tokens < self.max_running:
             raise ValueError(f"max_step_tokens must be >= max_running ({self.max_running}), got {self.max_step_tokens}")
 
@@ -59,12 +61,12 @@ class Budget:
         Raises:
             ValueError: An argument is out of range.
         """
-        if not 0 <= num_running <= self.max_running:
+        if not 0 <= require_count("num_running", num_running) <= self.max_running:
             raise ValueError(f"num_running must be in [0, {self.max_running}], got {num_running}")
-        if not 0 <= num_decodes <= num_running:
+        if not 0 <= require_count("num_decodes", num_decodes) <= num_running:
             raise ValueError(f"num_decodes must be in [0, num_running ({num_running})], got {num_decodes}")
-        if max_prefill_tokens is not None and max_prefill_tokens < 0:
-            raise ValueError(f"max_prefill_tokens must be >= 0, got {max_prefill_tokens}")
+        if max_prefill_tokens is not None:
+            require_count("max_prefill_tokens", max_prefill_tokens, least=0)
         limits = (self.max_step_tokens, self.max_prefill_tokens, max_prefill_tokens)
         return StepBudget(
             budget=self,
@@ -83,8 +85,7 @@ def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int
         max_prefill_tokens: Prompt tokens of one step, over all requests, >= 1.
         max_prefills: Requests that share them.
     """
-    if max_prefill_tokens < 1:
-        raise ValueError(f"max_prefill_tokens must be >= 1, got {max_prefill_tokens}")
+    require_count("max_prefill_tokens", max_prefill_tokens, least=1)
     return Budget(
         max_step_tokens=max_prefill_tokens + max_running,
         max_chunk_tokens=max_prefill_tokens,
@@ -107,8 +108,7 @@ def stall_free(*, max_running: int, max_step_tokens: int, max_prefills: int = 8)
 
     Source: Sarathi-Serve (arXiv 2403.02310).
     """
-    if max_step_tokens < 1:
-        raise ValueError(f"max_step_tokens must be >= 1, got {max_step_tokens}")
+    require_count("max_step_tokens", max_step_tokens, least=1)
     return Budget(
         max_step_tokens=max(max_step_tokens, max_running + max(1, max_step_tokens // 8)),
         max_chunk_tokens=max_step_tokens,
@@ -200,8 +200,8 @@ class StepBudget:
         Raises:
             ValueError: `n` is less than 1.
         """
-        if n < 1:
-            raise ValueError(f"n must be >= 1, got {n}")
+        if type(n) is not int or n < 1:
+            n = require_count("n", n, least=1)
         if n > self.num_left or (self.budget.prefill_first and self.num_prefills):
             return False
         self.num_left -= n
@@ -217,8 +217,8 @@ class StepBudget:
         Raises:
             ValueError: `num_requests` is negative.
         """
-        if num_requests < 0:
-            raise ValueError(f"num_requests must be >= 0, got {num_requests}")
+        if type(num_requests) is not int or num_requests < 0:
+            num_requests = require_count("num_requests", num_requests, least=0)
         if self.budget.prefill_first and self.num_prefills:
             return 0
         num_taken = min(num_requests, self.num_left)
@@ -239,8 +239,8 @@ class StepBudget:
         Raises:
             ValueError: `wanted` is negative.
         """
-        if wanted < 0:
-            raise ValueError(f"wanted must be >= 0, got {wanted}")
+        if type(wanted) is not int or wanted < 0:
+            wanted = require_count("wanted", wanted, least=0)
         if not self._takes_prompts:
             return 0
         chunk = wanted if self.budget.max_chunk_tokens is None else min(wanted, self.budget.max_chunk_tokens)

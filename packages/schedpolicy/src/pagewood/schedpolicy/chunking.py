@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.latency import StepModel, StepSample
 from pagewood.schedpolicy.pages import round_up
 
@@ -43,13 +44,14 @@ class DynamicChunk:
         Raises:
             ValueError: An argument is out of range.
         """
+        require_real("target_s", target_s)
         if not target_s > 0:
             raise ValueError(f"target_s must be > 0, got {target_s}")
-        if page_size < 1:
-            raise ValueError(f"page_size must be >= 1, got {page_size}")
-        if min_tokens < 1:
-            raise ValueError(f"min_tokens must be >= 1, got {min_tokens}")
-        if not 1 <= refit_every <= window:
+        require_count("page_size", page_size, least=1)
+        require_count("min_tokens", min_tokens, least=1)
+        require_count("max_tokens", max_tokens)
+        require_count("window", window)
+        if not 1 <= require_count("refit_every", refit_every) <= window:
             raise ValueError(f"refit_every must be in [1, window ({window})], got {refit_every}")
         self.min_tokens = round_up(min_tokens, page_size)
         self.max_tokens = max_tokens // page_size * page_size

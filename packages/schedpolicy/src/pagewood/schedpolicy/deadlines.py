@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.latency import StepModel, pairs_of
 from pagewood.schedpolicy.requests import DeadlineWaiting
 
@@ -52,8 +53,8 @@ class Feasibility:
     output_ratio: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
+        require_count("chunk_tokens", self.chunk_tokens, least=1)
+        require_real("output_ratio", self.output_ratio)
         if not 0 <= self.output_ratio <= 1:
             raise ValueError(f"output_ratio must be in [0, 1], got {self.output_ratio}")
 

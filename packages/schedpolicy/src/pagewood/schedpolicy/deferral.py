@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.pages import round_up
 from pagewood.schedpolicy.requests import HasPrompt
 
@@ -75,8 +76,7 @@ class InBatchDeferral(Generic[Q]):
             ValueError: An argument is out of range.
         """
         for name, value in (("min_shared", min_shared), ("page_size", page_size), ("max_compared", max_compared)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            require_count(name, value, least=1)
         self._page_size = page_size
         self._min_shared = round_up(min_shared, page_size)
         self._max_compared = max_compared

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.order import Order, W
 
 
@@ -21,8 +22,7 @@ class FallbackAbove(Generic[W]):
         Raises:
             ValueError: `max_waiting` is negative.
         """
-        if max_waiting < 0:
-            raise ValueError(f"max_waiting must be >= 0, got {max_waiting}")
+        require_count("max_waiting", max_waiting, least=0)
         self._order = order
         self._above = above
         self.max_waiting = max_waiting

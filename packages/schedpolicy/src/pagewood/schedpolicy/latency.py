@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pagewood.schedpolicy.counts import require_real
+
 
 class StepSample(NamedTuple):
     """One measured step."""
@@ -42,8 +44,10 @@ class StepModel:
     def __post_init__(self) -> None:
         for name in ("base_s", "prefill_s", "decode_s", "kv_s", "pair_s"):
             value: float = getattr(self, name)
+            require_real(name, value)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be >= 0 and finite, got {value}")
+        require_real("prefill_s", self.prefill_s)
         if self.prefill_s == 0:
             raise ValueError(f"prefill_s must be > 0, got {self.prefill_s}")
 

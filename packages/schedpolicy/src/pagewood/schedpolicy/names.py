@@ -9,6 +9,7 @@ from pagewood.schedpolicy.depth_first import DepthFirstWeight
 from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.ranked import (
     ByLongestMatch,
+    ByRemaining,
     ByShortest,
     RankedOrder,
     by_deadline,
@@ -22,13 +23,13 @@ from pagewood.schedpolicy.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
 
-PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "hrrn", "random", "adaptive")
+PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "srtf", "hrrn", "random", "adaptive")
 """Names of the orders that read only the attributes of `Waiting`."""
 
 ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 """Names of all orders."""
 
-MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight")
+MATCH_ORDERS = ("lpm", "shortest", "srtf", "hrrn", "adaptive", "dfs-weight")
 """Names of the orders that compare waiting requests by `num_matched`.
 
 "fair" reads it too, but only of requests that it has just yielded."""
@@ -70,6 +71,8 @@ def order_named(
             return ranked(by_longest_output)
         case "shortest":
             return ranked(ByShortest(), reads_match=True)
+        case "srtf":
+            return ranked(ByRemaining(), reads_match=True)
         case "hrrn":
             return by_tier(lambda: HighestResponseRatio[Any](notified=notified))
         case "random":

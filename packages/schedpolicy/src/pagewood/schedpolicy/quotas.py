@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.requests import TenantWaiting
 from pagewood.schedpolicy.verdict import FITS, Outcome, Verdict
 
@@ -24,8 +25,8 @@ class Quota:
     def __post_init__(self) -> None:
         for name in ("max_running", "max_tokens_in_flight", "max_kv_tokens"):
             value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            if value is not None:
+                require_count(name, value, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Orders by a rank that depends on one request only: fcfs, priority, lof, shortest, edf and lpm."""
+"""Orders by a rank that depends on one request only: fcfs, priority, lof, shortest, srtf, edf and lpm."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+from pagewood.schedpolicy.counts import require_real
 from pagewood.schedpolicy.match_sweep import MatchSweep
 from pagewood.schedpolicy.order import W
 from pagewood.schedpolicy.requests import DeadlineWaiting, Waiting
@@ -123,6 +124,7 @@ class ByLongestMatch:
     age_weight: float = 1000.0
 
     def __post_init__(self) -> None:
+        require_real("age_weight", self.age_weight)
         if not 0 <= self.age_weight < math.inf:
             raise ValueError(f"age_weight must be >= 0 and finite, got {self.age_weight}")
 
@@ -146,12 +148,41 @@ class ByShortest:
     output_weight: float = 2.0
 
     def __post_init__(self) -> None:
+        require_real("output_ratio", self.output_ratio)
         if not 0 <= self.output_ratio <= 1:
             raise ValueError(f"output_ratio must be in [0, 1], got {self.output_ratio}")
+        require_real("output_weight", self.output_weight)
         if not 0 < self.output_weight < math.inf:
             raise ValueError(f"output_weight must be > 0 and finite, got {self.output_weight}")
 
     def __call__(self, request: Waiting) -> Key:
         """Return the rank."""
         num_output = self.output_ratio * max(0, request.max_new_tokens - request.num_generated)
+        return -request.priority, request.num_tokens - request.num_matched + self.output_weight * num_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByRemaining:
+    """Rank by priority, then by the work that remains: uncached input plus weighted output that is still expected.
+
+    A request is expected to generate `output_ratio` of its limit in total. So after a preemption its output so far
+    counts in full, where `ByShortest` expects the same part of whatever the limit leaves: requests near their expected
+    end go on first. A long request can starve: combine it with `Ageing`.
+
+    Source: Schrage, A proof of the optimality of the shortest remaining processing time discipline, 1968.
+
+    Attributes:
+        output_ratio: Part of the allowed output that is expected, in [0, 1].
+        output_weight: Cost of one output token in input tokens, > 0 and finite.
+    """
+
+    output_ratio: float = 0.7
+    output_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        ByShortest(output_ratio=self.output_ratio, output_weight=self.output_weight)  # the same rules
+
+    def __call__(self, request: Waiting) -> Key:
+        """Return the rank; a request that has passed its expected end is expected to generate one more token."""
+        num_output = max(1.0, self.output_ratio * request.max_new_tokens - request.num_generated)
         return -request.priority, request.num_tokens - request.num_matched + self.output_weight * num_output

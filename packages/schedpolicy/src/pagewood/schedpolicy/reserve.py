@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.demand import Demand
 from pagewood.schedpolicy.lengths import MAX_EXPECTED_TOKENS, NUM_PARTS, num_at_parts, part_of
 from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
@@ -61,10 +62,10 @@ class NewTokenRatio:
         Raises:
             ValueError: An argument is out of range.
         """
+        require_real("scale", scale)
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be > 0 and finite, got {scale}")
-        if hold_steps < 0:
-            raise ValueError(f"hold_steps must be >= 0, got {hold_steps}")
+        require_count("hold_steps", hold_steps, least=0)
         self.scale = scale
         self.hold_steps = hold_steps
         self._num_held = 0  # steps of caution that are left; written by: on_step, on_preempt

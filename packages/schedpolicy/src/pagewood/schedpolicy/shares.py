@@ -7,6 +7,7 @@ from math import inf
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from pagewood.schedpolicy.counts import require_real
 from pagewood.schedpolicy.order import Order, W, absent, changed_during_pass, require_number
 from pagewood.schedpolicy.ranked import RankedOrder, by_priority
 from pagewood.schedpolicy.requests import ClassWaiting, TenantWaiting, Waiting
@@ -66,8 +67,10 @@ class ShareOrder(Generic[W]):
             ValueError: A weight or `output_cost` is out of range.
         """
         for group, weight in weights.items():
+            require_real("weights", weight)
             if not 0 < weight < inf:
                 raise ValueError(f"weights must be > 0 and finite, got {weight} for {group!r}")
+        require_real("output_cost", output_cost)
         if not 0 <= output_cost < inf:
             raise ValueError(f"output_cost must be >= 0 and finite, got {output_cost}")
         self._group_of = group_of
@@ -296,6 +299,7 @@ def fair_share(
         output_cost: Charge for a generated token, >= 0; the default ratio of 2 to 1 is that of VTC.
         make_order: Makes the order within a tenant; by default by priority, then arrival.
     """
+    require_real("prefill_cost", prefill_cost)
     if not 0 <= prefill_cost < inf:
         raise ValueError(f"prefill_cost must be >= 0 and finite, got {prefill_cost}")
 

@@ -3,6 +3,7 @@
 from collections.abc import Container
 from typing import Any
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.requests import Waiting
 
 
@@ -29,10 +30,8 @@ class SkipAhead:
         Raises:
             ValueError: One of them is negative.
         """
-        if max_skipped < 0:
-            raise ValueError(f"max_skipped must be >= 0, got {max_skipped}")
-        if max_passes < 0:
-            raise ValueError(f"max_passes must be >= 0, got {max_passes}")
+        require_count("max_skipped", max_skipped, least=0)
+        require_count("max_passes", max_passes, least=0)
         self.max_skipped = max_skipped
         self.max_passes = max_passes
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over

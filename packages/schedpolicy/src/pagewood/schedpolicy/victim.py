@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.pages import round_up
 from pagewood.schedpolicy.requests import Running, Waiting
 
@@ -70,12 +71,10 @@ def choose_victims(
         The requests to preempt, in this order.
 
     Raises:
-        ValueError: `page_size` or `num_steps` is out of range.
+        ValueError: `page_size` or `num_steps` is out of range or not an integer.
     """
-    if page_size < 1:
-        raise ValueError(f"page_size must be >= 1, got {page_size}")
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be >= 1, got {num_steps}")
+    require_count("page_size", page_size, least=1)
+    require_count("num_steps", num_steps, least=1)
 
     def held(request: R) -> int:
         return round_up(request.num_tokens, page_size)
@@ -114,12 +113,10 @@ def worth_preempting(
         The requests to preempt, in this order.
 
     Raises:
-        ValueError: `threshold` or `num_missing` is out of range.
+        ValueError: `threshold` or `num_missing` is out of range or not an integer.
     """
-    if threshold < 0:
-        raise ValueError(f"threshold must be >= 0, got {threshold}")
-    if num_missing < 1:
-        raise ValueError(f"num_missing must be >= 1, got {num_missing}")
+    require_count("threshold", threshold, least=0)
+    require_count("num_missing", num_missing, least=1)
     eligible = [request for request in running if candidate.priority - request.priority > threshold]
     num_spare = sum(request.num_tokens for request in eligible) - num_missing
     if num_spare < 0:

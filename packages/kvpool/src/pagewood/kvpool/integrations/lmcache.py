@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.keys import require_keys
 
 _T = TypeVar("_T")
@@ -51,14 +52,13 @@ class LMCacheStore:
     __slots__ = ("_connection", "_lock", "_model", "_page_bytes", "_timeout_s", "_url")
 
     def __init__(self, url: str, *, page_bytes: int, fingerprint: bytes = b"", timeout_s: float = 10.0) -> None:
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
+        check_at_least_one(page_bytes=page_bytes)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
         self._url = url
         self._page_bytes = page_bytes
         # Short, because a name has at most 150 characters in the protocol of LMCache's server, and the key has 64.
-        self._model = f"pagewood-{blake2b(fingerprint, digest_size=16).hexdigest()}-{page_bytes}"
+        self._model = f"pagewood-{FORM}-{blake2b(fingerprint, digest_size=16).hexdigest()}-{page_bytes}"
         self._timeout_s = timeout_s
         self._lock = Lock()
         self._connection: _Connection | None = None  # written by: _call, close

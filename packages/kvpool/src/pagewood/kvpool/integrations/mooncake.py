@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.keys import require_keys
 
 _NUM_BUFFERS = 2
@@ -44,11 +45,10 @@ class MooncakeStore:
     __slots__ = ("_buffers", "_idle", "_page_bytes", "_prefix", "_store")
 
     def __init__(self, store: Any, *, page_bytes: int, fingerprint: bytes = b"") -> None:
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
+        check_at_least_one(page_bytes=page_bytes)
         self._store = store
         self._page_bytes = page_bytes
-        self._prefix = f"pagewood-{fingerprint.hex() or 'any'}-{page_bytes}-"
+        self._prefix = f"pagewood-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}-"
         size = page_bytes + CHECKSUM_BYTES
         self._buffers: list[Bytes] = [
             np.zeros((max(1, _BUFFER_BYTES // size), size), np.uint8) for _ in range(_NUM_BUFFERS)

@@ -1,7 +1,7 @@
 """KV pages outside the device: in host memory, on a disk, or in a folder that several processes share.
 
-Start at `TieredIndex`. These modules need numpy only; `device_pages` in `pagewood.kvpool.tiers.torch_pages` connects
-them to a `KVStorage`.
+Start at `TieredIndex`. These modules need numpy and xxhash; `device_pages` in `pagewood.kvpool.tiers.torch_pages`
+connects them to a `KVStorage`.
 """
 
 from pagewood.kvpool.tiers.breaker import Breaker

@@ -8,6 +8,7 @@ from threading import Lock
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.copier import PageCopier, Place
 from pagewood.kvpool.tiers.keys import require_keys
@@ -50,12 +51,11 @@ class DiskTier:
                 ".aside" is appended to its name.
 
         Raises:
-            ValueError: A size is less than 1, `num_bytes` is less than one page, `fingerprint` is too long, or the file
-                cannot be opened or created; see `PageFile`.
+            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, `fingerprint` is too long, or
+                the file cannot be opened or created; see `PageFile`.
         """
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
-        if num_bytes < page_bytes:
+        check_at_least_one(page_bytes=page_bytes)
+        if require_whole("num_bytes", num_bytes) < page_bytes:
             raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
         if len(fingerprint) > 32:
             raise ValueError(f"fingerprint must have at most 32 bytes, got {len(fingerprint)}")

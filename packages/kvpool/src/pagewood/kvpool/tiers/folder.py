@@ -1,6 +1,5 @@
 """A remote tier without a service: pages in files of a folder that several processes or machines can access."""
 
-import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -8,16 +7,27 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.checksum import FORM
 from pagewood.kvpool.tiers.copier import PageCopier, Place
 from pagewood.kvpool.tiers.keys import require_keys
-from pagewood.kvpool.tiers.segments import SUFFIX, Segments, num_pages_in, segment_name, write_segment
+from pagewood.kvpool.tiers.segments import (
+    SUFFIX,
+    UNFINISHED,
+    Segments,
+    delete,
+    is_damaged,
+    num_pages_in,
+    read_table,
+    segment_name,
+    write_segment,
+)
 
 # A process checks the size of the folder whenever it has written this share of the budget. Trimming leaves it free.
 _TRIM_SHARE = 1 / 16
 # The time of use of a segment is updated at most this often, so that reads rarely cause a write.
 _TOUCH_S = 60.0
-_UNFINISHED = ".tmp"
 # An unfinished file that has not changed for this long belongs to a process that died.
 _ABANDONED_S = 3600.0
 
@@ -26,7 +36,8 @@ class SharedFolder:
     """A `PageStore` that any number of processes can use at once, on a local disk, in memory (tmpfs), or on NFS.
 
     Invariant: a segment is a file of pages that were put together, and never changes under its final name. A torn
-    segment counts as absent, and is deleted when a process notices it.
+    segment counts as absent, and is deleted when a process notices it. A segment that cannot be read counts as absent
+    in this process until the folder changes.
 
     There are no locks and no common index: each process reads the tables of the segments that it has not seen yet. A
     segment appears by an atomic rename. A segment that is deleted during a read can still be read to its end. The pages
@@ -34,7 +45,7 @@ class SharedFolder:
     """
 
     __slots__ = (
-        "_copier", "_folder", "_lock", "_max_pages", "_names", "_num_bytes", "_num_untrimmed", "_page_bytes",
+        "_copier", "_folder", "_lock", "_max_pages", "_num_bytes", "_num_untrimmed", "_page_bytes",
         "_segments",
     )  # fmt: skip
 
@@ -50,14 +61,13 @@ class SharedFolder:
                 apart.
 
         Raises:
-            ValueError: A size is less than 1, `num_bytes` is less than one page, or the folder cannot be created or
-                written.
+            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, or the folder cannot be
+                created or written.
         """
-        if page_bytes < 1:
-            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
-        if num_bytes < page_bytes:
+        check_at_least_one(page_bytes=page_bytes)
+        if require_whole("num_bytes", num_bytes) < page_bytes:
             raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
-        self._folder = Path(path) / f"pages-{fingerprint.hex() or 'any'}-{page_bytes}"
+        self._folder = Path(path) / f"pages-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
         self._page_bytes = page_bytes
         self._num_bytes = num_bytes
         self._lock = Lock()
@@ -66,10 +76,9 @@ class SharedFolder:
         self._segments = Segments(self._folder, page_bytes=page_bytes)
         # Bytes written since the size of the folder was last checked.
         self._num_untrimmed = num_bytes  # written by: _put_segment, _trim_if_due
-        self._names = itertools.count()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            probe = self._temporary()
+            probe = self._segments.temporary()
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -94,7 +103,7 @@ class SharedFolder:
         self._trim_if_due()
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
-        """Read and verify pages; a segment with a torn page is deleted."""
+        """Read and verify pages; a segment with a torn page is deleted, and one that cannot be read is left alone."""
         found = self._segments.find(keys)
         with ExitStack() as stack:
             files = {name: self._open(name, stack) for name in {page.name for page in found if page is not None}}
@@ -104,13 +113,17 @@ class SharedFolder:
                 if page is not None and (file := files[page.name]) is not None
             ]
             is_whole = self._copier.read([place for _, place in places], [pages[index] for index, _ in places])
-        answer = [False] * len(keys)
-        for (index, _), is_good in zip(places, is_whole, strict=True):
-            answer[index] = is_good
-            page = found[index]
-            if page is not None and not is_good:
-                self._segments.drop(page.name)
-                (self._folder / page.name).unlink(missing_ok=True)
+            answer = [False] * len(keys)
+            suspects: dict[str, list[bytes]] = {}
+            for (index, _), is_good in zip(places, is_whole, strict=True):
+                answer[index] = is_good
+                page = found[index]
+                if page is not None and not is_good:
+                    suspects.setdefault(page.name, []).append(keys[index])
+            for name, lost in suspects.items():
+                file = files[name]
+                if file is not None:
+                    self._examine(name, file, lost)
         return answer
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
@@ -134,8 +147,22 @@ class SharedFolder:
                 os.utime(file)
         return file
 
+    def _examine(self, name: str, file: int, lost: Sequence[bytes]) -> None:
+        """Find out why pages of an open segment were not read; delete the segment only if it is damaged.
+
+        Another process may have put a segment of the same keys, whose pages differ in their last bits, since the table
+        was read. Then the new table is taken.
+        """
+        self._segments.drop(name)
+        with suppress(OSError):  # it cannot be read, perhaps only now
+            table = read_table(file, self._page_bytes)
+            if table is None or is_damaged(file, table, lost, self._page_bytes):
+                delete(self._folder / name, os.fstat(file), self._segments.temporary())
+            else:
+                self._segments.add(name, *table)
+
     def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        name, temporary = segment_name(keys), self._temporary()
+        name, temporary = segment_name(keys), self._segments.temporary()
         try:
             with temporary.open("wb", buffering=0) as file:
                 checksums = write_segment(file.fileno(), self._copier, keys, pages)
@@ -147,9 +174,6 @@ class SharedFolder:
         with self._lock:
             self._num_untrimmed += len(keys) * self._page_bytes
 
-    def _temporary(self) -> Path:
-        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{_UNFINISHED}"
-
     def _trim_if_due(self) -> None:
         """Delete the least recently used segments if enough has been written since the last time."""
         with self._lock:
@@ -157,23 +181,26 @@ class SharedFolder:
                 return
             self._num_untrimmed = 0
         now_s = time.time()
-        segments: list[tuple[float, str, int]] = []
+        segments: list[tuple[str, os.stat_result]] = []
         for entry, status in _files(self._folder):
             if entry.name.endswith(SUFFIX):
-                num_bytes = num_pages_in(status.st_size, self._page_bytes) * self._page_bytes
-                segments.append((status.st_mtime, entry.name, num_bytes))
-            elif entry.name.endswith(_UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
+                segments.append((entry.name, status))
+            elif entry.name.endswith(UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
                 Path(entry).unlink(missing_ok=True)
-        excess = sum(num_bytes for _, _, num_bytes in segments) - self._num_bytes
+        excess = sum(self._num_bytes_of(status) for _, status in segments) - self._num_bytes
         if excess <= 0:
             return
         excess += int(self._num_bytes * _TRIM_SHARE)
-        for _, name, num_bytes in sorted(segments):
+        for name, status in sorted(segments, key=lambda segment: (segment[1].st_mtime_ns, segment[0])):
             if excess <= 0:
                 return
             self._segments.drop(name)
-            (self._folder / name).unlink(missing_ok=True)
-            excess -= num_bytes
+            delete(self._folder / name, status, self._segments.temporary())
+            excess -= self._num_bytes_of(status)
+
+    def _num_bytes_of(self, status: os.stat_result) -> int:
+        """Return the size of the pages in a segment, in bytes."""
+        return num_pages_in(status.st_size, self._page_bytes) * self._page_bytes
 
 
 def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

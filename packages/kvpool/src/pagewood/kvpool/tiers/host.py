@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 
 
@@ -33,11 +34,9 @@ class HostTier:
                 takes space only as it fills.
 
         Raises:
-            ValueError: `page_bytes` or `num_pages` is less than 1, or `memory` has another shape or dtype.
+            ValueError: `page_bytes` or `num_pages` is not an integer >= 1, or `memory` has another shape or dtype.
         """
-        for name, value in (("page_bytes", page_bytes), ("num_pages", num_pages)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+        check_at_least_one(page_bytes=page_bytes, num_pages=num_pages)
         shape = (num_pages, page_bytes)
         if memory is not None and (memory.shape != shape or memory.dtype != np.uint8):
             raise ValueError(f"memory must be uint8 of shape {shape}, got {memory.dtype} of shape {memory.shape}")

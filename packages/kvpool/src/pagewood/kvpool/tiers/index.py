@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.arrays import Int32
 from pagewood.kvpool.tiers.breaker import Breaker
 from pagewood.kvpool.tiers.counters import TierCounters
@@ -124,8 +125,7 @@ class TieredIndex:
             raise ValueError(
                 f"host must have the device's page size, {device.page_bytes} bytes, got {host.page_bytes} bytes"
             )
-        if min_uses < 1:
-            raise ValueError(f"min_uses must be >= 1, got {min_uses}")
+        check_at_least_one(min_uses=min_uses)
         self._cache = cache
         self._chain = KeyChain(page_size, fingerprint=fingerprint)
         self._page_size = page_size
@@ -380,9 +380,9 @@ class TieredIndex:
                 particular. The device's cache must have limits then.
 
         Raises:
-            ValueError: `num_pages` is negative.
+            ValueError: `num_pages` is negative or not an integer.
         """
-        if num_pages < 0:
+        if require_whole("num_pages", num_pages) < 0:
             raise ValueError(f"num_pages must be >= 0, got {num_pages}")
         self.poll()
         spare = self._recalls.take_spare(num_pages)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeAlias
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.arrays import Int32
 
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
@@ -32,10 +33,10 @@ class KeyChain:
             fingerprint: Whatever else the KV depends on: weights, dtype, layout. Any bytes.
 
         Raises:
-            ValueError: `page_size` is less than 1.
+            ValueError: `page_size` is less than 1 or not an integer.
         """
-        if page_size < 1:
-            raise ValueError(f"page_size must be >= 1, got {page_size}")
+        check_at_least_one(page_size=page_size)
+        page_size = int(page_size)
         self._page_bytes = page_size * 4
         self._seed = blake2b(page_size.to_bytes(8, "little") + fingerprint, digest_size=KEY_BYTES).digest()
 

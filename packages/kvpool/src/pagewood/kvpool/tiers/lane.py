@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
+from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
 
 # Makes a copy, reports its progress to the transfer, and raises if it fails.
@@ -51,10 +52,9 @@ class ThreadLane:
                 flight.
 
         Raises:
-            ValueError: `max_bytes_in_flight` is less than 1.
+            ValueError: `max_bytes_in_flight` is less than 1 or not an integer.
         """
-        if max_bytes_in_flight < 1:
-            raise ValueError(f"max_bytes_in_flight must be >= 1, got {max_bytes_in_flight}")
+        check_at_least_one(max_bytes_in_flight=max_bytes_in_flight)
         self._max_bytes = max_bytes_in_flight
         self._lock = Lock()
         self._num_bytes = 0  # written by: submit, _run

@@ -7,7 +7,8 @@
 | pages | page_bytes per slot | page images |
 
 The file is never synced, and a page and its entry are written in any order. After a crash an entry counts only if its
-checksum matches the page in the slot. Numbers are little-endian.
+checksum matches the page in the slot. Numbers are little-endian. The magic ends in the number of the form, of which the
+checksum is a part: pages of a file of another form are not read.
 """
 
 import fcntl
@@ -27,7 +28,8 @@ ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8")
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"pagewood pages 1"
+_MAGIC = b"pagewood pages 2"
+_ANY_FORM = _MAGIC[:-1]
 _HEAD = struct.Struct("<16sQQ32s")
 _BLOCK_BYTES = 4096
 
@@ -50,7 +52,7 @@ class PageFile:
     def __init__(
         self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes, sets_aside: bool = False
     ) -> None:
-        """Open the file, or create it. A file with another page size or number of slots is emptied.
+        """Open the file, or create it. A file of another form, page size or number of slots is emptied.
 
         Args:
             path: Path of the file.
@@ -115,7 +117,7 @@ class PageFile:
         self.descriptor = self._open()  # written by: _set_aside
 
     def _claim(self, head: bytes, *, sets_aside: bool) -> None:
-        """Lock the file, and give it this head if it has none or one of another geometry.
+        """Lock the file, and give it this head if it has none or one of another form or geometry.
 
         A head of zeros is none: after a loss of power a file may have its size but not its contents.
         """
@@ -131,11 +133,11 @@ class PageFile:
             return
         if not found.strip(b"\0"):
             found = b""
-        if found and not found.startswith(_MAGIC) and sets_aside:
+        if found and not found.startswith(_ANY_FORM) and sets_aside:
             self._set_aside()
             self._claim(head, sets_aside=False)
             return
-        if found and not found.startswith(_MAGIC):
+        if found and not found.startswith(_ANY_FORM):
             raise ValueError(f"path must be a page file or not exist, got {self.path}, which is another kind of file")
         if found and found[-32:] != head[-32:]:
             raise ValueError(

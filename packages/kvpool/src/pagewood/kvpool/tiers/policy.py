@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Real
+from typing import Any
+
+from pagewood.kvpool.arrays import require_whole
 
 
 class WritePolicy(Enum):
@@ -52,9 +56,11 @@ class PrefetchPolicy:
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
+        require_whole("min_tokens", self.min_tokens)
         for name in ("base_s", "per_1024_tokens_s", "min_tokens"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+            value: Any = getattr(self, name)
+            if not isinstance(value, Real) or not float(value) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {value!r}")
 
     def patience_s(self, num_tokens: int) -> float:
         """Return how long to wait for `num_tokens` tokens, in seconds."""

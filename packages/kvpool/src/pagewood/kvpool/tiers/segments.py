@@ -10,23 +10,31 @@ A segment holds pages that were put together. It is written once, under a tempor
 
 A segment is never synced. After a crash a damaged segment has no mark at its end, or pages that do not match their
 checksums. The name of the file is a hash of its keys, so processes that put the same pages at the same time write the
-same file.
+same file. The name of the folder says which checksum its segments have.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.copier import PageCopier, write_rows
+from pagewood.kvpool.tiers.checksum import checksum
+from pagewood.kvpool.tiers.copier import PageCopier, read_rows, write_rows
+
+Table: TypeAlias = tuple[list[bytes], list[bytes]]
+"""The keys and the checksums of the pages of a segment, in the order of the pages."""
 
 SUFFIX = ".pages"
+UNFINISHED = ".tmp"
 _MARK = b"pagewood segment"
 _ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16)])
 # Changes within one tick of the file system's clock do not change a folder's modification time. So a folder that was
@@ -56,6 +64,63 @@ def write_segment(file: int, copier: PageCopier, keys: Sequence[bytes], pages: S
     return checksums
 
 
+def read_table(file: int, page_bytes: int) -> Table | None:
+    """Return the table of a segment, or None if the segment is torn.
+
+    Raises:
+        OSError: The file system failed, which says nothing about the segment.
+    """
+    size = os.fstat(file).st_size
+    n = num_pages_in(size, page_bytes)
+    tail = np.empty(max(0, size - n * page_bytes), np.uint8)
+    is_whole = tail.size == n * _ENTRY.itemsize + len(_MARK) and read_rows(file, [tail], n * page_bytes)
+    if not is_whole or tail[-len(_MARK) :].tobytes() != _MARK:
+        return None
+    table = tail[: -len(_MARK)].view(_ENTRY)
+    return [key.tobytes() for key in table["key"]], [checksum.tobytes() for checksum in table["checksum"]]
+
+
+def is_damaged(file: int, table: Table, keys: Sequence[bytes], page_bytes: int) -> bool:
+    """Read pages of a segment; return whether one is missing or does not match the segment's own table.
+
+    Raises:
+        OSError: The file system failed, which says nothing about the segment.
+    """
+    indices = {key: index for index, key in enumerate(table[0])}
+    page = np.empty(page_bytes, np.uint8)
+    for key in keys:
+        index = indices.get(key)
+        if index is None or not read_rows(file, [page], index * page_bytes) or checksum(key, page) != table[1][index]:
+            return True
+    return False
+
+
+def delete(path: Path, status: os.stat_result, aside: Path) -> None:
+    """Delete a segment, unless another process has put one under its name or used it since `status` was taken.
+
+    A file cannot be deleted by its identity. So it is renamed first, and renamed back if it is not the one that was
+    meant. Another process may miss the segment in between. A segment that cannot be deleted stays.
+
+    Args:
+        path: Path of the segment.
+        status: Status of the file to delete.
+        aside: Path in the same folder that no file has; its suffix is `UNFINISHED`.
+    """
+    with suppress(OSError):
+        if _identity(path.stat()) != _identity(status):
+            return
+        path.rename(aside)
+        if _identity(aside.stat()) == _identity(status):
+            aside.unlink()
+        else:
+            aside.rename(path)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells a file from one that gets its name, and perhaps its inode, later."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageInSegment:
     """The place of a page in a folder.
@@ -78,7 +143,7 @@ class Segments:
     listed is noticed when it is opened. Thread-safe.
     """
 
-    __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_page_bytes", "_pages")
+    __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_names", "_page_bytes", "_pages")
 
     def __init__(self, folder: Path, *, page_bytes: int) -> None:
         """Start with no known segments.
@@ -90,11 +155,16 @@ class Segments:
         self._folder = folder
         self._page_bytes = page_bytes
         self._lock = Lock()
+        self._names = itertools.count()
         self._pages: dict[bytes, PageInSegment] = {}  # written by: _add, _drop
         # The keys in each segment.
         self._keys: dict[str, list[bytes]] = {}  # written by: _add, _drop
         # The folder's modification time when it was listed, or 0 if it may have changed since without notice.
         self._looked_ns = 0  # written by: _look
+
+    def temporary(self) -> Path:
+        """Return a path in the folder that no process uses."""
+        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{UNFINISHED}"
 
     def find(self, keys: Sequence[bytes]) -> list[PageInSegment | None]:
         """Return the place of each page, or None where no segment has it.
@@ -125,33 +195,29 @@ class Segments:
         for name in self._keys.keys() - names:
             self._drop(name)
         for name in names - self._keys.keys():
-            table = _read_table(self._folder / name, self._page_bytes)
+            table = self._read(name)
             if table is not None:
                 self._add(name, *table)
         self._looked_ns = changed_ns if time.time_ns() - changed_ns > _SETTLED_NS else 0
 
+    def _read(self, name: str) -> Table | None:
+        """Return the table of a segment, or None if it cannot be read or is torn; a torn one is deleted."""
+        path = self._folder / name
+        try:
+            with path.open("rb", buffering=0) as file:
+                table = read_table(file.fileno(), self._page_bytes)
+                if table is None:
+                    delete(path, os.fstat(file.fileno()), self.temporary())
+                return table
+        except OSError:
+            return None
+
     def _add(self, name: str, keys: Sequence[bytes], checksums: Sequence[bytes]) -> None:
         self._keys[name] = list(keys)
-        for index, (key, checksum) in enumerate(zip(keys, checksums, strict=True)):
-            self._pages[key] = PageInSegment(name=name, offset=index * self._page_bytes, checksum=checksum)
+        for index, (key, expected) in enumerate(zip(keys, checksums, strict=True)):
+            self._pages[key] = PageInSegment(name=name, offset=index * self._page_bytes, checksum=expected)
 
     def _drop(self, name: str) -> None:
         for key in self._keys.pop(name, ()):
             if key in self._pages and self._pages[key].name == name:
                 del self._pages[key]
-
-
-def _read_table(path: Path, page_bytes: int) -> tuple[list[bytes], list[bytes]] | None:
-    """Return the keys and checksums of a segment, or None if it cannot be read or is torn; a torn one is deleted."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            n = num_pages_in(size, page_bytes)
-            tail = os.pread(file.fileno(), size - n * page_bytes, n * page_bytes)
-        if len(tail) != n * _ENTRY.itemsize + len(_MARK) or not tail.endswith(_MARK):
-            path.unlink()
-            return None
-    except OSError:
-        return None
-    table = np.frombuffer(tail, _ENTRY, n)
-    return [key.tobytes() for key in table["key"]], [checksum.tobytes() for checksum in table["checksum"]]

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Int32, require_int32
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.namespaces import Namespace, encode
 
 _DOMAIN = b"pagewood block 1"
@@ -42,9 +43,8 @@ def block_hashes(tokens: Int32, block_size: int, namespace: Namespace = None) ->
         namespace: the namespace of the sequence.
 
     Raises:
-        ValueError: `tokens` is not a one-dimensional int32 array, or `block_size` is less than 1.
+        ValueError: `tokens` is not a one-dimensional int32 array, or `block_size` is not an integer >= 1.
     """
     require_int32("tokens", tokens)
-    if block_size < 1:
-        raise ValueError(f"block_size must be >= 1, got {block_size}")
+    block_size = require_count("block_size", block_size, least=1)
     return chain_hashes(root_hash(namespace), tokens, block_size)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Protocol, TypeAlias
 
 from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from pagewood.radixcache.events.names import BlockNames
 from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
@@ -96,10 +97,8 @@ class EventLog:
     def __init__(
         self, cache: ObservableCache, *, max_pages: int = 100_000, clock: Callable[[], float] = time.time
     ) -> None:
-        if max_pages < 1:
-            raise ValueError(f"max_pages must be >= 1, got {max_pages}")
         self._cache = cache
-        self._max_pages = max_pages
+        self._max_pages = require_count("max_pages", max_pages, least=1)
         self._clock = clock
         self._log_id = uuid.uuid4().hex
         self._epoch = 0  # written by: _record

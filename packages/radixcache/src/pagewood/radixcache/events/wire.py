@@ -32,7 +32,10 @@ def from_plain(plain: Any) -> EventBatch | Snapshot:
         ValueError: `plain` is not such an update.
     """
     match plain:
-        case {"log_id": str(log_id), "epoch": int(epoch), "ts": float(ts), "events": [*events]}:
+        case {"log_id": str(log_id), "epoch": int(epoch), "ts": float() | int() as ts, "events": [*events]} if (
+            abs(ts) < 2**63 and ts is not True and ts is not False
+        ):
+            ts = float(ts)  # JSON of other languages has no ".0"
             position = Position(log_id=log_id, epoch=epoch)
         case _:
             raise ValueError(f"update must have log_id, epoch, ts and events, got {_shorten(plain)}")

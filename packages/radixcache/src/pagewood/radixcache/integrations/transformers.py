@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from pagewood.radixcache import RadixCache
 from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.node import Node
 
@@ -27,12 +28,11 @@ class CachedGenerator:
         page_size: tokens per page.
 
     Raises:
-        ValueError: `num_pages` is less than 1, or the model has layers of another kind.
+        ValueError: `num_pages` is not an integer >= 1, or the model has layers of another kind.
     """
 
     def __init__(self, model: Any, *, num_pages: int, page_size: int = 16) -> None:
-        if num_pages < 1:
-            raise ValueError(f"num_pages must be >= 1, got {num_pages}")
+        num_pages = require_count("num_pages", num_pages, least=1)
         config = model.config.get_text_config()
         others = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
         if others or getattr(config, "sliding_window", None):

@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         requests = read_trace(trace)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if not num_blocks_of(requests):
+        parser.error(f"{trace} must have at least one block, got none in {len(requests)} requests")
     report = _measure(
         trace.name,
         requests,

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.counts import require_count
 
 _NEVER = 1 << 62
 
@@ -28,9 +29,12 @@ def num_best_hits(requests: Sequence[Int32], *, num_blocks: int) -> int:
         requests: the blocks of each request, `[num_blocks] int32`, in order of arrival.
         num_blocks: size of the memory, as for `replay`.
 
+    Raises:
+        ValueError: `num_blocks` is not an integer >= 0.
+
     Source: Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
-    paths = _number_prefixes(requests, num_blocks)
+    paths = _number_prefixes(requests, require_count("num_blocks", num_blocks, least=0))
     cached: dict[int, int] = {}  # prefix -> index of its next use
     farthest: list[tuple[int, int]] = []  # (-next use, -prefix): deeper first; some entries are outdated
     num_hits = 0

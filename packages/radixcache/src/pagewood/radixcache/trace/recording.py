@@ -1,6 +1,7 @@
 """Recorded requests in the format of the Mooncake traces."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,14 @@ def _parse(line: str, numbers: dict[int, int], place: str) -> tuple[float, Int32
     """Return the arrival time of a request, and its blocks."""
     try:
         fields: Any = json.loads(line)
+        if not isinstance(fields["hash_ids"], list):
+            raise TypeError("hash_ids must be a list")
         blocks = [numbers.setdefault(hash_id, len(numbers)) for hash_id in fields["hash_ids"]]
-        return float(fields["timestamp"]), np.array(blocks, np.int32)
-    except (ValueError, KeyError, TypeError) as error:
+        timestamp = float(fields["timestamp"])
+        if not math.isfinite(timestamp):
+            raise ValueError("timestamp must be finite")
+        return timestamp, np.array(blocks, np.int32)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(
             f"{place} must be a JSON object with timestamp and hash_ids, got {line.strip()[:80]}"
         ) from error

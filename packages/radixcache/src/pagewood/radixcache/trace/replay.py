@@ -7,6 +7,7 @@ import numpy as np
 
 from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.cache import RadixCache
+from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.watches import Watch
 
 
@@ -24,8 +25,11 @@ def replay(requests: Iterable[Int32], cache: RadixCache, *, num_blocks: int, num
         num_waiting: number of requests that wait while one is served; the replay opens a watch for each of them.
 
     Raises:
-        ValueError: the page size of the cache is not 1, or the cache is not empty.
+        ValueError: the page size of the cache is not 1, the cache is not empty, or `num_blocks` or
+            `num_waiting` is not an integer >= 0.
     """
+    require_count("num_blocks", num_blocks, least=0)
+    require_count("num_waiting", num_waiting, least=0)
     if cache.page_size != 1 or cache.num_pages:
         raise ValueError(f"cache must be empty and of page size 1, got {cache.num_pages} pages of {cache.page_size}")
     unused = np.arange(num_blocks, dtype=np.int32)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decisions import OnDecision
 from pagewood.schedpolicy.simulation.machine import Machine
@@ -37,9 +38,8 @@ class Fleet:
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size"):
             value: int = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            require_count(name, value, least=1)
+        if not 1 <= require_count("num_replicas", self.num_replicas) <= MAX_REPLICAS:
             raise ValueError(f"num_replicas must be in [1, {MAX_REPLICAS}], got {self.num_replicas}")
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.latency import StepModel, StepSample
 
 FORMAT = "pagewood-step-model/1"
@@ -32,8 +33,7 @@ class Machine:
     kv_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.kv_tokens < 0:
-            raise ValueError(f"kv_tokens must be >= 0, got {self.kv_tokens}")
+        require_count("kv_tokens", self.kv_tokens, least=0)
         if not self.model.base_s + self.model.decode_s > 0:
             raise ValueError("base_s + decode_s must be > 0, got 0")
 
@@ -66,7 +66,7 @@ class Machine:
         return json.dumps(value | asdict(self.model), indent=2) + "\n"
 
 
-def load_machine(path: Path) -> Machine:
+def load_machine(path: str | Path) -> Machine:
     """Read a machine from a JSON file, which the benchmark of an engine can write.
 
     The file is an object with `"format": "pagewood-step-model/1"`, optionally `name`, `source` and `kv_tokens`, and
@@ -78,6 +78,7 @@ def load_machine(path: Path) -> Machine:
         ValueError: The file does not have this form; the message names the place.
         OSError: The file cannot be read.
     """
+    path = Path(path)
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

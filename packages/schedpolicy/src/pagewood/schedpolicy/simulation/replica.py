@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 
 from pagewood.schedpolicy.budget import StepBudget
+from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.deadlines import Load
 from pagewood.schedpolicy.latency import pairs_of
 from pagewood.schedpolicy.quotas import Quotas
@@ -69,8 +70,7 @@ class Replica:
             ValueError: `num_pages` or `page_size` is out of range.
         """
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            require_count(name, value, least=1)
         self._index = index
         self._on_decision = on_decision
         self._recorder = Recorder(index)

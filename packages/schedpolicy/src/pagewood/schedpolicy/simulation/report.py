@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from pagewood.schedpolicy.counts import require_real
 from pagewood.schedpolicy.simulation.histogram import DurationHistogram
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome, RequestRecord
 
@@ -27,6 +28,7 @@ class Objective:
     def __post_init__(self) -> None:
         for name in ("first_token_s", "per_token_s"):
             value: float = getattr(self, name)
+            require_real(name, value)
             if not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
 

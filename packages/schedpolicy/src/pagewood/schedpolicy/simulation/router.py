@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
+from pagewood.schedpolicy.counts import require_count, require_real
+
 
 class Router(Protocol):
     """Chooses a replica for each request, in the order of their arrival."""
@@ -85,10 +87,10 @@ class PrefixAware:
         Raises:
             ValueError: An argument is out of range.
         """
+        require_real("factor", factor)
         if not factor >= 1:
             raise ValueError(f"factor must be >= 1, got {factor}")
-        if slack < 0:
-            raise ValueError(f"slack must be >= 0, got {slack}")
+        require_count("slack", slack, least=0)
         self._factor = factor
         self._slack = slack
         self._sent: dict[int, int] = {}

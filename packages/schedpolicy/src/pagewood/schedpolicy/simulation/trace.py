@@ -4,6 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pagewood.schedpolicy.counts import require_count, require_real
+
+_MAX_NAME = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
@@ -17,8 +21,8 @@ class TraceRequest:
         num_prompt: Tokens of the prompt, >= 1.
         num_output: Tokens that it generates, >= 1.
         max_new_tokens: Its limit on generated tokens, >= num_output; the scheduler knows only this.
-        keys: One per block from the start of the prompt; they may continue into the output (for a later turn that
-            repeats it). Tokens beyond the last key are not shared.
+        keys: One per block from the start of the prompt, any integers; they may continue into the output (for a later
+            turn that repeats it). Tokens beyond the last key are not shared.
         tenant: Its tenant.
         priority: Higher goes first.
         tag: Routing tag, also the name of its class of service; "" for none.
@@ -36,14 +40,21 @@ class TraceRequest:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
+        require_real("arrived_s", self.arrived_s)
         if not 0 <= self.arrived_s < math.inf:
             raise ValueError(f"arrived_s must be >= 0 and finite, got {self.arrived_s}")
+        require_count("priority", self.priority)
+        require_count("max_new_tokens", self.max_new_tokens)
+        for key in self.keys:
+            if type(key) is not int:
+                require_count("keys", key)
         for name in ("num_prompt", "num_output"):
             value: int = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            require_count(name, value, least=1)
         if self.max_new_tokens < self.num_output:
             raise ValueError(f"max_new_tokens must be >= num_output ({self.num_output}), got {self.max_new_tokens}")
+        if self.deadline_s is not None:
+            require_real("deadline_s", self.deadline_s)
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
             raise ValueError(f"deadline_s must be > 0 and finite, got {self.deadline_s}")
 
@@ -67,8 +78,7 @@ class Trace:
     def __post_init__(self) -> None:
         if not self.requests:
             raise ValueError(f"requests must not be empty: {self.name} has none")
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be >= 1, got {self.block_size}")
+        require_count("block_size", self.block_size, least=1)
         previous = 0.0
         for index, request in enumerate(self.requests):
             if request.arrived_s < previous:
@@ -98,15 +108,23 @@ class Trace:
         """Yield for each request the names of all whole pages that it computes.
 
         These are its keys, followed by names that no other page has: an engine caches the end of a prompt and the
-        output too, and they take room, although nothing in the trace repeats them.
+        output too, and they take room, although nothing in the trace repeats them. A name is an int32: keys that are
+        too large for it are numbered in the order of their first use.
 
         Raises:
             ValueError: Neither of `page_size` and `block_size` divides the other.
         """
+        ratio = max(1, self.block_size // page_size)
         least = min((key for request in self.requests for key in request.keys), default=0)
-        num_used = -min(0, least) * max(1, self.block_size // page_size)
+        most = max((key for request in self.requests for key in request.keys), default=0)
+        numbers: dict[int, int] | None = None
+        num_used = -min(0, least) * ratio
+        if max(num_used, (most + 1) * ratio) > _MAX_NAME // 2:
+            numbers, num_used = {}, 0
         for request in self.requests:
             keys = self.page_keys(request, page_size)
+            if numbers is not None:
+                keys = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
             num_own = (request.num_prompt + request.num_output - 1) // page_size - len(keys)
             yield (*keys, *range(-num_used - 1, -num_used - 1 - num_own, -1))
             num_used += num_own
@@ -118,6 +136,7 @@ def scaled(trace: Trace, *, rate: float) -> Trace:
     Raises:
         ValueError: `rate` is not > 0 and finite.
     """
+    require_real("rate", rate)
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be > 0 and finite, got {rate}")
     requests = tuple(replace(request, arrived_s=request.arrived_s / rate) for request in trace.requests)

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
 
 MOONCAKE_BLOCK_SIZE = 512
@@ -23,7 +24,7 @@ _BYTES_PER_TOKEN = 4
 """UTF-8 bytes per token, if the number of tokens is not given."""
 
 
-def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
+def load_trace(path: str | Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
     """Read a trace from a file of JSON objects, one per line; blank lines are ignored.
 
     A line with `hash_ids` is a Mooncake line: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per
@@ -41,8 +42,8 @@ def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
         ValueError: A line is malformed (the message gives its number), kinds are mixed, or the file is empty.
         OSError: The file cannot be read.
     """
-    if block_size < 1:
-        raise ValueError(f"block_size must be >= 1, got {block_size}")
+    path = Path(path)
+    require_count("block_size", block_size, least=1)
     reader: _Mooncake | _Texts | None = None
     lines: list[TraceRequest] = []
     first_s = math.inf
@@ -69,9 +70,9 @@ def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
     return Trace(name=path.name, requests=tuple(from_start), block_size=reader.block_size)
 
 
-def save_trace(trace: Trace, path: Path) -> None:
+def save_trace(trace: Trace, path: str | Path) -> None:
     """Write a trace as Mooncake lines; optional fields are written only if they differ from the default."""
-    with path.open("w", encoding="utf-8") as file:
+    with Path(path).open("w", encoding="utf-8") as file:
         for request in trace.requests:
             line: dict[str, Any] = {
                 "timestamp": request.arrived_s * 1e3,
@@ -196,9 +197,11 @@ def _request(
 
 def _number(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number, got {value!r:.80}")
-    return value
+    require_real(name, value)
+    try:
+        return float(cast("float", value))
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got {value!r:.80}") from None
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int:

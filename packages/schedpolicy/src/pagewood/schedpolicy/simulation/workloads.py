@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from random import Random
 
+from pagewood.schedpolicy.counts import require_count, require_real
 from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
 
 BLOCK_SIZE = 64
@@ -157,8 +158,8 @@ def generate(name: str, *, num_requests: int, rate: float, seed: int) -> Trace:
     Raises:
         ValueError: An argument is out of range.
     """
-    if num_requests < 1:
-        raise ValueError(f"num_requests must be >= 1, got {num_requests}")
+    require_count("num_requests", num_requests, least=1)
+    require_real("rate", rate)
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be > 0 and finite, got {rate}")
     for known, workload in WORKLOADS:

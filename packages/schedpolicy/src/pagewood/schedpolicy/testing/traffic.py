@@ -211,8 +211,9 @@ def longest_wait(
 
 
 def _raises(kind: type[Exception], call: Callable[[], object]) -> bool:
+    """Return whether a call raises an exception of this kind; any other one does not count, and is not passed on."""
     try:
         call()
-    except kind:
-        return True
+    except Exception as error:
+        return isinstance(error, kind)
     return False

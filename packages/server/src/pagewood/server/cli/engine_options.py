@@ -179,9 +179,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="which request runs next, among equal priorities: fcfs (first come, first served; another name is "
         "priority), lpm (longest cached prefix first), dfs-weight (requests that share a cached prefix together), lof "
-        "(longest output first), shortest (least work first), hrrn (highest response ratio next), fair (equal tokens "
-        "for each namespace), edf (earliest deadline first), wrr (turns of service classes), tag (those whose tag runs "
-        "already), random, adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities first) "
+        "(longest output first), shortest (least work first), srtf (least remaining work first: the output so far of a "
+        "preempted request counts), hrrn (highest response ratio next), fair (equal tokens for each tenant), edf "
+        "(earliest deadline first), wrr (turns of service classes), tag (those whose tag runs already), random, "
+        "adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities first, but preemption still "
+        "spares high ones; see --low-priority-first) "
         "(default: %(default)s)",
     )
     scheduling.add_argument(
@@ -243,7 +245,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "they go on later (default: requests are preempted only when memory runs out)",
     )
     scheduling.add_argument(
-        "--low-priority-first", action="store_true", help="let requests with a lower priority go first"
+        "--low-priority-first",
+        action="store_true",
+        help="a lower priority is the more important one, in every order "
+        "and for preemption; not together with the order priority-low",
     )
     scheduling.add_argument(
         "--max-queue-seconds",
