@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -154,19 +155,35 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Run clients, unmodified: guidellm, lm-eval, the requests of `vllm bench serve`, and Codex if there is npm."""
+    """Run clients, unmodified: guidellm, lm-eval, the requests of `vllm bench serve`, and whole loops of agents.
+
+    The loops are those of the tool runner of Anthropic's client and of aider over Ollama; if there is npm, also of
+    Anthropic's client for JavaScript, of the AI SDK over Ollama, and of Codex. Aider needs Python 3.12 or older.
+    """
     install_everything(session, *PEERS)
+    place = Path(session.create_tmp()).resolve()
     tools: list[str] = []
     for name, packages in {"guidellm": ["guidellm"], "lm-eval": ["lm-eval[api]", "transformers"]}.items():
-        folder = Path(session.create_tmp()).resolve() / name  # their dependencies may exclude ours
+        folder = place / name  # their dependencies may exclude ours
         session.run("python", "-m", "venv", "--clear", str(folder))
         session.run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *packages, external=True)
         tools.append(str(folder / "bin"))
     session.run("python", "tools/clients_check.py", *tools)
+    loops: list[str] = []
+    if sys.version_info < (3, 13):
+        folder = place / "aider"
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        session.run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "aider-chat", external=True)
+        loops += ["--aider", str(folder / "bin" / "aider")]
     if shutil.which("npm"):
-        folder = Path(session.create_tmp()).resolve() / "codex"
-        session.run("npm", "install", "--silent", "--prefix", str(folder), "@openai/codex", external=True)
-        session.run("python", "tools/codex_check.py", str(folder / "node_modules" / ".bin" / "codex"))
+        npm = ("npm", "install", "--silent", "--prefix")
+        packages = ["@anthropic-ai/sdk", "ai", "ollama-ai-provider-v2", "zod"]
+        session.run(*npm, str(place / "loops"), *packages, external=True)
+        session.run(*npm, str(place / "codex"), "@openai/codex", external=True)
+        loops += ["--node", str(place / "loops")]
+    session.run("python", "tools/tool_loops_check.py", *loops)
+    if shutil.which("npm"):
+        session.run("python", "tools/codex_check.py", str(place / "codex" / "node_modules" / ".bin" / "codex"))
 
 
 @nox.session

@@ -4,6 +4,8 @@
 
 python benchmarks/weights_quality.py                    # the embedded model: a quarter of an hour on two cores
 python benchmarks/weights_quality.py --count 5          # fewer prompts
+python benchmarks/weights_quality.py --defaults         # what is chosen without a word for a checkpoint in bfloat16
+python benchmarks/weights_quality.py --defaults --size 110M --size 500M     # the same, with random weights
 python benchmarks/weights_quality.py FOLDER...          # perplexity and greedy tokens of other models
 
 The numbers do not depend on the load of the machine. Texts: licences of numpy and torch as their wheels bring them, and
@@ -17,13 +19,14 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -43,15 +46,20 @@ from pagewood.engine.text import Tokenizer
 from pagewood.engine.tiers import model_fingerprint
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from weight_forms.folders import SHAPES, write_folder
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_model"))
 
 PAGE_SIZE, LENGTH = 16, 512
 FORMS: Mapping[WeightFormat, Sequence[ActivationFormat]] = {
-    "float32": (), "bfloat16": ("bfloat16",), "int8": ("float32",), "int4": ("float32",),
-}  # fmt: skip
-"""With activations beside those that are chosen without a word."""
+    "float32": ("float32",),
+    "bfloat16": ("float32", "bfloat16"),
+    "int8": ("auto", "float32"),
+    "int4": ("auto", "float32"),
+}
+"""With the activations that are measured."""
 CALIBRATION_TOKENS = 32768
+KVType: TypeAlias = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,22 @@ class Candidate:
     folder: Path
     form: WeightFormat
     activations: ActivationFormat = "auto"
+    kv: KVType = "float32"
+
+
+def defaults(folder: Path) -> list[Candidate]:
+    """Return the ways to compute with weights in bfloat16, the exact one first."""
+    return [
+        Candidate(name="bfloat16, float32 activations", folder=folder, form="bfloat16", activations="float32"),
+        Candidate(name="bfloat16, bfloat16 activations", folder=folder, form="bfloat16", activations="bfloat16"),
+        Candidate(
+            name="bfloat16, float32 activations, int8 KV",
+            folder=folder,
+            form="bfloat16",
+            activations="float32",
+            kv="int8",
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +111,10 @@ def main() -> None:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of models (default: the embedded one)")
+    parser.add_argument("--defaults", action="store_true", help="only ways to compute with weights in bfloat16")
+    parser.add_argument(
+        "--size", action="append", choices=SHAPES, help="of a model with random weights instead of a folder"
+    )
     parser.add_argument("--count", type=int, default=100, help="prompts for each task (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=16384, help="of each text, at most (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all cores)")
@@ -94,23 +122,27 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["PAGEWOOD_CACHE"] = str(Path(scratch) / "cache")
-        for folder in arguments.folders or [None]:
+        made = [Path(scratch) / size for size in arguments.size or ()]
+        for folder in made:
+            write_folder(SHAPES[folder.name], folder)
+            copy_tokenizer(folder)
+        for folder in [*made, *arguments.folders] or [None]:
             measure(folder, Path(scratch), arguments)
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Give a model with random weights the tokenizer of the embedded one."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_folder(None) / name, folder)
 
 
 def measure(given: Path | None, scratch: Path, arguments: argparse.Namespace) -> None:
     """Print the tables of one model."""
     folder, is_embedded = model_folder(given), given is None
     texts = texts_for(Tokenizer.from_folder(folder), arguments, is_embedded=is_embedded)
-    candidates: list[Candidate] = []
-    for form, others in FORMS.items():
-        candidates.append(Candidate(name=form, folder=folder, form=form))
-        for other in others:
-            name = f"{form}, {other} activations"
-            candidates.append(Candidate(name=name, folder=folder, form=form, activations=other))
-    candidates += gptq(folder, scratch, is_embedded=is_embedded)
+    candidates = defaults(folder) if arguments.defaults else forms(folder, scratch, is_embedded=is_embedded)
     print(f"\n{'The embedded model' if is_embedded else folder.name}: perplexity, and tokens of 100 that greedy "
-          "decoding chooses as with float32 (for each text: "
+          f"decoding chooses as with {candidates[0].name} (for each text: "
           f"{', '.join(f'{name} {num_scored(windows):,} tokens' for name, windows in texts.items())}).\n")  # fmt: skip
     print("| weights | " + " | ".join(f"{name}, perplexity | same tokens" for name in texts) + " |")
     print("|---|" + "--:|--:|" * len(texts))
@@ -123,6 +155,16 @@ def measure(given: Path | None, scratch: Path, arguments: argparse.Namespace) ->
         print(f"| {candidate.name} | " + " | ".join(cells) + " |", flush=True)
     if is_embedded:
         answers(candidates, arguments.count, arguments.threads)
+
+
+def forms(folder: Path, scratch: Path, *, is_embedded: bool) -> list[Candidate]:
+    """Return all forms of weights, float32 first."""
+    candidates: list[Candidate] = []
+    for form, others in FORMS.items():
+        for other in others:
+            name = f"{form}, {other} activations" if len(others) > 1 else form
+            candidates.append(Candidate(name=name, folder=folder, form=form, activations=other))
+    return candidates + gptq(folder, scratch, is_embedded=is_embedded)
 
 
 def gptq(folder: Path, scratch: Path, *, is_embedded: bool) -> list[Candidate]:
@@ -223,9 +265,9 @@ def on_texts(candidate: Candidate, texts: Mapping[str, Sequence[Window]], num_th
     num_pages = -(-length // PAGE_SIZE)
     layout = MultiHeadLayout(
         num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE_SIZE, dtype="float32", order="HND",
+        page_size=PAGE_SIZE, dtype=candidate.kv, order="HND",
     )  # fmt: skip
-    kernel = warm_up(config.head_dim, packed=loaded.variants)
+    kernel = warm_up(config.head_dim, int8=candidate.kv == "int8", packed=loaded.variants)
     runner = CPURunner(
         loaded.model, KVStorage(layout, num_pages), kernel, max_rows=1, max_length=length, num_threads=num_threads
     )
@@ -264,7 +306,11 @@ def answers(candidates: Sequence[Candidate], count: int, num_threads: int) -> No
     for candidate in candidates:
         cells: list[str] = []
         with LLM(
-            candidate.folder, weights=candidate.form, activations=candidate.activations, num_threads=num_threads
+            candidate.folder,
+            weights=candidate.form,
+            activations=candidate.activations,
+            kv_cache_dtype=candidate.kv,
+            num_threads=num_threads,
         ) as llm:
             for asked in kinds.values():
                 prompts = [

@@ -7,18 +7,13 @@ of the function that Codex offers for commands, or of its custom tool for patche
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-from pagewood.engine.text import Tokenizer
-from pagewood.server.http_server import http_server
-from pagewood.server.limits import HttpLimits
-from pagewood.server.serve import bind
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from scripted_server import begun, call, scripted_server
 
 LIMIT_S = 120
 COMMANDS = {"exec_command": "cmd", "shell_command": "command"}
@@ -41,8 +36,7 @@ FILE = 'sum-42 "\u00e9"\n'
 
 def answer(prompt: str) -> str:
     """Return what the model writes behind a prompt, which may have begun its reasoning."""
-    begun = "</think>" if prompt.endswith("<think>\n") else ""
-    return begun + _words(prompt)
+    return begun(prompt) + _words(prompt)
 
 
 def _words(prompt: str) -> str:
@@ -50,13 +44,9 @@ def _words(prompt: str) -> str:
     if turn.startswith("tool\n"):
         return f"It says {''.join(re.findall('sum-[0-9]+|note.txt', turn)[-1:])}."
     if '"name": "apply_patch"' in prompt and "note.txt" not in prompt:
-        return _call("I write it.", "apply_patch", {"input": PATCH})
+        return f"I write it.{call('apply_patch', {'input': PATCH})}"
     name = next((name for name in COMMANDS if f'"{name}"' in prompt), "exec_command")
-    return _call("I run it.", name, {COMMANDS[name]: "echo sum-$((40+2))"})
-
-
-def _call(text: str, name: str, arguments: dict[str, str]) -> str:
-    return f"{text}\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return f"I run it.{call(name, {COMMANDS[name]: 'echo sum-$((40+2))'})}"
 
 
 async def check(program: Path) -> None:
@@ -68,31 +58,9 @@ async def check(program: Path) -> None:
 async def _check(program: Path, model: str, word: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-        server = MemoryServer(
-            folder,
-            Tokenizer.from_folder(folder),
-            limit=16,
-            script=answer,
-            grammars=True,
-            max_length=300_000,
-            num_pages=40_000,
-            limits=HttpLimits(),
-            host="127.0.0.1",
-            model_name=model,
-        )
-        await server.start()
-        with bind("127.0.0.1", 0) as socket:
-            http = http_server(server.frontend, stop_grace_s=5)
-            serving = asyncio.create_task(http.serve(sockets=[socket]))
-            try:
-                url = f"http://127.0.0.1:{socket.getsockname()[1]}"
-                (folder / "config.toml").write_text(CONFIGURATION.format(url=url, model=model))
-                said = await run(program, folder)
-            finally:
-                http.should_exit = True
-                await serving
-                await server.stop()
+        async with scripted_server(folder, answer, model=model) as url:
+            (folder / "config.toml").write_text(CONFIGURATION.format(url=url, model=model))
+            said = await run(program, folder)
         file = folder / "work" / "note.txt"
         assert f"It says {word}." in said, said
         assert (file.read_text() if file.exists() else None) == (FILE if word == "note.txt" else None)

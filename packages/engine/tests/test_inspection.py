@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import gguf_files
 import quantised_folders
-from pagewood.engine.api import WeightFormat
+from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.inspection import inspect_model
 from pagewood.engine.load import load_model
 from pagewood.engine.quantise import Scheme, quantise_model
@@ -105,7 +105,10 @@ def test_errors_are_those_of_the_packed_weights(folder: Path) -> None:
         assert one.shape == tuple(weights[one.name].shape)
         assert 0.04 < one.weight_error < 0.12, one
         assert 0.04 < one.output_error < 0.15, one
-    by_name = {form: {one.name: one for one in inspect_model(folder, form=form).errors} for form in _FORMS}
+    by_name = {
+        form: {one.name: one for one in inspect_model(folder, form=form, activations=activations).errors}
+        for form, activations in _FORMS.items()
+    }
     name = "model.layers.0.self_attn.q_proj.weight"
     eight, sixteen, whole = (by_name[form][name] for form in _FORMS)
     assert 1e-3 < sixteen.weight_error < 2.0**-8
@@ -123,7 +126,7 @@ def test_errors_are_those_of_the_packed_weights(folder: Path) -> None:
     assert mlp.weight_error == 0  # it is bfloat16 already
 
 
-_FORMS: tuple[WeightFormat, ...] = ("int8", "bfloat16", "auto")
+_FORMS: dict[WeightFormat, ActivationFormat] = {"int8": "auto", "bfloat16": "float32", "auto": "auto"}
 
 
 def test_a_form_that_does_not_exist(folder: Path) -> None:

@@ -112,10 +112,11 @@ def test_logits_are_those_of_transformers_with_the_widened_weights(
                 if isinstance(module, torch.nn.Linear):
                     module.register_forward_pre_hook(lambda module, inputs: rounded(inputs[0]))
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
-    found = logits(load(tmp_path, form), tokens)
+    activations: ActivationFormat = "float32" if form == "bfloat16" else "auto"
+    found = logits(load(tmp_path, form, activations=activations), tokens)
     assert distance(found, expected) < (1e-5 if form == "bfloat16" else 5e-3)  # some codes are rounded the other way
     assert distance(found, exact) < (1e-5 if form == "bfloat16" else 0.04)
-    assert np.array_equal(found, logits(load(tmp_path, form), tokens))
+    assert np.array_equal(found, logits(load(tmp_path, form, activations=activations), tokens))
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -185,13 +186,34 @@ def test_with_bfloat16_activations_the_inputs_of_every_product_are_rounded(tied:
     ],
     ids=str,
 )
-def test_auto_keeps_the_form_of_the_checkpoint_and_the_bits_of_float32(
+def test_auto_keeps_the_form_of_the_checkpoint_and_with_float32_activations_its_bits(
     dtype: torch.dtype, kinds: set[WeightKind], tmp_path: Path
 ) -> None:
     save(tmp_path, dtype)
-    auto, tokens = load(tmp_path, "auto"), random_tokens()
+    auto, tokens = load(tmp_path, "auto", activations="float32"), random_tokens()
     assert {kind for kind, _ in auto.variants} == kinds
     assert np.array_equal(logits(auto, tokens), logits(load(tmp_path, "float32"), tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_auto_rounds_activations_where_the_processor_multiplies_bfloat16(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those of bfloat16 weights; without the instruction, products have the bits of float32."""
+    save(tmp_path, dtype)
+    tokens = random_tokens()
+    wide = logits(load(tmp_path, "float32"), tokens)
+    if dtype == torch.bfloat16 and PairLevel.AVX512_BF16 in pair_levels():
+        loaded = load(tmp_path, "auto")
+        assert loaded.variants == {(WeightKind.BFLOAT16_PAIRS, PairLevel.AVX512_BF16)}
+        assert loaded.mark == " by bfloat16"
+        found = logits(loaded, tokens)
+        assert np.array_equal(found, logits(load(tmp_path, "auto", activations="bfloat16"), tokens))
+        assert 0 < distance(found, wide) < 0.02
+    monkeypatch.setenv("PAGEWOOD_BFLOAT16_DOT", "widened")
+    loaded = load(tmp_path, "auto")
+    assert loaded.mark == ""
+    assert np.array_equal(logits(loaded, tokens), wide)
 
 
 @pytest.mark.parametrize("form", ROUNDED)
@@ -245,6 +267,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(
     [
         *((form, "auto") for form in ("auto", *FORMS)),
         ("bfloat16", "bfloat16"),
+        ("bfloat16", "float32"),
         ("int8", "float32"),
         ("int4", "float32"),
     ],
@@ -285,8 +308,8 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
         cached("int8")
     (tmp_path / "kv").rename(tmp_path / "others")
-    assert cached("bfloat16") == 0
-    assert cached("bfloat16") > 0
+    assert cached("bfloat16", "float32") == 0
+    assert cached("bfloat16", "float32") > 0
     with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
         cached("bfloat16", "bfloat16")
     (tmp_path / "kv").rename(tmp_path / "of bfloat16")

@@ -198,3 +198,28 @@ def test_a_late_result_of_a_forgotten_request_counts_but_is_not_kept():
 def test_arguments_are_checked(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Control(**arguments)
+
+
+def test_while_other_work_takes_the_cores_nothing_is_drafted_or_learned():
+    are_taken = False
+    cost = StepCost([1, 64], [0.01, 0.01])
+    steps = control(cost, 2, are_cores_taken=lambda: are_taken)
+    assert not steps.rests(2)
+    assert steps.lengths(requests(0, 0), 0) == [4, 4]
+    are_taken = True
+    for _ in range(50):
+        assert steps.rests(2)
+        assert (steps.reason, steps.is_far) == ("cores", True)
+        steps.observe([], [], [], [], num_tokens=2, num_others=2, num_yielded=2, passed_load=2.0, passed_tokens=2,
+                      passed_s=0.5, verify_s=0.5)  # fmt: skip
+    assert steps.steps_by_reason["cores"] == 50
+    assert cost.seconds(2) == 0.01
+    are_taken = False
+    assert not steps.rests(2)
+    assert steps.lengths(requests(0, 0), 0) == [4, 4]
+
+
+def test_a_fixed_length_does_not_ask_for_the_cores():
+    steps = Control(4, StepCost([1, 64], [0.01, 0.01]), mode="fixed", are_cores_taken=lambda: True)
+    assert not steps.rests(1)
+    assert steps.lengths(requests(0), 0) == [4]

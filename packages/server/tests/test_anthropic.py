@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +24,15 @@ pytestmark = pytest.mark.anyio
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+WINDOW = 1600
+"""The longest text of the model."""
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}},
     "required": ["city"],
     "additionalProperties": False,
 }
+FORM = {"type": "json_schema", "schema": SCHEMA}
 WEATHER = {"name": "weather", "description": "The weather", "input_schema": SCHEMA}
 CLOCK = {"name": "clock", "input_schema": {"type": "object"}}
 USER = {"role": "user", "content": "Hi"}
@@ -279,8 +283,9 @@ async def test_a_call_that_is_asked_for_is_made(
     jsonschema.validate(block["input"], SCHEMA if block["name"] == "weather" else {"type": "object"})
 
 
-async def test_an_answer_follows_the_schema(server: MemoryServer) -> None:
-    found = await answer(server, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+@pytest.mark.parametrize("said", [{"output_config": {"format": FORM}}, {"output_format": FORM}])
+async def test_an_answer_follows_the_schema(server: MemoryServer, said: dict[str, Any]) -> None:
+    found = await answer(server, **said)
     jsonschema.validate(json.loads(found["content"][0]["text"]), SCHEMA)
 
 
@@ -323,7 +328,11 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"mcp_servers": [{"name": "m"}]}, "'mcp_servers' is not supported"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
     ({"unheard_of": 1}, "unheard_of"),
-    ({"max_tokens": 5000}, "maximum context length"),
+    ({"thinking": {"type": "adaptive", "display": "loud"}}, "thinking.display"),
+    ({"thinking": {"type": "adaptive", "block_binding": {"unheard_of": 1}}}, "block_binding.unheard_of"),
+    ({"output_config": {"task_budget": {"type": "words", "total": 9}}}, "output_config.task_budget.type"),
+    ({"output_format": FORM, "output_config": {"format": FORM}}, "'output_format' parameter is the older name"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "nothing"}}}, "'output_format.schema'"),
 ]  # fmt: skip
 
 
@@ -344,9 +353,86 @@ async def test_fields_without_effect_are_accepted(server: MemoryServer, script: 
     assert not (fields.IGNORED | fields.NEUTRAL.keys()) & fields.MessagesRequest.model_fields.keys()
     plain = without_ids(await answer(server))
     said = {key: {"any": "value"} for key in fields.IGNORED} | {name: one[0] for name, one in fields.NEUTRAL.items()}
-    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    assert without_ids(await answer(server, **said, context_management=edits)) == plain
+    said["context_management"] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    said["output_config"] = {"task_budget": {"type": "tokens", "total": 20_000, "remaining": 9_000}}
+    assert without_ids(await answer(server, **said)) == plain
     assert len(script.prompts) == 1
+    script.answer = "Hm.\n</think>\n\nYes."
+    plain = without_ids(await answer(server, thinking={"type": "adaptive"}))
+    for binding in ({}, {"prefix_mismatch_behavior": "drop_block"}, None):
+        thinking = {"type": "adaptive", "display": "updates", "block_binding": binding}
+        assert without_ids(await answer(server, thinking=thinking)) == plain
+    assert plain["content"][0]["thinking"] == "Hm."
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+async def test_a_thread_is_refused_so_that_tool_runners_go_on_without_it(
+    server: MemoryServer, thread: dict[str, Any]
+) -> None:
+    for stream in (False, True):
+        response = await post(server, thread=thread, stream=stream)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["type"], error["details"]) == (
+            "invalid_request_error",
+            {"error_code": "thread_unsupported_request"},
+        )
+        assert "'thread' is not supported" in error["message"]
+    other = (await post(server, container="c_1")).json()["error"]
+    assert other.keys() == {"type", "message"}
+
+
+async def until_window(server: MemoryServer, room: int) -> str:
+    """Return a text of the user after whose prompt that many tokens fit the window. Here a character is a token."""
+    num_tokens = (await post(server, COUNT)).json()["input_tokens"]
+    return USER["content"] + "x" * (WINDOW - num_tokens - room)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("excess", [0, 1, 250])
+async def test_a_prompt_that_does_not_fit_is_too_long_in_anthropics_words(
+    server: MemoryServer, stream: bool, excess: int
+) -> None:
+    messages = [{"role": "user", "content": await until_window(server, -excess)}]
+    counted = (await post(server, COUNT, messages=messages)).json()["input_tokens"]
+    assert counted == WINDOW + excess
+    response = await post(server, messages=messages, max_tokens=128_000, stream=stream)
+    assert response.status_code == 400
+    maximum = WINDOW if excess else WINDOW - 1  # an answer needs a token
+    assert response.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": f"prompt is too long: {counted} tokens > {maximum} maximum",
+    }
+
+
+async def test_a_prompt_too_long_by_its_bytes_says_that_it_was_not_counted(server: MemoryServer) -> None:
+    messages = [{"role": "user", "content": "x" * 30_000}]
+    counted = (await post(server, COUNT, messages=messages)).json()["input_tokens"]
+    response = await post(server, messages=messages)
+    found = re.fullmatch(
+        rf"prompt is too long: (\d+) tokens > {WINDOW} maximum \(it has at least \1 tokens; it was not counted\)",
+        response.json()["error"]["message"],
+    )
+    assert found is not None, response.text
+    assert WINDOW < int(found[1]) <= counted
+
+
+async def test_max_tokens_beyond_the_window_fills_it(server: MemoryServer, script: Script) -> None:
+    script.answer = "x" * 2_000
+    messages = [{"role": "user", "content": await until_window(server, 40)}]
+    for max_tokens, reason in (
+        (128_000, "model_context_window_exceeded"),
+        (41, "model_context_window_exceeded"),
+        (40, "max_tokens"),
+        (39, "max_tokens"),
+    ):
+        said: dict[str, Any] = {"messages": messages, "max_tokens": max_tokens}
+        for found in (await answer(server, **said), put_together(await events(server, **said))):
+            assert found["stop_reason"] == reason
+            assert found["usage"]["output_tokens"] == min(40, max_tokens)
+            assert found["content"] == [{"type": "text", "text": "x" * min(40, max_tokens)}]
+    script.answer = "Short."
+    assert (await answer(server, messages=messages, max_tokens=128_000))["stop_reason"] == "end_turn"
 
 
 async def test_statuses_are_anthropics(server: MemoryServer) -> None:

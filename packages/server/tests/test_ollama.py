@@ -27,7 +27,10 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": SCHEMA}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather", "parameters": SCHEMA},
+}
 USER = {"role": "user", "content": "Hi"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CLOCK_CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -196,7 +199,7 @@ def test_options_say_how_tokens_are_chosen() -> None:
 
     def sampling(**said: Any) -> SamplingParams:
         request = fields.parse_generate(json.dumps({**body, "options": {**body["options"], **said}}).encode())
-        return fields.sampling(request, SamplingParams(), max_length=100, grammar=None)
+        return fields.sampling(request, SamplingParams(), grammar=None)
 
     expected = SamplingParams(
         temperature=0.5,
@@ -211,7 +214,7 @@ def test_options_say_how_tokens_are_chosen() -> None:
         frequency_penalty=0.3,
     )
     assert sampling() == expected
-    assert sampling(repeat_last_n=-1) == expected
+    assert sampling(repeat_last_n=-1) == sampling(repeat_last_n=64) == expected
     off = sampling(repeat_last_n=0, seed=-1, num_predict=-2, top_p=0.0, top_k=-1)
     assert (off.repetition_penalty, off.presence_penalty, off.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (off.seed, off.max_tokens, off.temperature, off.top_k) == (None, None, 0.0, 0)
@@ -276,7 +279,6 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"context": [1]}, "'context' is not supported"),
     (GENERATE, {"images": ["x"]}, "'images' is not supported"),
     (GENERATE, {"raw": True, "system": "x"}, "'system' parameter is not available"),
-    (GENERATE, {"tools": [WEATHER]}, "tools"),
     (CHAT, {"messages": [{**USER, "images": ["x"]}]}, "messages[0].images"),
     (CHAT, {"messages": [{"role": "nobody", "content": ""}]}, "messages[0].role"),
     (CHAT, {"tools": [WEATHER, WEATHER]}, "'weather' twice"),
@@ -286,14 +288,9 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"think": "a lot"}, "'low', 'medium' or 'high'"),
     (CHAT, {"top_logprobs": 2}, "'top_logprobs'"),
     (CHAT, {"options": {"temperature": "hot"}}, "options.temperature"),
-    (CHAT, {"options": {"num_ctx": 100_000}}, "options.num_ctx"),
-    (CHAT, {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
-    (CHAT, {"options": {"mirostat": 2}}, "'mirostat' is not supported"),
-    (CHAT, {"options": {"mirostat": False}}, "'mirostat' is not supported"),
-    (CHAT, {"options": {"unheard_of": 2}}, "options.unheard_of"),
     (CHAT, {"options": 3}, "options"),
-    (CHAT, {"unheard_of": 2}, "unheard_of"),
-    (CHAT, {"options": {"num_predict": 5000}}, "and options.num_predict asks for 5000 more"),
+    (CHAT, {"options": {"num_ctx": "long"}}, "options.num_ctx"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 1600}]}, "maximum context length is 1600 tokens"),
     ("/api/show", {"model": None}, "'model'"),
 ]
 
@@ -307,20 +304,99 @@ async def test_errors_name_the_field(server: MemoryServer, path: str, body: dict
         assert text in response.json()["error"]
 
 
-async def test_fields_without_effect_are_accepted(server: MemoryServer, script: Script) -> None:
-    assert not options.IGNORED & options.NEUTRAL.keys()
-    assert not (options.IGNORED | options.NEUTRAL.keys()) & options.OllamaOptions.model_fields.keys()
+async def test_fields_without_effect_are_accepted(
+    server: MemoryServer, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not options.IGNORED & options.OllamaOptions.model_fields.keys()
     known = fields.IGNORED | fields.GENERATE_NEUTRAL.keys()
     assert not known & (fields.OllamaGenerateRequest.model_fields.keys() | fields.OllamaChatRequest.model_fields.keys())
     plain = put_together([await whole(server, GENERATE)])
-    neutral = {name: allowed[-1] for name, allowed in options.NEUTRAL.items()}
     body: dict[str, Any] = {
         **dict.fromkeys(fields.IGNORED, "5m"),
         **{name: allowed[-1] for name, allowed in fields.GENERATE_NEUTRAL.items()},
-        "options": dict.fromkeys(options.IGNORED, 1) | neutral,
+        "options": dict.fromkeys(options.IGNORED, 1) | {"repeat_last_n": -1, "num_ctx": 1600},
     }
-    assert put_together([await whole(server, GENERATE, **body)]) == plain
+    with caplog.at_level("INFO", "pagewood.server.ollama"):
+        assert put_together([await whole(server, GENERATE, **body)]) == plain
+    assert caplog.messages == []
     assert len(script.prompts) == 1
+
+
+async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(
+    server: MemoryServer, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = put_together([await whole(server, CHAT, tools=[WEATHER])])
+    body: dict[str, Any] = {
+        "messages": [{**USER, "name": "x"}],
+        "tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}],
+        "tool_choice": "auto",
+        "max_output_tokens": 4,
+        "options": {"num_ctx": 8200, "repeat_last_n": 64, "mirostat": 2, "unheard_of": [1]},
+    }
+    with caplog.at_level("INFO", "pagewood.server.ollama"):
+        assert put_together([await whole(server, CHAT, **body)]) == plain
+        assert caplog.messages == [
+            "without effect: tool_choice, max_output_tokens, options.mirostat, options.unheard_of, messages[].name, "
+            "tools[].function.strict, options.num_ctx above 1600, options.repeat_last_n above 0"
+        ]
+        assert len(script.prompts) == 1
+        caplog.clear()
+        many = {f"field-{i}\n": i for i in range(12)} | {"x" * 10_000: 1}
+        assert (await post(server, "/api/show", **many)).status_code == 200
+        (line,) = caplog.messages
+        assert line.startswith("without effect: 'field-0\\n', ")
+        assert line.endswith("'field-9\\n' and 3 more")
+
+
+async def test_a_heartbeat_finds_the_server(server: MemoryServer) -> None:
+    for headers in ({"accept": "application/json"}, {"accept": "*/*"}, {"accept": ""}):  # Go's client, curl, neither
+        for method in ("GET", "HEAD"):
+            response = await server.client.request(method, "/", headers=headers)
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/plain")
+            assert method == "HEAD" or response.text == "Ollama is running"
+    assert (await server.client.post("/", json={})).status_code == 404
+
+
+async def test_num_predict_beyond_the_window_fills_it(server: MemoryServer, script: Script) -> None:
+    script.answer = "y" * 2_000
+    num_prompt = (await whole(server, CHAT, options={"num_predict": 1}))["prompt_eval_count"]
+    for path in (CHAT, GENERATE):
+        said: dict[str, Any] = {"options": {"num_predict": 128_000}}
+        for found in (await whole(server, path, **said), (await lines(server, path, **said))[-1]):
+            assert (found["done_reason"], found["eval_count"]) == ("length", 1600 - num_prompt)
+
+
+async def test_a_last_message_of_the_assistant_is_continued(server: MemoryServer, script: Script) -> None:
+    beginning = {"role": "assistant", "content": "The answer is ("}
+    found = await whole(server, CHAT, messages=[USER, beginning])
+    assert script.prompts[-1] == "<|start|>user\nHi<|end|><|start|>assistant\nThe answer is ("
+    assert found["message"]["content"] == "Hello there."
+    await whole(server, CHAT, messages=[USER, {**beginning, "thinking": "Hm."}])
+    assert script.prompts[-1].endswith("<|start|>assistant\n<think>\nHm.\n</think>\n\nThe answer is (")
+    called: dict[str, Any] = {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [{"function": {"name": "clock", "arguments": {}}}],
+    }
+    for complete in ({**beginning, "content": ""}, called):
+        await whole(server, CHAT, messages=[USER, complete])
+        assert script.prompts[-1].endswith("<|end|><|start|>assistant\n")
+
+
+async def test_parallel_calls_have_their_number_in_both_places(server: MemoryServer, script: Script) -> None:
+    script.answer = f"{CALL}\n{CALL}\n{CLOCK_CALL}"
+    clock = {"type": "function", "function": {"name": "clock"}}
+    for found in (
+        [await whole(server, CHAT, tools=[WEATHER, clock])],
+        await lines(server, CHAT, tools=[WEATHER, clock]),
+    ):
+        calls = [call for one in found for call in one["message"].get("tool_calls", [])]
+        assert [call["index"] for call in calls] == [call["function"]["index"] for call in calls] == [0, 1, 2]
+    # A client that sends them back as they are is understood, and the log says nothing.
+    history = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "rain"}]
+    await whole(server, CHAT, messages=history, tools=[WEATHER, clock])
+    assert script.prompts[-1].count("<tool_call>") == 3
 
 
 async def test_an_error_in_a_stream_is_a_line(server: MemoryServer, script: Script) -> None:

@@ -113,6 +113,41 @@ async def test_anthropic_in_step_with_its_thread(url: str, script: Script) -> No
     await in_thread(use)
 
 
+async def test_the_tool_runner_of_anthropic(url: str, server: MemoryServer, script: Script) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Return the weather.
+
+        Args:
+            city: name.
+        """
+        asked.append(city)
+        script.answer = "It rains."
+        return "rain"
+
+    script.answer = THOUGHT
+
+    def use() -> None:
+        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+            # More than the model's window, as agents ask for.
+            runner = client.beta.messages.tool_runner(model="echo", max_tokens=20_000, messages=[USER], tools=[weather])
+            replies = list(runner)
+            assert [reply.stop_reason for reply in replies] == ["tool_use", "end_turn"]
+            assert replies[-1].content[0].text == "It rains."
+            with pytest.raises(anthropic.BadRequestError) as refused:
+                client.messages.create(
+                    model="echo", max_tokens=20_000, messages=[{"role": "user", "content": "x" * 1600}]
+                )
+            assert refused.value.body["error"]["message"].startswith("prompt is too long: ")
+
+    await in_thread(use)
+    assert asked == ["Oslo"]
+    assert "<|start|>tool\nrain<|end|>" in script.prompts[-1]
+
+
 async def test_ollama(url: str, script: Script) -> None:
     ollama = pytest.importorskip("ollama")
     script.answer = THOUGHT
@@ -197,6 +232,11 @@ async def test_litellm(url: str, script: Script, model: str, path: str, monkeypa
         built = litellm.stream_chunk_builder(chunks)
         (call,) = built.choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+        script.answer = f"{CALL}\n{CALL.replace('Oslo', 'Rome')}"
+        chunks = list(litellm.completion(**said, tools=[TOOL], stream=True))
+        calls = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+        assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Oslo", "Rome"]
+        script.answer = CALL
         with pytest.raises(litellm.NotFoundError):
             litellm.completion(**{**said, "model": model.replace("echo", "other")})
 

@@ -648,7 +648,7 @@ async def test_responses_that_are_not_stored(server: MemoryServer) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "sometimes"}, "truncation"),
         ({"include": ["everything"]}, "include"),
         ({"include": 5}, "include"),
         ({"include": [["everything"]]}, "include"),
@@ -685,8 +685,22 @@ async def test_unknown_model(server: MemoryServer) -> None:
     assert (await refused(server, {"model": "other"}, status=404))["code"] == "model_not_found"
 
 
-async def test_too_long(server: MemoryServer) -> None:
-    assert (await refused(server, {"input": "x" * 2000}))["code"] == "context_length_exceeded"
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+async def test_too_long(server: MemoryServer, truncation: str) -> None:
+    fitting = await respond(server, truncation=truncation)
+    assert (fitting["status"], fitting["truncation"]) == ("completed", truncation)
+    for said in ({"input": "x" * 2000}, {"input": "x", "max_output_tokens": 5000}):
+        error = await refused(server, {**said, "truncation": truncation})
+        assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "compact"])
+async def test_what_is_not_there_is_not_taken_for_a_kept_response(server: MemoryServer, name: str) -> None:
+    for method in ("POST", "GET"):
+        missing = await server.client.request(method, f"{PATH}/{name}", json={"model": "echo", "input": "Hi"})
+        assert missing.status_code == 404
+    assert (await server.client.post(f"{PATH}/{name}", json={})).json()["error"]["code"] == "unknown_path"
+    assert (await server.client.post(f"{PATH}/resp_1", json={})).status_code == 405
 
 
 async def test_failure_in_a_stream(server: MemoryServer) -> None:

@@ -20,6 +20,7 @@ from pagewood.engine.api import (
     Command,
     Delta,
     FinishReason,
+    Overflow,
     Refusal,
     Refuse,
     SamplingParams,
@@ -451,6 +452,7 @@ def test_a_prompt_too_long_by_its_bytes_is_not_encoded(tokenizer: Tokenizer) -> 
         ),
         param="max_tokens",
         code="context_length_exceeded",
+        overflow=Overflow(num_prompt=11112, max_length=1000, max_tokens=128, is_counted=False),
     )
     assert isinstance(command(counting, prompt("a", text, max_length=200_000)), Submit)
     assert isinstance(command(counting, prompt("a", text)), Submit)

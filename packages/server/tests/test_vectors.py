@@ -63,16 +63,36 @@ async def test_vectors_in_ollamas_forms(model_folder: Path, tokenizer: Tokenizer
             ("/api/embed", {"input": 5}, "'input': expected a string or an array of strings"),
             ("/api/embed", {"input": ["x", 5]}, "'input': expected a string or an array of strings"),
             ("/api/embed", {"input": "x", "dimensions": 10**6}, "dimensions"),
-            ("/api/embed", {"input": "x" * 999}, f"maximum context length is {MAX_LENGTH}"),
-            ("/api/embed", {"input": "x", "options": {"num_ctx": 10**6}}, "options.num_ctx"),
-            ("/api/embed", {"input": "x", "prompt": "x"}, "prompt"),
-            ("/api/embeddings", {"input": "x"}, "input"),
+            ("/api/embed", {"input": ["x", "x" * 999], "truncate": False}, f"maximum context length is {MAX_LENGTH}"),
+            ("/api/embeddings", {"prompt": "x" * 999}, f"maximum context length is {MAX_LENGTH}"),
             ("/api/embeddings", {"prompt": "x", "model": "llama"}, "does not exist"),
         ):
             refused = await server.post(path, body)
             assert refused.status_code == (404 if body.get("model") else 400), (path, body)
             assert refused.json().keys() == {"error"}
             assert words in refused.json()["error"]
+    finally:
+        await server.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("end_token", [None, 256])
+async def test_a_text_too_long_for_ollamas_embed_loses_its_end(
+    model_folder: Path, tokenizer: Tokenizer, end_token: int | None
+) -> None:
+    recipe = VectorRecipe(prompts={"document": "doc: "}, default_prompt="document", end_token=end_token)
+    server = await start(model_folder, tokenizer, recipe)
+    try:
+        for options in ({}, {"truncate": True}, {"truncate": None, "options": {"num_ctx": 10**6}, "unheard_of": 1}):
+            said: dict[str, Any] = {"input": [TEXTS[0], "ab" * 999, TEXTS[1]], **options}
+            found = (await server.post("/api/embed", said)).json()
+            end = [] if end_token is None else [end_token]
+            texts = [tokenizer.encode(f"doc: {text}").tolist() for text in said["input"]]
+            expected = [[*tokens[: MAX_LENGTH - len(end)], *end] for tokens in texts]
+            assert len(expected[1]) == MAX_LENGTH
+            unit = [vector(tokenizer, tokens, PoolingParams(normalize=True)) for tokens in expected]
+            np.testing.assert_allclose(found["embeddings"], unit, rtol=1e-6)
+            assert found["prompt_eval_count"] == sum(map(len, expected))
     finally:
         await server.stop()
 

@@ -324,12 +324,42 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """The lengths of a request that does not fit the longest sequence of the engine."""
+
+    num_prompt: int
+    """Tokens of the prompt."""
+    max_length: int
+    """Longest prompt plus output, in tokens."""
+    max_tokens: int | None = None
+    """Most output tokens that the request asks for; None: it says nothing about them."""
+    is_counted: bool = True
+    """False: the prompt has at least `num_prompt` tokens, which its number of bytes says."""
+
+    def refusal(self) -> Refusal:
+        """Return the refusal of the request."""
+        at_least = "" if self.is_counted else "at least "
+        wanted = "" if self.max_tokens is None else f" and max_tokens asks for {self.max_tokens} more"
+        return Refusal(
+            message=(
+                f"This model's maximum context length is {self.max_length} tokens, "
+                f"but the prompt has {at_least}{self.num_prompt} tokens{wanted}"
+            ),
+            param="prompt" if self.max_tokens is None else "max_tokens",
+            code="context_length_exceeded",
+            overflow=self,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Why a request is refused: a text for people, the name of the wrong parameter, a code for programs."""
 
     message: str
     param: str | None = None
     code: str | None = None
+    overflow: Overflow | None = None
+    """With the code `context_length_exceeded`: the lengths, for protocols with words of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -743,15 +773,15 @@ class EngineConfig:
     prefix_cache: bool = True
     weights: WeightFormat = "auto"
     """How a CPU keeps the weights of matrices, embeddings and the output projection included. auto: as precise as the
-    checkpoint, so bfloat16 and float16 stay as they are, and the logits have the bits of float32; bfloat16: rounded to
-    that; int8: a scale for each output; int4: a scale for each 32 inputs. CUDA keeps weights in `dtype`."""
+    checkpoint, so bfloat16 and float16 stay as they are; bfloat16: rounded to that; int8: a scale for each output;
+    int4: a scale for each 32 inputs. CUDA keeps weights in `dtype`."""
     activations: ActivationFormat = "auto"
-    """What a CPU multiplies weights with. auto: float32, and eight bits with a scale for each token where weights have
-    codes of four or eight bits. float32: also these are widened, and nothing but weights is rounded ("weight-only");
-    logits have the bits of a float32 model with the dequantised weights. bfloat16: the inputs of each product are
-    rounded to it, and added in float32; on processors with AVX-512 BF16 prompts and large batches take about half of
-    the time. It needs `weights` bfloat16, or auto and a checkpoint in bfloat16. Norms, attention and everything between
-    products are float32 in any case. CUDA computes in `dtype`."""
+    """What a CPU multiplies weights with. auto: bfloat16 where weights are bfloat16 and the processor has AVX-512 BF16,
+    as a GPU does, eight bits with a scale for each token where weights have codes of four or eight bits, and float32
+    elsewhere. float32: nothing but weights is rounded ("weight-only"); logits have the bits of a float32 model with
+    these weights. bfloat16: the inputs of products with bfloat16 weights are rounded to it on every processor, and
+    added in float32; it needs `weights` bfloat16, or auto and a checkpoint in bfloat16. Norms, attention and everything
+    between products are float32 in any case. CUDA computes in `dtype`."""
     preemption_threshold: int | None = None
     """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
     running request is preempted only when memory runs out."""

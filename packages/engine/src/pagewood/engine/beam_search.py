@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pagewood.engine.api import MAX_LOGPROBS, FinishReason, Grammar, LogitsProcessor, Refusal, SamplingParams
+from pagewood.engine.api import MAX_LOGPROBS, FinishReason, Grammar, LogitsProcessor, Overflow, Refusal, SamplingParams
 
 Alternatives = Sequence[tuple[int, float]]
 """Tokens that may follow a sequence, with their log probabilities, the most probable first."""
@@ -112,15 +112,7 @@ class BeamSearchParams:
         num_left = max_length - num_prompt
         if num_left >= (self.max_tokens or 1):
             return num_left if self.max_tokens is None else self.max_tokens
-        wanted = "" if self.max_tokens is None else f" and max_tokens asks for {self.max_tokens} more"
-        return Refusal(
-            message=(
-                f"This model's maximum context length is {max_length} tokens, "
-                f"but the prompt has {num_prompt} tokens{wanted}"
-            ),
-            param="prompt" if self.max_tokens is None else "max_tokens",
-            code="context_length_exceeded",
-        )
+        return Overflow(num_prompt=num_prompt, max_length=max_length, max_tokens=self.max_tokens).refusal()
 
     @property
     def changes_logits(self) -> bool:

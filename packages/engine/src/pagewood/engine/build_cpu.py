@@ -25,11 +25,12 @@ from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, Wid
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
-from pagewood.engine.runner.cpu.loaded_model import kv_mark, load_cpu_model
+from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
 from pagewood.engine.runner.cpu.ngram import NgramLookup
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.tiers import model_fingerprint, tiered_cache
 from pagewood.kvpool import MultiHeadLayout, PageLayout
 from pagewood.kvpool.storage import KVStorage
@@ -92,6 +93,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             model,
             folder,
             fingerprint=model_fingerprint,
+            target_mark=loaded.mark,
             weights=config.weights,
             activations=config.activations,
             num_threads=num_threads,
@@ -140,7 +142,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads,
     )
 
-    control, tree = draft_control(config), tree_shape(config)
+    control, tree = draft_control(config, are_cores_taken=TakenCores()), tree_shape(config)
     is_simulated = config.speculative_acceptance is not None  # then every granted token is drafted, whatever it is
     if drafter is None:
         storage, make_drafter = KVStorage(layout, num_pages), None
@@ -155,7 +157,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             tree=tree,
         )
     populator = Populator(memory)
-    make_cache = tiered_cache(config, folder, memory, mark=kv_mark(config.weights, config.activations))
+    make_cache = tiered_cache(config, folder, memory, mark=loaded.mark)
 
     def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(

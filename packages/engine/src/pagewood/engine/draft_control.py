@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
 from pagewood.engine.api import EngineConfig
@@ -25,12 +25,15 @@ def tree_shape(config: EngineConfig) -> TreeShape | None:
     return TreeShape(config.speculative_num_tokens, config.speculative_topk)
 
 
-def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> DraftControl[Request] | None:
+def draft_control(
+    config: EngineConfig, *, computes_padding: bool = False, are_cores_taken: Callable[[], bool] | None = None
+) -> DraftControl[Request] | None:
     """Return the policy of an engine, or None if it does not speculate.
 
     Args:
         config: says whether and how much is drafted.
         computes_padding: whether the runner computes as many positions as are granted, even if it drafts fewer.
+        are_cores_taken: see `DraftControl`.
     """
     if config.speculative == "off":
         return None
@@ -44,6 +47,7 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
             computes_padding=computes_padding,
             weight=WeightByUrgency(monotonic),
             clock=perf_counter,
+            are_cores_taken=are_cores_taken,
         )
     return DraftControl(
         config.speculative_num_tokens,
@@ -52,6 +56,7 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
         computes_padding=computes_padding,
         weight=WeightByUrgency(monotonic),
         clock=perf_counter,
+        are_cores_taken=are_cores_taken,
     )
 
 

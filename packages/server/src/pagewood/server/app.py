@@ -33,7 +33,7 @@ from pagewood.server.openai.endpoints import OpenAIEndpoints
 from pagewood.server.operations import Operation, open_paths_of, routes_of
 from pagewood.server.profiling import ProfileEndpoint
 from pagewood.server.respond import error_response, json_response
-from pagewood.server.responses.endpoints import ResponsesEndpoints
+from pagewood.server.responses.endpoints import ResponsesEndpoints, absent_routes
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState
 from pagewood.server.vectors.endpoints import VectorEndpoints
@@ -116,7 +116,7 @@ class Frontend:
         """Return the application."""
         operations = self.all_operations()
         metrics = self.service.metrics
-        routes = [*routes_of(operations), *Documentation(operations).routes(), *page_routes()]
+        routes = [*routes_of(operations), *Documentation(operations).routes(), *page_routes(), *absent_routes()]
         if metrics is not None:
             metrics.paths = {route.path for route in routes if "{" not in route.path}
         app = Starlette(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pagewood.engine.api import FinishReason, Refusal
+from pagewood.engine.api import FinishReason, Overflow, Refusal
 
 
 class ErrorFields(msgspec.Struct, frozen=True):
@@ -37,12 +37,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
         self.headers = headers or {}
+        self.overflow = overflow
+        """The lengths of a request that is too long, for protocols with words of their own."""
         self._error = ErrorFields(message, type, param, code)
 
     def body(self) -> bytes:
@@ -63,6 +66,7 @@ class ApiError(Exception):
             param=name,
             code=self.code,
             headers=self.headers,
+            overflow=self.overflow,
         )
 
 
@@ -131,7 +135,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
                 message = f"Invalid value for '{param}': {message}"
             elif why.param and param and why.param not in ("prompt", "grammar"):
                 message = re.sub(rf"\b{why.param}\b", param, message)
-            return ApiError(message, param=param, code=code)
+            return ApiError(message, param=param, code=code, overflow=why.overflow)
         case FinishReason.ABORT:
             return unavailable("The request was aborted before it was complete.", code="aborted")
         case FinishReason.ERROR if refusal is not None and refusal.code == "grammar_failed":

@@ -65,6 +65,9 @@ class Generation:
     tag: str = ""
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
+    fills_window: bool = False
+    """Whether `sampling.max_tokens` may exceed what the prompt leaves of the model's longest text; see
+    `wire.Generate.fills_window`."""
     retain_s: float | None = None
     """Seconds after its end for which its text is likely to return; 0: it will not, None: nothing is known."""
     stream: bool = False
@@ -169,6 +172,7 @@ class Service:
                     deadline_s=generation.deadline_s,
                     retain_s=generation.retain_s,
                     max_length=model.max_length,
+                    fills_window=generation.fills_window,
                     names=tuple(sorted(names)),
                 )
                 for prompt in generation.prompts

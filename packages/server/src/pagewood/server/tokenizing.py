@@ -21,6 +21,7 @@ from pagewood.engine.api import (
     Abort,
     Command,
     Flush,
+    Overflow,
     Pause,
     PauseRequest,
     Refusal,
@@ -38,6 +39,7 @@ from pagewood.engine.text.reasoning import TAIL_LENGTH
 from pagewood.engine.vector_recipe import with_end
 from pagewood.server import wire
 from pagewood.server.binding import bound
+from pagewood.server.context_window import capped, cut, overlong
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.logs import request_fields
 
@@ -290,27 +292,26 @@ def _encodable(error: Exception) -> str:
 
 
 def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
-    text = _prompt_text(tokenizer, message.prompt)
-    refusal = None if isinstance(message.prompt, wire.TokenPrompt) else _overlong(tokenizer, message, text)
+    text, limit = _prompt_text(tokenizer, message.prompt), message.max_length
+    refusal = None if isinstance(message.prompt, wire.TokenPrompt) else overlong(tokenizer, message, text)
     if refusal is not None:
         return refusal
     tokens = _prompt_tokens(tokenizer, message.prompt, text)
     tokens = with_end(tokens, message.end_token)
     if not len(tokens):
         return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
-    is_too_long = message.max_length is not None and len(tokens) > message.max_length  # the engine will refuse it
-    if is_too_long and message.pooling is not None:  # by the engine or by its folder
-        return Refusal(
-            message=(
-                f"This model's maximum context length is {message.max_length} tokens, "
-                f"but the prompt has {len(tokens)} tokens"
-            ),
-            param="prompt",
-            code="context_length_exceeded",
-        )
+    is_too_long = False
+    if limit is not None and len(tokens) > limit:
+        if message.cuts_prompt:
+            tokens = cut(tokens, tokenizer.encode(text, add_special_tokens=False), limit)
+        elif message.pooling is not None:  # by the engine or by its folder
+            return Overflow(num_prompt=len(tokens), max_length=limit).refusal()
+        else:
+            is_too_long = True  # the engine will refuse it
     sampling = _with_bad_words(tokenizer, message)
     if isinstance(sampling, Refusal):
         return sampling
+    sampling = capped(sampling, message, num_prompt=len(tokens))
     reading = message.reading
     if reading is not None:
         reading = msgspec.structs.replace(reading, prompt_tail=text[-TAIL_LENGTH:])
@@ -377,27 +378,6 @@ def _prompt_tokens(
     if add_special_tokens is None:  # a chat template writes them itself
         add_special_tokens = isinstance(prompt, wire.TextPrompt)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-
-def _overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal | None:
-    """Return the refusal of a prompt whose bytes alone say that it is too long; None: they do not."""
-    limit, max_tokens = message.max_length, message.sampling.max_tokens
-    room = max_tokens or 1
-    if message.pooling is not None:
-        max_tokens, room = None, 0
-    if limit is not None and len(text) + room > limit:  # a token covers a character, or many
-        num_tokens = tokenizer.fewest_tokens(text)
-        if num_tokens + room > limit:
-            wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
-            return Refusal(
-                message=(
-                    f"This model's maximum context length is {limit} tokens, "
-                    f"but the prompt has at least {num_tokens} tokens{wanted}"
-                ),
-                param="prompt" if max_tokens is None else "max_tokens",
-                code="context_length_exceeded",
-            )
-    return None
 
 
 def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingParams | Refusal:

@@ -126,6 +126,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """See `Submit.tenant`."""
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
+    fills_window: bool = False
+    """Whether a request whose `max_tokens` exceeds what the prompt leaves of `max_length` gets what it leaves;
+    otherwise it is refused."""
+    cuts_prompt: bool = False
+    """Whether a text that is longer than `max_length` loses its end; otherwise it is refused."""
     explains: bool = False
     """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
     explains_admission: bool = False

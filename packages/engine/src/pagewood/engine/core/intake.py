@@ -15,6 +15,7 @@ from pagewood.engine.api import (
     Delta,
     FinishReason,
     Flush,
+    Overflow,
     Pause,
     PauseRequest,
     PoolingParams,
@@ -390,15 +391,7 @@ class Intake:
                 return refusal
         max_tokens = submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
-            wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
-            return Refusal(
-                message=(
-                    f"This model's maximum context length is {self._max_length} tokens, "
-                    f"but the prompt has {len(prompt)} tokens{wanted}"
-                ),
-                param="prompt" if max_tokens is None else "max_tokens",
-                code="context_length_exceeded",
-            )
+            return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
         return None
 
     def _pooling_refusal(self, pooling: PoolingParams, num_prompt: int) -> Refusal | None:
@@ -412,12 +405,5 @@ class Intake:
                 code="invalid_value",
             )
         if num_prompt > self._max_length:
-            return Refusal(
-                message=(
-                    f"This model's maximum context length is {self._max_length} tokens, "
-                    f"but the prompt has {num_prompt} tokens"
-                ),
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            return Overflow(num_prompt=num_prompt, max_length=self._max_length).refusal()
         return None

@@ -45,6 +45,7 @@ class DraftControl(Generic[D]):
 
     __slots__ = (
         "_account",
+        "_are_cores_taken",
         "_clock",
         "_computes_padding",
         "_costs",
@@ -80,6 +81,7 @@ class DraftControl(Generic[D]):
         prior_weight: float = 6.0,
         shape: DraftShape | None = None,
         clock: Callable[[], float] | None = None,
+        are_cores_taken: Callable[[], bool] | None = None,
     ) -> None:
         """Start without observations.
 
@@ -96,6 +98,8 @@ class DraftControl(Generic[D]):
             shape: What drafts look like, with the same `max_tokens`; None: chains.
             clock: Returns seconds, as `time.perf_counter`; measures what decisions and learning take. None: they are
                 assumed to take what they take in a loop of their own, and equal calls make equal decisions.
+            are_cores_taken: Returns whether other work takes the cores that compute steps; asked in every step of mode
+                "adaptive". While it does, nothing is drafted, and durations say nothing of drafts. None: it never does.
 
         Raises:
             ValueError: An argument is out of its range.
@@ -131,6 +135,7 @@ class DraftControl(Generic[D]):
         self._costs, self._pace = Costs(cost, draft_cost or DraftCost()), DecodePace()
         self._account, self._clock, self._samples = DraftAccount(max_slowdown), RestClock(), PlainSamples()
         self._host = HostTime(max_tokens, clock)
+        self._are_cores_taken = are_cores_taken if mode == "adaptive" else None
         self._trial = Trial(self._pace)
         self._decisions = Decisions[D](
             shape=self._shape,
@@ -184,15 +189,17 @@ class DraftControl(Generic[D]):
     def rests(self, num_requests: int) -> bool:
         """Return whether a step with this number of requests gets no drafts; the requests themselves are not read.
 
-        While nothing is drafted, that is so in seven of eight steps, or in more if decisions take long. Call it before
-        `lengths`, which need not be called if it returns True.
+        While nothing is drafted, that is so in seven of eight steps, or in more if decisions take long; and in all
+        steps while other work takes the cores. Call it before `lengths`, which need not be called if it returns True.
         """
         clock = self._clock
-        if not clock.rests(num_requests):
+        if self._are_cores_taken is not None and self._are_cores_taken():
+            self.is_far, self.reason = True, "cores"
+        elif clock.rests(num_requests):
+            self.is_far, self.reason = clock.is_far, clock.reason
+        else:
             return False
-        self.is_far = clock.is_far
-        self.reason = reason = clock.reason
-        self.steps_by_reason[reason] += 1
+        self.steps_by_reason[self.reason] += 1
         return True
 
     def lengths(self, requests: Sequence[D], num_other_tokens: int) -> list[int]:
@@ -250,7 +257,11 @@ class DraftControl(Generic[D]):
         self.draft_s += draft_s
         self.verify_s += verify_s
         cost = self._costs.steps
-        if cost is not None and self._trial.observe(passed_load, passed_steps, passed_tokens, passed_s):
+        if self.reason == "cores":
+            if not any(granted):
+                self._account.wake.rest(num_steps)
+                return
+        elif cost is not None and self._trial.observe(passed_load, passed_steps, passed_tokens, passed_s):
             self._clock.end_period()
         if not any(granted):
             if cost is not None and num_tokens >= 1:

@@ -6,7 +6,9 @@ from typing import Literal, Protocol
 from pagewood.schedpolicy.drafting.acceptance import Estimate
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 
-Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "trial", "cost unknown", "fixed", "idle"]
+Reason = Literal[
+    "gain", "load", "acceptance", "account", "probe", "sample", "trial", "cores", "cost unknown", "fixed", "idle"
+]
 """Why the lengths of a step are what they are:
 
 - gain: they have the most expected tokens per second.
@@ -16,6 +18,7 @@ Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "tr
 - probe: a few drafts, to measure acceptance or the cost of drafting.
 - sample: no drafts in this step, to measure what a plain step costs.
 - trial: no drafts in this period, to compare whole periods, or because those without drafts are faster.
+- cores: no drafts, because other work takes the cores that compute them.
 - cost unknown: no drafts without a table of costs.
 - fixed: the mode is "fixed".
 - idle: no request decodes.

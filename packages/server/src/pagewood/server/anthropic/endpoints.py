@@ -94,6 +94,7 @@ class AnthropicEndpoints:
             stop=tuple(said.stop_sequences or ()),
             is_chat=True,
             tools=tools,
+            fills_window=True,
             retain_s=retain_s(said),
             stream=bool(said.stream),
         )
@@ -101,6 +102,7 @@ class AnthropicEndpoints:
             id=f"msg_{uuid.uuid4().hex[:24]}",
             model=self.service.model_name,
             request_id=exchange_of(request.scope).request_id,
+            max_tokens=said.max_tokens,
             shows_thinking=said.thinking is None or said.thinking.display != "omitted",
         )
         return self.service.generate(generation, model, names=names_of(request, format.id), format=format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pagewood.engine.api import Overflow
 from pagewood.server.errors import ApiError
 
 _TYPES = {
@@ -20,11 +21,18 @@ OVERLOADED = 529
 """Anthropic's status where other protocols have 503."""
 
 
+class AnthropicErrorDetails(msgspec.Struct, frozen=True):
+    """What Anthropic's clients read to react to an error."""
+
+    error_code: str
+
+
 class AnthropicErrorFields(msgspec.Struct, frozen=True):
     """Anthropic's error object."""
 
     type: str
     message: str
+    details: AnthropicErrorDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -37,5 +45,19 @@ class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error")
 def anthropic_error(error: ApiError, request_id: str) -> tuple[int, bytes]:
     """Return the status and the body of an error; the body is also that of an `error` event in a stream."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
-    envelope = AnthropicError(AnthropicErrorFields(_TYPES.get(error.status, other), str(error)), request_id)
-    return OVERLOADED if error.status == 503 else error.status, msgspec.json.encode(envelope)
+    message = str(error) if error.overflow is None else _too_long(error.overflow)
+    # Tool runners of Anthropic's clients ask for a thread first, and go on without one after this code.
+    has_thread = (error.param, error.code) == ("thread", "unsupported_parameter")
+    details = AnthropicErrorDetails("thread_unsupported_request") if has_thread else msgspec.UNSET
+    fields = AnthropicErrorFields(_TYPES.get(error.status, other), message, details)
+    return OVERLOADED if error.status == 503 else error.status, msgspec.json.encode(AnthropicError(fields, request_id))
+
+
+def _too_long(overflow: Overflow) -> str:
+    """Return Anthropic's words about a prompt that is too long: clients read them to shorten the conversation.
+
+    A prompt that fills the whole window is too long as well, because the answer needs a token.
+    """
+    maximum = min(overflow.max_length, overflow.num_prompt - 1)
+    text = f"prompt is too long: {overflow.num_prompt} tokens > {maximum} maximum"
+    return text if overflow.is_counted else f"{text} (it has at least {overflow.num_prompt} tokens; it was not counted)"

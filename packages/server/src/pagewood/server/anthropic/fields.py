@@ -96,14 +96,21 @@ class AnthropicToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+class BlockBinding(Strict):
+    """What happens with reasoning of another conversation. Without effect: this server does not check whose it is."""
+
+    prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
+
+
 class Thinking(Strict):
     """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     """Not enforced: reasoning is limited by `max_tokens` only."""
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
     """"omitted": answers have no text of the reasoning."""
+    block_binding: BlockBinding | None = None
 
 
 class JsonFormat(Strict):
@@ -113,11 +120,20 @@ class JsonFormat(Strict):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
+class TaskBudget(Strict):
+    """A number of tokens for several requests. Without effect: only Anthropic's models are told of it."""
+
+    type: Literal["tokens"]
+    total: Annotated[int, WHOLE]
+    remaining: Annotated[int, WHOLE] | None = None
+
+
 class OutputConfig(Strict):
     """How much effort the model makes, and what its answer may be."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
+    task_budget: TaskBudget | None = None
 
 
 class Edit(Strict):
@@ -156,6 +172,8 @@ class PromptFields(Strict):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """The older name of `output_config.format`."""
     context_management: ContextManagement | None = None
     cache_control: Any = None
     """As in blocks; see `retention`."""
@@ -252,8 +270,17 @@ def constraint(request: MessagesRequest) -> Constraint | None:
     """Return what the answer may be; None: anything.
 
     Raises:
-        ApiError: the schema is too long or nested too deeply.
+        ApiError: the schema is too long or nested too deeply, or is given under two names.
     """
-    if request.output_config is None or request.output_config.format is None:
+    named = {
+        "output_config.format": None if request.output_config is None else request.output_config.format,
+        "output_format": request.output_format,
+    }
+    given = [(name, format) for name, format in named.items() if format is not None]
+    if not given:
         return None
-    return constrained("output_config.format.schema", Grammar.json_schema, request.output_config.format.schema_)
+    if len(given) > 1:
+        message = "The 'output_format' parameter is the older name of 'output_config.format'; send one of them."
+        raise ApiError(message, param="output_format", code="invalid_value")
+    [(name, format)] = given
+    return constrained(f"{name}.schema", Grammar.json_schema, format.schema_)

@@ -13,7 +13,7 @@ from pagewood.server.anthropic.errors import anthropic_error
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Section, Usage, event, new_call_id
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 UNSIGNED = "unsigned"
 """The signature of all reasoning: clients need one, and this server checks none."""
 
@@ -121,6 +121,8 @@ class MessageFormat:
     model: str
     request_id: str
     """Of the HTTP request, for errors."""
+    max_tokens: int | None = None
+    """Most tokens of the answer that the client asks for; None: as many as fit."""
     shows_thinking: bool = True
     """Whether the text of the reasoning is shown."""
 
@@ -134,12 +136,16 @@ class MessageFormat:
         """Return the complete answer."""
         (choice,) = choices
         blocks = tuple(self._block(section) for section in choice.sections)
-        end = _end(choice.finish, choice.stopped_by, has_called=bool(choice.calls))
+        end = _end(choice.finish, choice.stopped_by, has_called=bool(choice.calls), has_room=self.has_room(usage))
         return msgspec.json.encode(self._message(blocks, end, usage))
 
     def begin(self, usage: Usage) -> bytes:
         """Return the events that begin a stream."""
         return _event(_MessageStart(self._message((), None, usage))) + _event(_Ping())
+
+    def has_room(self, usage: Usage) -> bool:
+        """Return whether an answer with these tokens is shorter than the client allows."""
+        return self.max_tokens is None or usage.completion_tokens < self.max_tokens
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error."""
@@ -205,8 +211,10 @@ class MessageStream:
             found += self._part(part)
         if answer.finish is not None:
             found += [*self._release(), *self._close()]
-            end = _end(answer.finish.value, answer.stopped_by, has_called=self._has_called)
-            found.append(_event(_MessageDelta(end, _usage(self._usage()))))
+            usage = self._usage()
+            has_room = self._format.has_room(usage)
+            end = _end(answer.finish.value, answer.stopped_by, has_called=self._has_called, has_room=has_room)
+            found.append(_event(_MessageDelta(end, _usage(usage))))
         return b"".join(found)
 
     def end(self) -> bytes:
@@ -286,10 +294,10 @@ def _usage(usage: Usage) -> _Usage:
     )
 
 
-def _end(finish: str, stopped_by: str | None, *, has_called: bool) -> _End:
-    """Return why an answer ended. Every request says how long its answer may be, so no other length ends it."""
+def _end(finish: str, stopped_by: str | None, *, has_called: bool, has_room: bool) -> _End:
+    """Return why an answer ended. One that ended by its length although it `has_room` has filled the context window."""
     if finish == "length":
-        return _End("max_tokens", None)
+        return _End("model_context_window_exceeded" if has_room else "max_tokens", None)
     if stopped_by is not None:
         return _End("stop_sequence", stopped_by)
     return _End("tool_use" if has_called else "end_turn", None)

@@ -88,9 +88,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--activations",
         choices=get_args(ActivationFormat),
         default=DEFAULTS.activations,
-        help="what a CPU multiplies weights with; auto: float32, and eight bits where weights are int8 or int4; "
-        "float32: these are widened, which rounds less and takes longer; bfloat16, with bfloat16 weights: halves the "
-        "time of prompts on processors with AVX-512 BF16 (default: %(default)s)",
+        help="what a CPU multiplies weights with; auto: bfloat16 where weights are bfloat16 and the processor has "
+        "AVX-512 BF16, eight bits where they are int8 or int4, otherwise float32; float32: nothing but weights is "
+        "rounded, which takes longer; bfloat16: the same as auto, on any processor (default: %(default)s)",
     )
     memory.add_argument(
         "--retained-share",

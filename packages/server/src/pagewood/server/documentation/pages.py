@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from pagewood.server.documentation.openapi import openapi
@@ -28,6 +28,8 @@ _HEADERS = {
 }
 
 
+HEARTBEAT = "Ollama is running"
+"""By this answer Ollama's clients know that a server is there."""
 OPEN_PATHS = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
 """Paths that need no key: what they show is the same for every server."""
 
@@ -61,10 +63,13 @@ class Documentation:
         return HTMLResponse(_page("docs.html"), headers=_HEADERS)
 
     async def home(self, request: Request) -> Response:
-        """Return the chat page to a browser; everything else gets 404, as at any unknown path."""
-        if request.method not in ("GET", "HEAD") or "text/html" not in request.headers.get("accept", ""):
+        """Return the chat page to a browser, and the words that Ollama's clients look for to all other readers.
+
+        Other methods get 404, as at any unknown path.
+        """
+        if request.method not in ("GET", "HEAD"):
             raise HTTPException(404)
-        return page("chat")
+        return page("chat") if "text/html" in request.headers.get("accept", "") else PlainTextResponse(HEARTBEAT)
 
 
 @cache

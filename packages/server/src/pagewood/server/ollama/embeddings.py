@@ -13,20 +13,15 @@ from pydantic import BeforeValidator, Field
 
 from pagewood.engine.vector_recipe import VectorRecipe
 from pagewood.server import wire
-from pagewood.server.ollama.fields import Strict
+from pagewood.server.ollama.lenient import Lenient
 from pagewood.server.ollama.options import OptionsField
 from pagewood.server.sampling import INT32_MAX
 from pagewood.server.validation import WHOLE, kind, parse
 from pagewood.server.vectors.collect import Collected, PromptUsage, Work
 from pagewood.server.vectors.embeddings import MAX_INPUTS, vector_request
 
-IGNORED = frozenset(
-    {
-        "keep_alive",  # the model stays loaded
-        "truncate",  # a text that is too long is refused; it is never cut
-    }
-)
-"""Fields that have no effect on an answer here, whatever their value. Options only choose tokens, but for `num_ctx`."""
+IGNORED = frozenset({"keep_alive"})  # the model stays loaded
+"""Fields that have no effect on an answer here, whatever their value. Options have none either."""
 
 
 def _texts(value: Any) -> list[str]:
@@ -41,16 +36,18 @@ def _texts(value: Any) -> list[str]:
     return texts
 
 
-class OllamaEmbedRequest(Strict):
+class OllamaEmbedRequest(Lenient):
     """The body of a request to `/api/embed`."""
 
     model: str
     input: Annotated[list[str], BeforeValidator(_texts, str | Annotated[list[str], Field(max_length=MAX_INPUTS)])]
+    truncate: bool | None = None
+    """Whether a text that is too long loses its end; None: yes. Otherwise the request is refused."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     options: OptionsField = None
 
 
-class OllamaEmbeddingsRequest(Strict):
+class OllamaEmbeddingsRequest(Lenient):
     """The body of a request to `/api/embeddings`."""
 
     model: str
@@ -79,7 +76,7 @@ def parse_embed(body: bytes) -> OllamaEmbedRequest:
     """Return the request that `body` holds.
 
     Raises:
-        ApiError: a field is wrong, missing or unknown.
+        ApiError: a field is wrong or missing.
     """
     return parse(OllamaEmbedRequest, body, neutral={}, ignored=IGNORED)
 
@@ -88,7 +85,7 @@ def parse_embeddings(body: bytes) -> OllamaEmbeddingsRequest:
     """Return the request that `body` holds.
 
     Raises:
-        ApiError: a field is wrong, missing or unknown.
+        ApiError: a field is wrong or missing.
     """
     return parse(OllamaEmbeddingsRequest, body, neutral={}, ignored=IGNORED)
 
@@ -116,9 +113,12 @@ def embed(
         return msgspec.json.encode(answer)
 
     requests = [
-        vector_request(text, recipe, model, pooling=pooling, prompt_name=None, priority=0, param="input")
+        vector_request(
+            text, recipe, model, pooling=pooling, prompt_name=None, priority=0, param="input",
+            cuts_prompt=request.truncate is not False,
+        )
         for text in request.input
-    ]
+    ]  # fmt: skip
     return Work(requests=requests, prompt_param="input", render=render)
 
 

@@ -18,6 +18,7 @@ from pagewood.server.formats import LINES
 from pagewood.server.ollama import embeddings, fields, models
 from pagewood.server.ollama.errors import OllamaError
 from pagewood.server.ollama.format import ChatLine, OllamaFormat, TextLine
+from pagewood.server.ollama.lenient import log_ignored
 from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
@@ -143,14 +144,14 @@ class OllamaEndpoints:
     async def embed(self, request: Request) -> ASGIApp:
         """Return the vectors of texts."""
         said = embeddings.parse_embed(await self._body(request))
-        model, exchange = self._vector_model(said), exchange_of(request.scope)
+        model, exchange = self._model(said), exchange_of(request.scope)
         work = embeddings.embed(said, self.service.recipe, model, started_s=exchange.started_s)
         return respond(self.service.live, work, names=names_of(request, exchange.request_id))
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """Return the vector of one text."""
         said = embeddings.parse_embeddings(await self._body(request))
-        work = embeddings.embeddings(said, self.service.recipe, self._vector_model(said))
+        work = embeddings.embeddings(said, self.service.recipe, self._model(said))
         return respond(self.service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
 
     async def tags(self, request: Request) -> Response:
@@ -200,7 +201,7 @@ class OllamaEndpoints:
         tools: Tools | None = None,
     ) -> ASGIApp:
         exchange, streams = exchange_of(request.scope), said.stream is not False
-        model = self.service.model(self._own_name(said.model))
+        model = self._model(said)
         is_chat = isinstance(said, fields.OllamaChatRequest)
         format = OllamaFormat(
             model=said.model, is_chat=is_chat, started_s=exchange.started_s, logprobs=bool(said.logprobs)
@@ -211,10 +212,7 @@ class OllamaEndpoints:
         generation = Generation(
             prompts=[prompt],
             sampling=fields.sampling(
-                said,
-                self.service.defaults,
-                max_length=model.max_length,
-                grammar=None if constraint is None else constraint.grammar,
+                said, self.service.defaults, grammar=None if constraint is None else constraint.grammar
             ),
             prompt_param=prompt_param,
             grammar_param=None if constraint is None else constraint.param,
@@ -222,15 +220,17 @@ class OllamaEndpoints:
             is_chat=isinstance(prompt, wire.ChatPrompt),
             tools=tools,
             param_names={"max_tokens": "options.num_predict"},
+            fills_window=True,
             stream=streams,
         )
         return self.service.generate(generation, model, names=names_of(request, exchange.request_id), format=format)
 
-    def _vector_model(self, said: embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest) -> wire.Model:
-        """Return the loaded model, for vectors."""
+    def _model(
+        self, said: fields.CommonFields | embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest
+    ) -> wire.Model:
+        """Return the loaded model; note in the log what the request asks of it in vain."""
         model = self.service.model(self._own_name(said.model))
-        if said.options is not None:
-            said.options.check(max_length=model.max_length)
+        log_ignored(said, more=() if said.options is None else said.options.without_effect(max_length=model.max_length))
         return model
 
     def _own_name(self, name: str) -> str:

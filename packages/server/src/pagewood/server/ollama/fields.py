@@ -6,11 +6,12 @@ import dataclasses
 import json
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.ollama.lenient import Lenient, log_ignored
 from pagewood.server.ollama.options import OllamaOptions, OptionsField
 from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.sampling import chosen
@@ -52,13 +53,7 @@ def _think(value: Any) -> Any:
     raise ValueError("expected true, false, 'low', 'medium' or 'high'")
 
 
-class Strict(BaseModel):
-    """An object whose fields are all known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class CommonFields(Strict):
+class CommonFields(Lenient):
     """The fields that chat and generate have in common."""
 
     model: str
@@ -82,7 +77,7 @@ class OllamaGenerateRequest(CommonFields):
     """Whether the prompt is continued as it is, without the chat template."""
 
 
-class OllamaCalledFunction(Strict):
+class OllamaCalledFunction(Lenient):
     """`function` of a call."""
 
     name: str
@@ -91,15 +86,17 @@ class OllamaCalledFunction(Strict):
     """Answers have it, and clients send it back."""
 
 
-class OllamaCall(Strict):
+class OllamaCall(Lenient):
     """One call of an earlier answer."""
 
     function: OllamaCalledFunction
     id: str | None = None
+    index: Annotated[int, WHOLE] | None = None
+    """As in the function."""
     type: Literal["function"] | None = None
 
 
-class OllamaMessage(Strict):
+class OllamaMessage(Lenient):
     """One message."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -109,6 +106,11 @@ class OllamaMessage(Strict):
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is an answer that can be continued."""
+        return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that chat templates read."""
@@ -124,7 +126,7 @@ class OllamaMessage(Strict):
         return found
 
 
-class OllamaFunction(Strict):
+class OllamaFunction(Lenient):
     """`function` of a tool."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -132,7 +134,7 @@ class OllamaFunction(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class OllamaTool(Strict):
+class OllamaTool(Lenient):
     """A tool."""
 
     type: Literal["function"] | None = None
@@ -146,7 +148,7 @@ class OllamaChatRequest(CommonFields):
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
-class OllamaShowRequest(Strict):
+class OllamaShowRequest(Lenient):
     """The body of a request to `/api/show`."""
 
     model: str | None = None
@@ -160,7 +162,7 @@ def parse_generate(body: bytes) -> OllamaGenerateRequest:
     """Return the request that `body` holds.
 
     Raises:
-        ApiError: a field is wrong, missing, unknown or not supported.
+        ApiError: a field is wrong, missing or not supported.
     """
     request = parse(OllamaGenerateRequest, body, neutral=GENERATE_NEUTRAL, ignored=IGNORED)
     if request.raw and request.system:
@@ -188,6 +190,7 @@ def parse_show(body: bytes) -> str:
         ApiError: as in `parse_generate`.
     """
     request = parse(OllamaShowRequest, body, neutral={}, ignored=frozenset())
+    log_ignored(request)
     name = request.model or request.name
     if not name:
         raise ApiError("Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
@@ -212,11 +215,16 @@ def generate_prompt(request: OllamaGenerateRequest) -> wire.Prompt:
 
 
 def chat_prompt(request: OllamaChatRequest, tools: Tools | None) -> wire.ChatPrompt:
-    """Return the conversation in the form that the model's chat template reads."""
+    """Return the conversation in the form that the model's chat template reads. A last message of the assistant is
+    continued, unless it has calls or no text."""
+    messages = request.messages or []
+    is_continued = bool(messages) and messages[-1].is_beginning
     return wire.ChatPrompt(
-        messages=tuple(message.for_template() for message in request.messages or ()),
+        messages=tuple(message.for_template() for message in messages),
         tools=() if tools is None else tools.offered,
         template_kwargs=_template_kwargs(request),
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
     )
 
 
@@ -244,22 +252,15 @@ def constraint(request: CommonFields) -> Constraint | None:
     return constrained("format", Grammar.json_schema, ANY_OBJECT if request.format == "json" else request.format)
 
 
-def sampling(
-    request: CommonFields, defaults: SamplingParams, *, max_length: int, grammar: Grammar | None
-) -> SamplingParams:
+def sampling(request: CommonFields, defaults: SamplingParams, *, grammar: Grammar | None) -> SamplingParams:
     """Return how the engine chooses tokens.
 
     Args:
         request: the body.
         defaults: values of options that the request leaves out.
-        max_length: longest text of the model, in tokens.
         grammar: what the answer may be; None: anything.
-
-    Raises:
-        ApiError: the request wants longer texts.
     """
     options = request.options or OllamaOptions()
-    options.check(max_length=max_length)
     is_penalized = options.repeat_last_n != 0
     return dataclasses.replace(
         chosen(

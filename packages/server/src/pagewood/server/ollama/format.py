@@ -26,6 +26,8 @@ class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    index: int
+    """As in the function: some clients read it here, as in OpenAI's streams."""
     function: _CalledFunction
 
 
@@ -220,7 +222,7 @@ class LineStream:
 
 def _called(call: ToolCall, index: int) -> _Call:
     arguments = msgspec.Raw(call.arguments.encode() or b"{}")
-    return _Call(id=call.id, function=_CalledFunction(index=index, name=call.name, arguments=arguments))
+    return _Call(id=call.id, index=index, function=_CalledFunction(index=index, name=call.name, arguments=arguments))
 
 
 def _nanoseconds(duration_s: float) -> int:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.engine.api import SamplingParams
@@ -36,6 +38,8 @@ MAX_LISTED = 100
 DEFAULT_LISTED = 20
 TAG = "Responses"
 _KEPT = "/v1/responses/{id}"
+_ABSENT = ("/v1/responses/input_tokens", "/v1/responses/compact")
+"""Paths of OpenAI's API that this server does not have, and that look like those of kept responses."""
 _ANSWERED_WHOLE = "A response that is kept cannot be streamed again; leave 'stream' out."
 
 
@@ -259,8 +263,18 @@ class ResponsesEndpoints:
             tools=offered.shown,
             top_logprobs=said.top_logprobs or 0,
             top_p=sampling.top_p if said.top_p is None else said.top_p,
+            truncation=said.truncation or "disabled",
             user=said.user,
         )
+
+
+def absent_routes() -> list[Route]:
+    """Return routes that answer 404 for what this server does not have; otherwise the answer would be 405."""
+    return [Route(path, _absent, methods=["POST"]) for path in _ABSENT]
+
+
+async def _absent(request: Request) -> HttpResponse:
+    raise HTTPException(404)
 
 
 def _style_kwargs(said: ResponsesRequest) -> dict[str, Any]:

@@ -19,7 +19,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "background": (None, False),
     "conversation": (None,),
     "prompt": (None,),
-    "truncation": (None, "disabled"),
     "context_management": (None, []),
     "moderation": (None,),
     "access_programs": (None,),
@@ -212,6 +211,8 @@ class ResponsesRequest(GenerationFields):
     tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_as_it_is, _Tools)] = None
     tool_choice: Annotated[Any, BeforeValidator(_as_it_is, _Choice)] = None
     parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """Without effect: a prompt that fits is never cut, and one that does not fit is refused."""
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Beyond OpenAI's API: variables of the chat template."""

@@ -132,8 +132,9 @@ def vector_request(
     prompt_name: str | None,
     priority: int,
     param: str,
+    cuts_prompt: bool = False,
 ) -> wire.Generate:
-    """Return the request for the vector of a text or of token ids.
+    """Return the request for the vector of a text or of token ids; see `wire.Generate.cuts_prompt`.
 
     Raises:
         ApiError: a token id is not in the vocabulary, or there is no prompt with this name.
@@ -154,6 +155,7 @@ def vector_request(
         end_token=end_token,
         priority=priority,
         max_length=recipe.longest(model.max_length),
+        cuts_prompt=cuts_prompt,
     )
 
 

@@ -23,7 +23,7 @@ from pagewood.engine.runner.cpu.draft_model import DraftModel
 from pagewood.engine.runner.cpu.draft_tree import DraftModelTree, EagleTree
 from pagewood.engine.runner.cpu.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
-from pagewood.engine.runner.cpu.loaded_model import kv_mark, load_cpu_model
+from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.tape import Buffer
@@ -123,6 +123,7 @@ def load_drafter(
     target_folder: Path,
     *,
     fingerprint: Callable[[Path], bytes],
+    target_mark: str = "",
     weights: WeightFormat = "float32",
     activations: ActivationFormat = "auto",
     num_threads: int = 1,
@@ -135,6 +136,7 @@ def load_drafter(
         target: the decoder that verifies.
         target_folder: its folder.
         fingerprint: returns bytes that identify the model of a folder.
+        target_mark: `LoadedModel.mark` of the target.
         weights: the form of the target's weights, which a draft model gets too.
         activations: those of the target, which a draft model gets too.
         num_threads: see `load_cpu_model`.
@@ -146,6 +148,7 @@ def load_drafter(
     """
     assert found.folder is not None
     variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
+    mark = target_mark
     if found.kind == "draft":
         check_draft(found.folder, target_folder)
         loaded = load_cpu_model(
@@ -156,10 +159,10 @@ def load_drafter(
             num_threads=num_threads,
             progress=progress,
         )
-        model, variants = loaded.model, loaded.variants
+        model, variants, mark = loaded.model, loaded.variants, loaded.mark
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
-    kind = f"{found.kind}{kv_mark(weights, activations)}".encode()
+    kind = f"{found.kind}{mark}".encode()
     digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + kind).digest()
     root = int.from_bytes(digest[:8], "little", signed=True)
     return LoadedDrafter(model=model, target=target, variants=variants, root=root)

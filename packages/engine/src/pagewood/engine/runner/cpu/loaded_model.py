@@ -16,7 +16,7 @@ import torch
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.load import load_model
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.packer import Packer
@@ -38,13 +38,16 @@ class LoadedModel:
     model: Decoder[Buffer]
     variants: frozenset[tuple[WeightKind, ProductLevel]]
     """See `CPUOps.variants`."""
+    form: WeightFormat
 
-
-def kv_mark(form: WeightFormat, activations: ActivationFormat) -> str:
-    """Return what distinguishes keys and values of a model with such products from those with the checkpoint's."""
-    is_plain = activations == "auto" or (activations == "float32" and form in ("float32", "bfloat16"))
-    rounded = "" if is_plain else f" by {activations}"
-    return rounded if form in ("auto", "float32") else f" {form}{rounded}"
+    @property
+    def mark(self) -> str:
+        """What distinguishes keys and values that it computes from those of other forms and products of its weights."""
+        form = "" if self.form in ("auto", "float32") else f" {self.form}"
+        if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
+            return f"{form} by bfloat16"
+        is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
+        return f"{form} by float32" if is_widened else form
 
 
 def load_cpu_model(
@@ -106,7 +109,7 @@ def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matr
     ops = CPUOps(packer)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(folder, ops, dtype=dtype, maps_plain=True, reads_matrices=reads_matrices, progress=progress)
-    return LoadedModel(model=model, variants=frozenset(ops.variants))
+    return LoadedModel(model=model, variants=frozenset(ops.variants), form=packer.form)
 
 
 def _label(shape: PackedShape) -> str:

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.dot import processor_has
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.quantise_weights import GROUP, quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import STEP, WeightKind
@@ -54,7 +55,7 @@ _SLICES = 2  # that a thread converts before the memory of a file that holds the
 class Packer:
     """Packs matrices one after the other. Invariant: what it returns does not refer to what it was given."""
 
-    __slots__ = ("_memory", "_num_threads", "activations", "form")
+    __slots__ = ("_has_pairs", "_memory", "_num_threads", "activations", "form")
 
     def __init__(
         self,
@@ -68,13 +69,15 @@ class Packer:
 
         Args:
             form: auto: as precise as the checkpoint, so bfloat16 and float16 stay as they are.
-            activations: bfloat16: what bfloat16 weights are multiplied with is rounded to it; float32: nothing is
-                rounded; auto: what codes are multiplied with is.
+            activations: auto: what codes are multiplied with is rounded to eight bits, and what bfloat16 weights are
+                multiplied with to bfloat16, if the processor has an instruction for that; bfloat16: the same, on any
+                processor; float32: nothing is rounded.
             memory: returns memory for a matrix, and whether the matrix is there already; None: new memory.
             num_threads: that convert slices of a matrix.
         """
         self.form: WeightFormat = form
         self.activations: ActivationFormat = activations
+        self._has_pairs = activations == "bfloat16" or (activations == "auto" and pair_level() == PairLevel.AVX512_BF16)
         self._memory = memory or (lambda shape: (allocate(shape), False))
         self._num_threads = num_threads
 
@@ -187,14 +190,14 @@ class Packer:
             case "auto":
                 kinds = {torch.bfloat16: WeightKind.BFLOAT16, torch.float16: WeightKind.FLOAT16}
                 kind = kinds.get(dtype)
-        if kind == WeightKind.BFLOAT16 and self.activations == "bfloat16":
+        if kind == WeightKind.BFLOAT16 and self._has_pairs:
             return WeightKind.BFLOAT16_PAIRS
         if inputs % 2 or (kind == WeightKind.FLOAT16 and not processor_has("f16c")):
             return None  # the loops take two inputs at a time, and widen float16 in registers
         return kind
 
     def _pack_form(self, weight: Weight) -> PackedWeight | None:
-        shape = shape_of(weight, pairs=self.activations == "bfloat16")
+        shape = shape_of(weight, pairs=self._has_pairs)
         is_half = shape is not None and shape.kind in (WeightKind.BFLOAT16, WeightKind.FLOAT16)
         if is_half and (weight.shape[1] % 2 or (isinstance(weight, Float16) and not processor_has("f16c"))):
             shape = None
