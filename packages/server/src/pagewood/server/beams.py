@@ -1,7 +1,8 @@
 """Answers a request by beam search: each step is a group of requests of one token, one for each open sequence.
 
 The search runs in the HTTP process, which knows ids from log probabilities only. So its first requests ask for the ids
-of the prompts, and its last ones for the texts of the sequences that it has found.
+of the prompts, and its last ones for the texts of the sequences that it has found. After a death, the requests of
+the present step that have not ended are sent again; those of earlier steps are known here, so nothing is drawn anew.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> Collect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedResponse:
-    """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case."""
+    """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case.
+
+    Requests that have not ended may be sent again after a death: nothing was collected of them, as each has one answer.
+    """
 
     live: LiveRequests
     group: LiveGroup
