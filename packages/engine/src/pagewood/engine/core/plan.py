@@ -278,6 +278,11 @@ class Planner:
         """Take the memory of the requests that were paused alone and give it back; return how many there are."""
         return settle(state, self._kv)
 
+    @property
+    def num_spared(self) -> int:
+        """Waiting requests for which no other was preempted because these had been preempted before."""
+        return 0 if self._giving_way is None else self._giving_way.num_spared()
+
     def _preempt(self, state: EngineState, shortage: Shortage) -> None:
         """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
         for request in shortage.preempted:
