@@ -163,6 +163,7 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
+        chunk_align=config.chunk_align,
         giving_way=None
         if config.preemption_threshold is None
         else _giving_way(kv, config.preemption_threshold, observer),
