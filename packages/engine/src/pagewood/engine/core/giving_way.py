@@ -20,10 +20,26 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 class GivingWay:
     """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
 
-    __slots__ = ("_choose", "_kv", "_leaving", "_notes", "favoured")
+    __slots__ = ("_choose", "_kv", "_leaving", "_notes", "favoured", "num_spared")
 
-    def __init__(self, kv: KVSpace, choose: WorthPreempting, *, notes: Notes | None = None) -> None:
-        """Preempt what `choose` returns; `notes` gets the reasons, if they are wanted."""
+    def __init__(
+        self,
+        kv: KVSpace,
+        choose: WorthPreempting,
+        *,
+        num_spared: Callable[[], int] = lambda: 0,
+        notes: Notes | None = None,
+    ) -> None:
+        """Preempt what `choose` returns.
+
+        Args:
+            kv: memory of the engine.
+            choose: returns the requests to preempt.
+            num_spared: returns for how many waiting requests `choose` has spared others because these were preempted
+                before.
+            notes: gets the reasons, if they are wanted.
+        """
+        self.num_spared = num_spared
         self._notes = notes
         self._kv = kv
         self._choose = choose

@@ -174,6 +174,9 @@ class Counters:
     num_tokens: int
     """Positions computed or being computed."""
     num_preempted: int
+    num_spared: int = 0
+    """Waiting requests, since it was built, for which no other gave way because those that could had done so before,
+    and had not grown enough since."""
     num_violations: int
     """How often the invariant of KV memory was found broken while idle, and repaired."""
     num_waiting: int
@@ -340,6 +343,7 @@ class Engine:
             num_steps=self._num_steps,
             num_tokens=self._num_tokens,
             num_preempted=self._num_preempted,
+            num_spared=self._planner.num_spared,
             num_violations=self._num_violations,
             num_waiting=len(self._state.waiting),
             num_running=len(self._state.running),

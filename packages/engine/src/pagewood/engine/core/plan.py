@@ -182,7 +182,8 @@ class Planner:
     """
 
     __slots__ = (
-        "_budget", "_giving_way", "_kv", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead", "_victim",
+        "_budget", "_chunk_align", "_giving_way", "_kv", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead",
+        "_victim",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +195,7 @@ class Planner:
         victim: Victim,
         skip_ahead: SkipAhead,
         max_scored: int = _ANY_NUMBER,
+        chunk_align: int = 1,
         giving_way: GivingWay | None = None,
         pace: Pace | None = None,
         notes: Notes | None = None,
@@ -208,6 +210,8 @@ class Planner:
             skip_ahead: how far to look past a request that does not fit.
             max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
                 for the logits of the whole vocabulary.
+            chunk_align: a part of a prompt that does not end it ends at a multiple of this many positions. A step must
+                have room for that many prompt tokens.
             giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
             pace: limits the prompt tokens of steps; None: only the budget does.
             notes: gets the reasons of decisions; None: they are not wanted.
@@ -216,6 +220,7 @@ class Planner:
         self._pace = pace
         self._notes = notes
         self._max_scored = max_scored
+        self._chunk_align = chunk_align
         self._kv = kv
         self._budget = budget
         self._reserve = reserve
@@ -277,6 +282,11 @@ class Planner:
     def settle(self, state: EngineState) -> int:
         """Take the memory of the requests that were paused alone and give it back; return how many there are."""
         return settle(state, self._kv)
+
+    @property
+    def num_spared(self) -> int:
+        """Waiting requests for which no other was preempted because these had been preempted before."""
+        return 0 if self._giving_way is None else self._giving_way.num_spared()
 
     def _preempt(self, state: EngineState, shortage: Shortage) -> None:
         """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
@@ -344,7 +354,7 @@ class Planner:
             num_missing = request.num_known + request.num_unseen - start
             if num_missing <= (request.pool is None) or request in shortage.excluded:  # a last token alone is decoded
                 continue
-            count = self._at_most(request, min(budget.offer_prefill(num_missing), room))
+            count = self._chunk(request, start, num_missing, min(budget.offer_prefill(num_missing), room))
             if count < num_missing and self._notes is not None:
                 self._note_chunk(request, count, num_missing, room)
             if count and shortage.grow(request, start + count, grants):
@@ -419,7 +429,12 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
                 continue
-            count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
+            num_missing = request.num_known - request.num_matched
+            count = self._chunk(request, request.num_matched, num_missing, budget.offer_prefill(num_missing))
+            if not count:
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_TOKENS, request)
+                break
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
                 is_declined = True
@@ -469,8 +484,18 @@ class Planner:
         else:
             self._notes.note(Reason.NO_CHUNK, request, None, num_missing)
 
-    def _at_most(self, request: Request, count: int) -> int:
-        return min(count, self._max_scored) if request.num_unscored else count
+    def _chunk(self, request: Request, start: int, num_missing: int, most: int) -> int:
+        """Return how many positions to compute from `start` on, at most `most`; 0 if no aligned end is within reach.
+
+        Where log probabilities of the prompt are wanted, and fewer positions than `chunk_align` fit in the memory for
+        them, the end is not aligned.
+        """
+        count = min(most, self._max_scored) if request.num_unscored else most
+        align = self._chunk_align
+        if align == 1 or count >= num_missing:
+            return count
+        aligned = (start + count) // align * align - start
+        return count if aligned <= 0 < request.num_unscored else max(0, aligned)
 
     def _num_to_complete(self, request: Request) -> int:
         """Return the pages that a running request still needs for tokens already known."""

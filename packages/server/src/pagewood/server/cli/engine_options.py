@@ -286,6 +286,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULTS.max_chunk_tokens}, on CUDA {ON_CUDA.max_chunk_tokens})",
     )
     scheduling.add_argument(
+        "--chunk-align",
+        type=int,
+        default=DEFAULTS.chunk_align,
+        metavar="TOKENS",
+        help="cut prompts only at multiples of this many tokens, whatever other requests are in the step "
+        "(default: %(default)s)",
+    )
+    scheduling.add_argument(
         "--max-prefills",
         "--prefill-max-requests",
         type=int,
@@ -433,6 +441,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         chunked_prefill_size=options.chunked_prefill_size,
         max_prefills=options.max_prefills,
         joint_prefill_tokens=options.joint_prefill_tokens,
+        chunk_align=options.chunk_align,
         overlap=False if options.disable_overlap else None,
         num_continuous_decode_steps=options.num_continuous_decode_steps,
         prefix_cache=not options.disable_radix_cache,

@@ -61,6 +61,11 @@ def _engine(families: Families, facts: Facts) -> None:
     families.gauge("oldest_waiting_seconds", "Age of the oldest waiting request.", found.queue.oldest_s)
     families.counter("preemptions", "Running requests that went back to the queue.", counters.get("num_preempted", 0))
     families.counter(
+        "preemptions_declined",
+        "Waiting requests for which no other gave way because those had been preempted before.",
+        counters.get("num_spared", 0),
+    )
+    families.counter(
         "preemptions_by_priority",
         "Running requests that went back to the queue, by priority.",
         [({"priority": priority}, num) for priority, num in found.preempted.items()],
