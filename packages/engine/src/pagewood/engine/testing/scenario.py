@@ -265,13 +265,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             max_prefills=rng.randint(1, 3),
             joint_prefill_tokens=(None, 1, 8)[num_pages % 3],
             prefill_first=rng.random() < 0.2,
-            schedule_policy=rng.choice(
-                [
-                    name
-                    for name in ORDERS
-                    if not name.startswith("priority") and name != ("srtf", "shortest")[num_pages % 4 == 0]
-                ]
-            ),
+            schedule_policy=rng.choice([name for name in ORDERS if not name.startswith("priority")]),
             schedule_weights=(("tenant", 2.0), ("1", 3.0)) if num_pages % 2 else (),
             schedule_ageing_s=(None, None, 0.0, 10.0)[max_length % 4],
             target_step_s=(None, 1.0)[len(arrivals) % 2],
