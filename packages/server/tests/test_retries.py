@@ -21,6 +21,7 @@ from pagewood.server.live import LiveGroup, LiveRequests
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.status import EngineState
 from pagewood.server.testing import MemoryServer
+from pagewood.server.unread import Restarted
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 
@@ -54,11 +55,17 @@ def answer(request_id: str, *, finish: FinishReason | None = None) -> wire.Answe
 
 
 def heard(group: LiveGroup) -> list[str]:
-    """Return the answers with their index, and the errors, that the client of a group has got."""
+    """Return the answers with their index, the errors, and what begins again, that a group's reader has got."""
     words: list[str] = []
     while not group.queue.empty():
         item = group.queue.get_nowait()
-        words.append(str(item) if isinstance(item, Exception) else f"{item[0]} {item[1].text}")
+        match item:
+            case Restarted():
+                words.append(f"again {sorted(item.indices)}")
+            case Exception():
+                words.append(str(item))
+            case (index, found):
+                words.append(f"{index} {found.text}")
     return words
 
 
@@ -68,6 +75,7 @@ def test_what_was_not_answered_is_sent_again_when_the_engine_is_back() -> None:
     begun = live.submit([generate("a")], prompt_param="prompt")
     fresh = live.submit([generate("b", siblings=("b1",)), generate("c")], prompt_param="prompt")
     live.take(answer("a"))
+    live.given(begun)
     first = sender.sent()
     live.lost(LOST)
     assert heard(begun) == ["0 t", "The engine process died."]
@@ -86,6 +94,29 @@ def test_what_was_not_answered_is_sent_again_when_the_engine_is_back() -> None:
         live.take(answer(name, finish=FinishReason.LENGTH))
         assert heard(fresh) == [f"{index} t"]
     assert (live.num_live, live.num_ending, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 3, 1)
+
+
+def test_answers_that_have_ended_are_kept_and_the_others_begin_again() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    group = live.submit([generate("a", siblings=("a1", "a2")), generate("b"), generate("c")], prompt_param="prompt")
+    live.take(answer("a", finish=FinishReason.LENGTH))
+    live.take(answer("a1"))
+    live.take(answer("b", finish=FinishReason.LENGTH))
+    assert heard(group) == ["0 t", "1 t", "3 t"]
+    live.take(answer("a1"))  # not read yet: it is dropped
+    first = sender.sent()
+    live.lost(LOST)
+    live.resume()
+    again = sender.sent()
+    assert [message.prompt for message in again] == [first[0].prompt, first[2].prompt]  # b has ended
+    assert heard(group) == ["again [1]"]
+    assert (live.num_live, live.num_ending) == (3, 1)  # the second a is cancelled at once: it keeps its place for seeds
+    live.take(answer("a1"))  # late, of the dead engine
+    for name in (*again[0].request_ids, again[1].request_id):
+        live.take(answer(name, finish=FinishReason.LENGTH))
+    assert heard(group) == ["1 t", "2 t", "4 t"]
+    assert (live.num_live, live.num_ending) == (0, 0)
 
 
 def test_metrics_count_a_request_that_is_sent_again_once() -> None:
@@ -128,6 +159,7 @@ def test_the_requests_of_a_dead_tokenizer_go_to_a_tokenizer_at_once() -> None:
     group = live.submit([generate("a"), generate("b")], prompt_param="prompt")
     begun = live.submit([generate("c"), generate("d")], prompt_param="prompt")
     live.take(answer("d"))
+    live.given(begun)
     for sender in senders:
         sender.sent()
     live.tokenizer_lost(0)
@@ -214,9 +246,8 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     server = MemoryServer(model_folder, tokenizer, limit=64, max_retries=1)
     await server.start()
     server.gate.allow(5)
-    running = Client(
-        server, {"model": "echo", "prompt": "Hi", "max_tokens": 99, "ignore_eos": True}, path="/v1/completions"
-    )
+    given = {"model": "echo", "prompt": "Hi", "max_tokens": 99, "ignore_eos": True, "stream": True}
+    running = Client(server, given, path="/v1/completions")
     await server.until(lambda: server.gate.is_held)
     body = {"model": "echo", "prompt": "A question", "max_tokens": 20, "temperature": 1.0, "seed": 3, "stream": stream}
     late = Client(server, body, path="/v1/completions")
@@ -225,8 +256,8 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     status.lost(next_incarnation=1)
     live.lost(LOST)
     messages = [message async for message in running.messages()]
-    assert messages[0]["status"] == 503
-    assert json.loads(messages[1]["body"])["error"]["code"] == "engine_lost"
+    assert messages[0]["status"] == 200
+    assert json.loads(messages[-1]["body"][6:])["error"]["code"] == "engine_lost"  # it has text already
     assert (live.num_held, status.state) == (1, EngineState.DOWN)
     status.incarnation = 0  # not ours; the engine of this test did not die: it plays the next one
     server.gate.open()

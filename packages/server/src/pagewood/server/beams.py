@@ -1,12 +1,13 @@
 """Answers a request by beam search: each step is a group of requests of one token, one for each open sequence.
 
 The search runs in the HTTP process, which knows ids from log probabilities only. So its first requests ask for the ids
-of the prompts, and its last ones for the texts of the sequences that it has found.
+of the prompts, and its last ones for the texts of the sequences that it has found. After a death, the requests of
+the present step that have not ended are sent again; those of earlier steps are known here, so nothing is drawn anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -249,8 +250,13 @@ async def _replies(group: LiveGroup, num_requests: int) -> list[_Reply]:
     """
     replies = [_Reply() for _ in range(num_requests)]
     num_open = num_requests
+
+    def forget(indices: Set[int]) -> None:
+        for index in indices:
+            replies[index] = _Reply()
+
     while num_open:
-        index, answer = await group.next()
+        index, answer = await group.next(forget=forget)
         reply = replies[index]
         reply.choice.add(answer)
         reply.tally.add(answer)

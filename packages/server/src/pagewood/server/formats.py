@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -269,7 +269,22 @@ def new_call_id() -> str:
 
 
 class EventStream(Protocol):
-    """The body of one streamed response. Every method returns bytes to send, perhaps none."""
+    """The body of one streamed response. Methods return bytes to send, perhaps none."""
+
+    @property
+    def has_given(self) -> bool:
+        """Whether the body has something of an answer: text, a call, ids, log probabilities, or an end.
+
+        What begins a body (a role, `response.created`, `message_start`) says nothing of an answer.
+        """
+        ...
+
+    def forget(self, indices: Set[int]) -> None:
+        """Drop what is known of these choices, of which nothing was given: their messages begin again.
+
+        What the body has already, such as its beginning, does not come again.
+        """
+        ...
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return what a message of choice `index` adds to the body."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -31,14 +31,20 @@ from pagewood.server.keys.caller import Caller, current_caller
 from pagewood.server.keys.quota import Quota
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
-from pagewood.server.unread import Unread
+from pagewood.server.unread import Item, Restarted, Unread
 
 HELD = -1
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Messages of requests without an answer that are kept to be sent again; requests beyond it are not."""
+"""Messages that are kept to be sent again; requests beyond it are not sent again.
+
+A message is kept until its answers have ended, or a stream has given its client something of them. So these are mostly
+the open requests whose answers come whole: a thousand of them with 64 KiB each, about 16,000 tokens of text.
+"""
 
 Take = Callable[[int, wire.Answer], bool]
 """Takes an answer at once, with the index of its request; False: it must be queued."""
+Forget = Callable[[Set[int]], None]
+"""Drops what was collected of the answers to the requests with these indices: the answers begin again."""
 
 
 class AnswerQueue:
@@ -52,9 +58,9 @@ class AnswerQueue:
     def __init__(self) -> None:
         self._items = Unread()
         self._reader: asyncio.Future[None] | None = None
-        """Set while the reader waits."""  # written by: _append, get
+        """Set while the reader waits."""  # written by: _wake, get
         self._take: Take | None = None
-        """Of the reader that waits."""  # written by: _append, get
+        """Of the reader that waits."""  # written by: _wake, get
 
     def empty(self) -> bool:
         """Return whether it holds nothing."""
@@ -76,11 +82,16 @@ class AnswerQueue:
         """Append an error."""
         self._append(error)
 
-    def get_nowait(self) -> tuple[int, wire.Answer] | Exception:
+    def restart(self, indices: Set[int]) -> None:
+        """Drop the answers of the requests with these indices, and tell the reader that they begin again."""
+        self._items.restart(indices)
+        self._wake()
+
+    def get_nowait(self) -> Item:
         """Return the oldest item; there is one."""
         return self._items.popleft()
 
-    async def get(self, take: Take | None = None) -> tuple[int, wire.Answer] | Exception:
+    async def get(self, take: Take | None = None) -> Item:
         """Wait for an item, and return the oldest; `take` gets the answers that come meanwhile."""
         while not self._items:
             self._reader, self._take = asyncio.get_running_loop().create_future(), take
@@ -92,6 +103,9 @@ class AnswerQueue:
 
     def _append(self, item: tuple[int, wire.Answer] | Exception) -> None:
         self._items.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
         reader, self._reader, self._take = self._reader, None, None
         if reader is not None and not reader.done():
             reader.set_result(None)
@@ -99,12 +113,10 @@ class AnswerQueue:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Repeat:
-    """The messages of a group that has got no answer. Sent again, they have other ids, and the same seeds."""
+    """The messages of a group, to be sent again. Then they have other ids, and the same seeds."""
 
     prompts: list[wire.Generate | wire.Encode]  # written by: LiveRequests
     num_bytes: int
-    num_left: int  # written by: LiveRequests
-    """How often they may be sent again."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -135,17 +147,25 @@ class LiveGroup:
     """Of further requests, if it was changed."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
+    num_repeats_left: int = 0  # written by: LiveRequests
+    """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
     repeat: Repeat | None = None  # written by: LiveRequests
-    """What can be sent again if a process dies; None: it has got an answer, or cannot be repeated."""
+    """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
 
-    async def next(self, take: Take | None = None) -> tuple[int, wire.Answer]:
+    async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
+
+        A request may be sent again as long as the reader has not called `LiveRequests.given`, and its answer has not
+        ended. `forget` must then drop what was collected of the answer. Only a reader that collects nothing, because
+        its requests have one answer each, needs none.
 
         Raises:
             ApiError: a request of the group was refused, or a process that held it died.
             Exception: `take` has failed.
         """
-        item = await self.queue.get(take)
+        while isinstance(item := await self.queue.get(take), Restarted):
+            if forget is not None:
+                forget(item.indices)
         if isinstance(item, Exception):
             raise item
         index, answer = item
@@ -165,7 +185,7 @@ class RequestWatch(Protocol):
         ...
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
-        """Note that a request will be sent again, with another id."""
+        """Note that a request will be sent again, with another id; what has come of its answer is void."""
         ...
 
     def left(self, request_id: str, *, has_failed: bool) -> None:
@@ -188,10 +208,15 @@ class LiveRequests:
     Invariant: a client gets exactly one end of each request, whichever process dies. A request keeps to one tokenizer;
     cancellations and priorities take the same way, so none overtakes its request.
 
+    A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
+    and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
+    nobody has seen the first. Deadlines go on meanwhile. A request that was paused is not paused any more.
+
     Args:
         tokenizers: a sender to each tokenizer.
         limit: largest number of requests.
-        max_retries: how often a request without an answer is sent again after a process that held it died.
+        max_retries: how often a request whose client has got nothing is sent again after a process that held it died. A
+            request that kills the engine does so once more each time, and then ends with an error.
         max_first_answer_s: requests whose first answer is predicted to take longer are refused; None: no limit.
         incidents: where lost, repeated and refused requests are counted.
         forecast: predicts.
@@ -220,16 +245,16 @@ class LiveRequests:
         self._max_first_answer_s = max_first_answer_s
         self._incidents = Incidents() if incidents is None else incidents
         self._forecast = Forecast() if forecast is None else forecast
-        self._num_kept_bytes = 0  # written by: submit, _drop_repeat. Of all messages that may be sent again
+        self._num_kept_bytes = 0  # written by: _keep, _drop_repeat. Of all messages that may be sent again
         self._held: dict[LiveGroup, None] = {}  # written by: lost, resume, _drop_repeat
-        """Groups that are sent again when the server is ready, in the order of their arrival."""
+        """Groups whose open requests are sent again when the server is ready, in the order of their arrival."""
         self._is_closed = False  # written by: close_door
         self._tokenizers = tokenizers
         self._limit = limit
         self._watch = watch
-        self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
+        self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
-        self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
+        self._ending: dict[str, int] = {}  # written by: _answer, _cancel, _send_again, fail, _fail_all
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
         self._loads = TokenizerLoads(len(tokenizers))
@@ -323,24 +348,35 @@ class LiveRequests:
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
-        if self._max_retries and not room and not is_probe and self._num_kept_bytes + num_bytes <= MAX_KEPT_BYTES:
-            repeatable = [prompt for prompt in prompts if isinstance(prompt, wire.Generate | wire.Encode)]
-            if len(repeatable) == len(prompts):
-                group.repeat = Repeat(prompts=repeatable, num_bytes=num_bytes, num_left=self._max_retries)
-                self._num_kept_bytes += num_bytes
+        group.num_repeats_left = 0 if is_probe else self._max_retries
+        self._keep(group, prompts, num_bytes)
         self._send(group, prompts, frames)
         if room:
             self._growing.add(group)
         return group
 
     def extend(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
-        """Send further prompts of a group that has room for them; all its earlier requests are answered."""
+        """Send further prompts of a group that has room for them; all its earlier requests are answered.
+
+        If a process has died since then, they are sent when the server is ready.
+        """
         assert not group.open_ids
         assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
         stamped = _stamped(group.caller, prompts)
-        self._send(group, stamped, _frames(stamped))
+        frames = _frames(stamped)
+        self._keep(group, stamped, sum(map(len, frames)))
+        self._send(group, stamped, frames)
+
+    def given(self, group: LiveGroup) -> None:
+        """Note that the client of a group has got something of an answer, so that the group cannot be sent again.
+
+        The reader must call it before it waits for anything. What says nothing of an answer does not count: the head of
+        the HTTP response, a role, an event that a response was created, a comment.
+        """
+        group.num_repeats_left = 0
+        self._drop_repeat(group)
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
@@ -447,7 +483,7 @@ class LiveRequests:
                 self._answer(answer, request)
 
     def tokenizer_lost(self, tokenizer: int) -> None:
-        """Send what was in a tokenizer that died to a tokenizer again: requests once, cancellations always.
+        """Send what was in a tokenizer that died to a tokenizer again: requests if they may be, cancellations always.
 
         Requests that cannot be sent again fail.
         """
@@ -455,8 +491,8 @@ class LiveRequests:
         self._loads.clear(tokenizer)
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
         for group in dict.fromkeys(request.group for _, request in lost):
-            if group.repeat is not None and group.repeat.num_left:
-                again = self._renamed(group, lambda request: request.tokenizer == tokenizer)
+            if group.repeat is not None:
+                again = self._restart(group, lambda request: request.tokenizer == tokenizer and not request.answered)
                 self._send_again(group, again)
         for request_id, _ in lost:
             if request_id in self._live:
@@ -467,13 +503,18 @@ class LiveRequests:
                 self._send_cancel(request_id, tokenizer)
 
     def lost(self, error: ApiError) -> None:
-        """The engine or the detokenizer died, so no later end of a request can be trusted: fail what was answered.
+        """The engine or the detokenizer died, so no later answer to a request can be trusted.
 
-        Requests whose client has got nothing are held, and sent again by `resume` when the server is ready.
+        Requests whose client has got nothing are held, and `resume` sends them again when the server is ready. Others
+        fail.
         """
-        for group in dict.fromkeys(request.group for request in self._live.values()):
-            if group.repeat is not None and group.repeat.num_left and group not in self._held:
-                self._renamed(group, lambda request: True)
+        for group in dict.fromkeys([*(request.group for request in self._live.values()), *self._growing]):
+            if group in self._held or not group.num_repeats_left:
+                continue
+            if group.repeat is not None:
+                self._restart(group, lambda request: True)
+                self._held[group] = None
+            elif not group.open_ids:  # between two steps: the next one waits
                 self._held[group] = None
         self._fail_all(error, but_held=True)
 
@@ -482,8 +523,8 @@ class LiveRequests:
         while self._held:
             group = next(iter(self._held))
             del self._held[group]
-            assert group.repeat is not None
-            self._send_again(group, group.repeat.prompts)
+            if group.repeat is not None:
+                self._send_again(group, group.repeat.prompts)
 
     def fail_all(self, error: ApiError) -> None:
         """Fail all requests, those that are held, too."""
@@ -495,7 +536,9 @@ class LiveRequests:
                 self._incidents.num_lost += but_held
                 self._fail(request_id, error)
         for group in self._growing:  # between two steps it has no request that could fail
-            group.queue.fail(error)
+            if not (but_held and group in self._held):
+                self._drop_repeat(group)
+                group.queue.fail(error)
         self._ending.clear()
         for tokenizer in range(len(self._tokenizers)):
             self._loads.clear(tokenizer)
@@ -528,7 +571,7 @@ class LiveRequests:
         for prompt, frame in zip(prompts, frames, strict=True):
             if self._watch is not None:
                 self._watch.submitted(prompt)
-            tokenizer = self._dispatch(prompt, frame)
+            tokenizer = HELD if group in self._held else self._dispatch(prompt, frame)
             for request_id in prompt.request_ids:
                 self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
                 group.open_ids.add(request_id)
@@ -540,54 +583,80 @@ class LiveRequests:
         self._tokenizers[tokenizer].send(frame)
         return tokenizer
 
-    def _renamed(
+    def _keep(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], num_bytes: int) -> None:
+        """Keep messages to be sent again, if they may be: commands change the engine, and are not repeated."""
+        if not group.num_repeats_left:
+            return
+        if self._num_kept_bytes + num_bytes > MAX_KEPT_BYTES and group not in self._held:
+            return
+        repeatable = [prompt for prompt in prompts if isinstance(prompt, wire.Generate | wire.Encode)]
+        if len(repeatable) == len(prompts):
+            group.repeat = Repeat(prompts=repeatable, num_bytes=num_bytes)
+            self._num_kept_bytes += num_bytes
+
+    def _restart(
         self, group: LiveGroup, is_lost: Callable[[_LiveRequest], bool]
     ) -> Sequence[wire.Generate | wire.Encode]:
-        """Give the lost requests of a group new ids, cancel the old ones, and return the prompts with the new ids.
+        """Give the open requests of prompts of which one is lost new ids, cancel the old ones, and return the prompts.
 
-        An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one.
+        An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one. The reader
+        is told to forget what it has of their answers; answers that have ended are kept.
         """
-        repeat = group.repeat
+        repeat, live = group.repeat, self._live
         assert repeat is not None
-        found: list[wire.Generate | wire.Encode] = []
+        lost: list[wire.Generate | wire.Encode] = []
         prompts: list[wire.Generate | wire.Encode] = []
+        restarted: set[int] = set()
         for prompt in repeat.prompts:
-            if not is_lost(self._live[prompt.request_id]):
-                prompts.append(prompt)
+            is_open = [request_id in live for request_id in prompt.request_ids]
+            if not any(is_lost(live[request_id]) for request_id in prompt.request_ids if request_id in live):
+                prompts += [prompt] if any(is_open) else []
                 continue
-            new_ids: list[str] = []
-            for request_id in prompt.request_ids:
-                new_id = new_request_id("req")
-                if self._watch is not None:
-                    self._watch.renamed(request_id, new_id=new_id)
-                request = self._remove(request_id)
-                self._send_cancel(request_id, request.tokenizer)
-                self._live[new_id] = _LiveRequest(group=group, index=request.index, tokenizer=HELD)
-                group.open_ids.add(new_id)
-                new_ids.append(new_id)
+            new_ids = [new_request_id("req") for _ in prompt.request_ids]
+            for request_id, new_id in zip(prompt.request_ids, new_ids, strict=True):
+                if request_id in live:
+                    request = self._rename(request_id, new_id)
+                    restarted |= {request.index} if request.answered else set()
             changes: dict[str, object] = {"request_id": new_ids[0]}
             if len(new_ids) > 1:
                 changes["sibling_ids"] = tuple(new_ids[1:])
-            found.append(msgspec.structs.replace(prompt, **changes))
-            prompts.append(found[-1])
+            lost.append(msgspec.structs.replace(prompt, **changes))
+            prompts.append(lost[-1])
         repeat.prompts = prompts
-        return found
+        if restarted:
+            group.queue.restart(restarted)
+        return lost
+
+    def _rename(self, request_id: str, new_id: str) -> _LiveRequest:
+        """Cancel a request, and hold one with a new id in its place; return the old one."""
+        if self._watch is not None:
+            self._watch.renamed(request_id, new_id=new_id)
+        request = self._remove(request_id)
+        self._send_cancel(request_id, request.tokenizer)
+        self._live[new_id] = _LiveRequest(group=request.group, index=request.index, tokenizer=HELD)
+        request.group.open_ids.add(new_id)
+        return request
 
     def _send_again(self, group: LiveGroup, prompts: Sequence[wire.Generate | wire.Encode]) -> None:
-        assert group.repeat is not None
-        group.repeat.num_left -= 1
+        group.num_repeats_left -= 1
         for prompt, frame in zip(prompts, _frames(prompts), strict=True):
             tokenizer = self._dispatch(prompt, frame)
             for request_id in prompt.request_ids:
-                self._live[request_id].tokenizer = tokenizer
-                self._incidents.num_retried += 1
+                if request_id in self._live:
+                    self._live[request_id].tokenizer = tokenizer
+                    self._incidents.num_retried += 1
+                else:  # its answer has ended; it is sent because the seeds of the others follow from their places
+                    self._ending[request_id] = tokenizer
+                    self._send_cancel(request_id, tokenizer)
+        if not group.num_repeats_left:
+            self._drop_repeat(group)
 
     def _drop_repeat(self, group: LiveGroup) -> None:
         """Keep a group's messages no longer."""
+        self._held.pop(group, None)
         if group.repeat is not None:
             self._num_kept_bytes -= group.repeat.num_bytes
             group.repeat = None
-            self._held.pop(group, None)
 
     def _answer(self, answer: wire.Answer, request: _LiveRequest | None) -> None:
         """Pass on the first or the last answer of a request, or one that no client waits for."""
@@ -600,10 +669,11 @@ class LiveRequests:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
             return
         request.answered = True
-        self._drop_repeat(request.group)
         request.group.queue.put(request.index, answer)
         if answer.finish is not None:
             self._forget(answer.request_id)
+            if not request.group.open_ids:
+                self._drop_repeat(request.group)
             if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
             else:

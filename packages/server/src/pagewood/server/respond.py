@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from pagewood.server.connections import BodyWriter, body_writer_of
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import Choice, EventStream, Format, Tally, Usage, usage
-from pagewood.server.live import LiveGroup, LiveRequests, Take
+from pagewood.server.live import Forget, LiveGroup, LiveRequests, Take
 from pagewood.server.prompt_sharing import PromptSharing
 
 _STREAM_HEADERS = [
@@ -44,7 +44,11 @@ def error_response(scope: Scope, error: ApiError) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResponse:
-    """An ASGI response with the answers of a group. The group is closed in every case."""
+    """An ASGI response with the answers of a group. The group is closed in every case.
+
+    Until something of an answer was sent, the group may be sent again after a death; then what was collected of its
+    answers is dropped. What came before, the head and the beginning of a stream, stays true, and comes once.
+    """
 
     live: LiveRequests
     group: LiveGroup
@@ -74,9 +78,15 @@ class GroupResponse:
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
         answers = [Choice(tally=tally) for tally in tallies]
+
+        def forget(indices: Set[int]) -> None:
+            for index in indices:
+                answers[index] = Choice(tally=tallies[index])
+
         try:
-            async for index, answer in self._answers(tallies):
-                answers[index].add(answer)
+            async for found in self._answers(tallies, forget):
+                for index, answer in found:
+                    answers[index].add(answer)
             body = self.format.whole(self._choices(answers), self._usage(tallies))
             response = json_response(body)
         except ApiError as error:
@@ -89,12 +99,15 @@ class GroupResponse:
         take = None if writer is None or self.shares_prompt else partial(_write, writer, stream, tallies)
         started = False
         try:
-            async for index, answer in self._answers(tallies, take):
+            async for found in self._answers(tallies, stream.forget, take):
+                data = b"".join([stream.take(index, answer) for index, answer in found])
+                if stream.has_given:
+                    self.live.given(self.group)
                 if not started:  # not before the first answer: until then, an error can still be a status
                     started = True
                     headers = [(b"content-type", self.format.media_type.encode()), *_STREAM_HEADERS]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if data := stream.take(index, answer):
+                if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             response = error_response(scope, error)
@@ -118,21 +131,36 @@ class GroupResponse:
     def _usage(self, tallies: list[Tally]) -> Usage:
         return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating, is_read=self.is_read)
 
-    async def _answers(self, tallies: list[Tally], take: Take | None = None) -> AsyncIterator[tuple[int, wire.Answer]]:
-        """Yield the answers that `take` does not take."""
+    async def _answers(
+        self, tallies: list[Tally], forget: Forget, take: Take | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, wire.Answer]]]:
+        """Yield the answers that `take` does not take, those that come together as one.
+
+        `forget` is called with the indices of answers that begin again, after their tallies have.
+        """
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
+
+        def begin_again(indices: Set[int]) -> None:
+            for index in indices:
+                tallies[index] = Tally()
+            if sharing is not None:
+                sharing.forget(indices)
+            forget(indices)
+
         num_open = len(tallies)
         while num_open:
-            index, answer = await self.group.next(take)
+            index, answer = await self.group.next(take, begin_again)
             tallies[index].add(answer)
             num_open -= answer.finish is not None
-            for item in [(index, answer)] if sharing is None else sharing.take(index, answer):
-                yield item
+            yield [(index, answer)] if sharing is None else sharing.take(index, answer)
 
 
 def _write(writer: BodyWriter, stream: EventStream, tallies: list[Tally], index: int, answer: wire.Answer) -> bool:
-    """Write what an answer adds to a body, and return True; False if it ends its request, or its client is slow."""
-    if answer.finish is not None or not writer.is_open:
+    """Write what an answer adds to a body, and return True.
+
+    False: it ends its request, or its client is slow, or has got nothing yet, so that the first of it must be noted.
+    """
+    if answer.finish is not None or not stream.has_given or not writer.is_open:
         return False
     tallies[index].add(answer)
     if data := stream.take(index, answer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -192,6 +192,14 @@ class MessageStream:
         """Of the newest call, so far."""  # written by: _part
         self._held: list[wire.Part] = []
         """What came before the newest call was complete."""  # written by: _part, _release
+
+    @property
+    def has_given(self) -> bool:
+        """Whether a block was begun: it says of what kind the answer is."""
+        return self._index >= 0
+
+    def forget(self, indices: Set[int]) -> None:
+        """Do nothing: until a block is begun, nothing is known but that the message was."""
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message of the engine."""

@@ -58,6 +58,10 @@ class Timing:
     num_prompt: int = 0  # written by: RequestMetrics
     num_cached: int = 0  # written by: RequestMetrics
     num_output: int = 0  # written by: RequestMetrics
+    num_void: int = 0  # written by: RequestMetrics
+    """Output tokens before it was sent again, which counters had already. They must not fall, so it counts as many."""
+    is_begun: bool = False  # written by: RequestMetrics
+    """Whether its first answer is counted; that of a request that is sent again is not counted twice."""
     explanation: Explanation | None = None
     """When it was queued and admitted, and what was cached."""  # written by: RequestMetrics
 
@@ -120,7 +124,7 @@ class RequestMetrics:
 
     def output_tokens_of_open(self) -> Iterator[tuple[Account, int]]:
         """Yield what requests that have not ended have generated so far; their accounts do not have it yet."""
-        return ((timing.account, timing.num_output) for timing in self._open.values())
+        return ((timing.account, max(timing.num_output, timing.num_void)) for timing in self._open.values())
 
     def submitted(self, message: wire.NewRequest) -> None:
         """Begin to measure the requests of a message."""
@@ -139,10 +143,18 @@ class RequestMetrics:
         self.num_answers.add(len(message.request_ids))
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
-        """Go on with a request under another id; it is sent again, because a process died."""
+        """Go on with a request under another id; it is sent again, because a process died.
+
+        It counts once, from when it was first submitted. What its first answer was counted for stays counted; its later
+        times and its tokens are those of the answer that it gets now.
+        """
         timing = self._open.pop(request_id, None)
         if timing is not None:
             timing.request_id = new_id
+            timing.num_void = max(timing.num_void, timing.num_output)
+            timing.first_s = timing.last_s = 0.0
+            timing.num_output = 0
+            timing.explanation = None
             self._open[new_id] = timing
 
     def answered(self, answers: wire.Answers) -> None:
@@ -191,11 +203,15 @@ class RequestMetrics:
         account = timing.account
         timing.first_s = now_s
         timing.num_prompt, timing.num_cached = answer.num_prompt_tokens, answer.num_cached_tokens
+        timing.explanation = answer.explanation
+        if timing.is_begun:
+            return
+        timing.is_begun = True
         account.num_prompt_tokens += answer.num_prompt_tokens
         account.num_cached_tokens += answer.num_cached_tokens
         account.first_token_s.add(now_s - timing.submitted_s)
         self.computed_tokens.add(answer.num_prompt_tokens - answer.num_cached_tokens)
-        found = timing.explanation = answer.explanation
+        found = answer.explanation
         if found is None:
             return
         account.queue_s.add(max(0.0, found.admitted_s - found.arrived_s))
@@ -210,7 +226,7 @@ class RequestMetrics:
         del self._open[timing.request_id]
         account = timing.account
         account.num_ended[reason] += 1
-        account.num_output_tokens += timing.num_output
+        account.num_output_tokens += max(timing.num_output, timing.num_void)
         if timing.first_s:
             account.request_s.add(now_s - timing.submitted_s)
             self.prompt_tokens.add(timing.num_prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -73,7 +73,10 @@ def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> Collect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedResponse:
-    """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case."""
+    """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case.
+
+    Requests that have not ended may be sent again after a death; what was collected of them is dropped.
+    """
 
     live: LiveRequests
     group: LiveGroup
@@ -89,11 +92,15 @@ class CollectedResponse:
             exchange_of(scope).usage = usage([one.tally for one in found], is_speculating=False)
             self.live.close(self.group)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, found: Sequence[Collected]) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, found: list[Collected]) -> None:
+        def forget(indices: Set[int]) -> None:
+            for index in indices:
+                found[index] = Collected()
+
         try:
             num_open = len(found)
             while num_open:
-                index, answer = await self.group.next()
+                index, answer = await self.group.next(forget=forget)
                 found[index].add(answer)
                 num_open -= answer.finish is not None
             response = json_response(self.render(found, _prompt_usage(found)))
