@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import textwrap
 import threading
 from collections.abc import Generator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,14 @@ def text_of(line: str) -> str:
     found = re.search(r'"text":"((?:[^"\\]|\\.)*)"', line)
     assert found is not None, line
     return found[1]
+
+
+def begun(server: Server, body: dict[str, Any]) -> HTTPConnection:
+    """Send a request, and return its connection, which the caller closes."""
+    address = httpx.URL(server.url)
+    connection = HTTPConnection(address.host, address.port)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    return connection
 
 
 def ignore_interrupts() -> None:
@@ -110,6 +120,26 @@ def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
     assert server.process.wait(LIMIT_S) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert not server.sockets()
+
+
+def test_requests_that_were_cancelled_in_a_dead_tokenizer_give_their_places_back(folder: Path) -> None:
+    server = Server(folder, "--max-running-requests", "2", "--max-queued-requests", "4")
+    try:
+        tokenizer = server.children()["tokenizer_process"]
+        os.kill(tokenizer, signal.SIGSTOP)
+        leaving = [begun(server, SHORT) for _ in range(6)]
+        until(lambda: server.ready()["requests"]["live"] == 6)
+        assert server.http.post("/v1/completions", json=SHORT).status_code == 429
+        for client in leaving:
+            client.close()
+        until(lambda: server.ready()["requests"] == {"live": 0, "ending": 6})
+        os.kill(tokenizer, signal.SIGKILL)
+        until(lambda: server.ready()["requests"]["ending"] == 0)
+        answers = [Reader(server, SHORT) for _ in range(6)]  # every place
+        assert len({text_of(one.end()) for one in answers}) == 1
+        server.until_idle()
+    finally:
+        server.close()
 
 
 STUCK_PROCESSOR = """

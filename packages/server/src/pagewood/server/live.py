@@ -202,6 +202,15 @@ class _LiveRequest:
     answered: bool = False  # written by: LiveRequests
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What is known when the answer to the first message of a new tokenizer process has come: all before it is done."""
+
+    tokenizer: int
+    cancelled: Sequence[str]
+    """Requests whose cancellation was sent before it. If the engine has not ended them now, it never got them."""
+
+
 class LiveRequests:
     """Every request from its arrival until the engine has ended it.
 
@@ -225,7 +234,7 @@ class LiveRequests:
 
     __slots__ = (
         *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_closed", "_limit", "_live", "_loads"),
-        *("_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
+        *("_marks", "_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
     )
 
     def __init__(
@@ -254,7 +263,8 @@ class LiveRequests:
         self._watch = watch
         self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
-        self._ending: dict[str, int] = {}  # written by: _answer, _cancel, _send_again, fail, _fail_all
+        self._ending: dict[str, int] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
+        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, fail, _fail_all. By their ids
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
         self._loads = TokenizerLoads(len(tokenizers))
@@ -273,6 +283,11 @@ class LiveRequests:
     def num_held(self) -> int:
         """HTTP requests that are sent again when the server is ready."""
         return len(self._held)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `resume` must be called when the server is ready."""
+        return bool(self._held) or len(self._marks) < len(self._loads.away)
 
     @property
     def is_closed(self) -> bool:
@@ -440,7 +455,7 @@ class LiveRequests:
 
     def watch(self, message: wire.Watch) -> None:
         """Send the engine a message that has no answer; it takes the way of the requests."""
-        self._tokenizers[0].send(wire.encode(message))
+        self._tokenizers[self._loads.lightest].send(wire.encode(message))
 
     def names(self, request_id: str) -> frozenset[str]:
         """Return the names by which a client may refer to the HTTP request of a request; none if it has ended."""
@@ -485,10 +500,12 @@ class LiveRequests:
     def tokenizer_lost(self, tokenizer: int) -> None:
         """Send what was in a tokenizer that died to a tokenizer again: requests if they may be, cancellations always.
 
-        Requests that cannot be sent again fail.
+        Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
+        confirmed their end, or has answered a message behind the cancellations: then it never got them.
         """
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
-        self._loads.clear(tokenizer)
+        self._loads.lost(tokenizer)
+        cancelled = [request_id for request_id, cancelled_at in self._ending.items() if cancelled_at == tokenizer]
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
         for group in dict.fromkeys(request.group for _, request in lost):
             if group.repeat is not None:
@@ -498,9 +515,10 @@ class LiveRequests:
             if request_id in self._live:
                 self._incidents.num_lost += 1
                 self._fail(request_id, error)
-        for request_id, cancelled_at in self._ending.items():
-            if cancelled_at == tokenizer:
-                self._send_cancel(request_id, tokenizer)
+        for request_id in cancelled:
+            self._send_cancel(request_id, tokenizer)
+        self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
+        self._mark(tokenizer, cancelled)
 
     def lost(self, error: ApiError) -> None:
         """The engine or the detokenizer died, so no later answer to a request can be trusted.
@@ -520,6 +538,8 @@ class LiveRequests:
 
     def resume(self) -> None:
         """Send the requests that are held: the server is ready again."""
+        for tokenizer in self._loads.away - {mark.tokenizer for mark in self._marks.values()}:
+            self._mark(tokenizer, ())  # the answer to the last one may be lost
         while self._held:
             group = next(iter(self._held))
             del self._held[group]
@@ -540,6 +560,7 @@ class LiveRequests:
                 self._drop_repeat(group)
                 group.queue.fail(error)
         self._ending.clear()
+        self._marks.clear()
         for tokenizer in range(len(self._tokenizers)):
             self._loads.clear(tokenizer)
 
@@ -547,6 +568,7 @@ class LiveRequests:
         """Fail the requests of a message that could not be passed on."""
         for answer in answers.answers:
             self._loads.remove(answer.request_id)
+            self._marks.pop(answer.request_id, None)
             if answer.ended:
                 self._ending.pop(answer.request_id, None)
             if answer.request_id in self._live:
@@ -665,7 +687,10 @@ class LiveRequests:
         if answer.ended:
             self._ending.pop(answer.request_id, None)
         if request is None:
-            if answer.ended:
+            mark = self._marks.pop(answer.request_id, None)
+            if mark is not None:
+                self._passed(mark)
+            elif answer.ended:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
             return
         request.answered = True
@@ -678,6 +703,18 @@ class LiveRequests:
                 self._cancel(answer.request_id, request)
             else:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
+
+    def _mark(self, tokenizer: int, cancelled: Sequence[str]) -> None:
+        """Send a tokenizer a message whose answer shows that all before it has passed the tokenizer and the engine."""
+        message = wire.Encode(request_id=new_request_id("mark"), prompt=wire.TokenPrompt(tokens=bytes(4)))
+        self._marks[message.request_id] = _Mark(tokenizer=tokenizer, cancelled=cancelled)
+        self._tokenizers[tokenizer].send(wire.encode(message))
+
+    def _passed(self, mark: _Mark) -> None:
+        """Note that everything before a mark has passed."""
+        self._loads.back(mark.tokenizer)
+        for request_id in mark.cancelled:
+            self._ending.pop(request_id, None)
 
     def _end(self, group: LiveGroup, error: ApiError) -> None:
         """Cancel the open requests of a group, whose client gets an error."""
