@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from echo_bench import EchoBench, expected, submit
-from pagewood.engine.api import Abort, EngineConfig, PauseRequest
+from pagewood.engine.api import Abort, EngineConfig, PauseRequest, ResumeRequest, TenantQuota
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.plan import StepPlan
@@ -100,6 +100,47 @@ def test_a_paused_engine_is_not_stuck() -> None:
     bench.step(submit("a", LONG), PauseRequest(request_id="a"))
     until_stuck(bench)
     assert bench.engine.counters().num_stuck == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "quota",
+    [TenantQuota("*", max_running=1), TenantQuota("*", max_kv_tokens=30), TenantQuota("*", max_tokens_in_flight=60)],
+)
+def test_what_waits_only_for_a_paused_request_is_not_stuck_and_the_loop_rests(
+    quota: TenantQuota, overlap: bool
+) -> None:
+    bench = EchoBench(quotas=(quota,), overlap=overlap)
+    bench.step(submit("a", LONG, tenant="t"))
+    bench.step(submit("b", [2] * 20, tenant="t"), submit("c", [3] * 20, tenant="t"), PauseRequest(request_id="a"))
+    bench.steps(5)
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 0
+    assert (len(bench.state.waiting), bench.state.is_resting) == (2, True)
+    bench.step(Abort(request_id="b"))  # c may return to the order now
+    bench.steps(3)
+    assert bench.state.is_resting
+    bench.step(submit("d", [4] * 8, tenant="other", max_tokens=3))
+    assert not bench.state.is_resting
+    bench.until(lambda: bench.finish("d"))
+    bench.step(ResumeRequest(request_id="a"))
+    bench.until(lambda: bench.finish("a") and bench.finish("c"))
+    assert bench.tokens("c") == expected([3] * 20)
+    bench.step()
+    bench.check_empty()
+
+
+def test_an_admission_that_stands_still_behind_a_paused_request_of_another_tenant_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = EchoBench(quotas=(TenantQuota("t", max_running=1),))
+    bench.step(submit("a", LONG, tenant="t"), submit("b", [2] * 20, tenant="t"))
+    bench.step(PauseRequest(request_id="a"))
+    bench.steps(5)
+    Frozen(bench, monkeypatch, part="order")
+    bench.step(submit("c", [3] * 20, tenant="other"))
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 2
 
 
 class InThread:

@@ -41,7 +41,8 @@ class Watchdog:
         """Note a pass without a grant."""
         waiting = state.waiting
         is_free = kv.num_available > 0 and kv.num_free_rows > 0
-        if state.running or state.draining or len(waiting) <= waiting.num_recalling or not is_free:
+        num_ready = len(waiting) - waiting.num_recalling - state.num_behind_paused
+        if state.running or state.draining or num_ready <= 0 or not is_free:
             self.reset()
             return
         if not self.num_passes:
