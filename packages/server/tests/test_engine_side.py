@@ -6,7 +6,7 @@ import threading
 
 import msgspec
 
-from pagewood.engine.api import Abort, Delta
+from pagewood.engine.api import Abort, Delta, Pause
 from pagewood.server import wire
 from pagewood.server.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
 from pagewood.server.links import MemoryLink
@@ -88,6 +88,15 @@ def test_commands_and_steps() -> None:
     outbox.send([])
     outbox.send([Delta(request_id="a"), Delta(request_id="b")])
     assert sent.messages == [wire.Step((Delta(request_id="a"), Delta(request_id="b")))]
+
+
+def test_an_engine_that_begins_paused_is_paused_before_it_gets_what_has_arrived() -> None:
+    link = MemoryLink(stopping=lambda: False)
+    pause, abort = Pause(request_id="pause", retract=True), Abort(request_id="a")
+    inbox = EngineInbox(link, stopped=lambda: False, first=[pause])
+    link.send(wire.encode(wire.to_engine(abort)))
+    assert inbox.receive(timeout_s=0) == [pause, abort]
+    assert inbox.receive(timeout_s=0) == []
 
 
 def test_a_wait_without_limit_ends_when_the_engine_must_stop() -> None:

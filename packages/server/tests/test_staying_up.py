@@ -25,17 +25,18 @@ SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens"
 class Reader:
     """A client in a thread: reads the lines of one answer to their end."""
 
-    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+    def __init__(self, server: Server, body: dict[str, Any], *, request_id: str | None = None) -> None:
         self.lines: list[str] = []
         self.status = 0
         self._url = f"{server.url}/v1/completions"
         self._body = body
+        self._headers = {} if request_id is None else {"x-client-request-id": request_id}
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=LIMIT_S) as response:
+            with httpx.stream("POST", self._url, json=self._body, headers=self._headers, timeout=LIMIT_S) as response:
                 self.status = response.status_code
                 for line in response.iter_lines():
                     if line:
@@ -140,6 +141,37 @@ def test_requests_that_were_cancelled_in_a_dead_tokenizer_give_their_places_back
         server.until_idle()
     finally:
         server.close()
+
+
+def test_pauses_of_one_request_and_of_all_outlast_the_engine(server: Server) -> None:
+    expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+
+    def restarted() -> int:
+        incarnation = server.ready()["incidents"]["restarts"]
+        os.kill(server.children()["engine_process"], signal.SIGKILL)
+        until(lambda: server.ready()["incidents"]["restarts"] > incarnation)
+        until(lambda: server.http.get("/ready").status_code == 200)
+        return server.ready()["incidents"]["restarts"]
+
+    def command(path: str, body: dict[str, Any]) -> None:
+        server.admin.post(path, json=body).raise_for_status()
+
+    command("/pause", {"mode": "retract"})
+    paused = Reader(server, SHORT, request_id="mine")
+    until(lambda: server.ready()["engine"]["num_waiting"] == 1)
+    command("/pause", {"rid": "mine"})
+    until(lambda: server.ready()["engine"]["num_held"] == 1)
+    assert restarted() == 1
+    other = Reader(server, SHORT)
+    until(lambda: (server.ready()["engine"]["num_held"], server.ready()["engine"]["num_waiting"]) == (1, 1))
+    assert server.ready()["engine"]["num_steps"] == 0  # nothing is computed until it is resumed
+    command("/resume", {})
+    assert text_of(other.end()) == expected
+    assert not paused.lines
+    assert server.ready()["engine"]["num_held"] == 1
+    command("/resume", {"rid": "mine"})
+    assert text_of(paused.end()) == expected
+    server.until_idle()
 
 
 STUCK_PROCESSOR = """

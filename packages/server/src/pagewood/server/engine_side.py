@@ -208,12 +208,18 @@ class EngineInbox:
 
     The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later. So is
     what publishes the changes of its cache.
+
+    Args:
+        receiver: what the tokenizers send.
+        stopped: whether the engine must stop.
+        first: commands that the engine gets before any of theirs.
     """
 
-    __slots__ = ("_events", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
+    __slots__ = ("_events", "_first", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
 
-    def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool]) -> None:
+    def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool], first: Sequence[Command] = ()) -> None:
         self._receiver = receiver
+        self._first = first  # written by: _read
         self._stopped = stopped
         self._heartbeat: Heartbeat | None = None  # written by: attach
         self._events: EventPump | None = None  # written by: attach
@@ -264,7 +270,8 @@ class EngineInbox:
 
     def _read(self, timeout_s: float) -> list[Command]:
         frames = self._receiver.receive(timeout_s=timeout_s)
-        found: list[Command] = []
+        found: list[Command] = [*self._first]
+        self._first = ()
         for message in wire.read(wire.engine_commands, frames):
             match message:
                 case wire.ProfileCommand():

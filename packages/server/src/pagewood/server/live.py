@@ -43,6 +43,8 @@ the open requests whose answers come whole: a thousand of them with 64 KiB each,
 
 Take = Callable[[int, wire.Answer], bool]
 """Takes an answer at once, with the index of its request; False: it must be queued."""
+HoldMode = Literal["in_place", "retract", "resume"]
+"""How requests are paused, or that they go on."""
 Forget = Callable[[Set[int]], None]
 """Drops what was collected of the answers to the requests with these indices: the answers begin again."""
 
@@ -145,12 +147,19 @@ class LiveGroup:
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
     """Of further requests, if it was changed."""
+    hold: HoldMode | None = None  # written by: LiveRequests
+    """How it was paused last, or that it goes on; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
     num_repeats_left: int = 0  # written by: LiveRequests
     """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
     repeat: Repeat | None = None  # written by: LiveRequests
     """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether further requests, and those that are sent again, begin paused."""
+        return self.hold not in (None, "resume")
 
     async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
@@ -219,7 +228,7 @@ class LiveRequests:
 
     A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
     and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
-    nobody has seen the first. Deadlines go on meanwhile. A request that was paused is not paused any more.
+    nobody has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
 
     Args:
         tokenizers: a sender to each tokenizer.
@@ -379,6 +388,8 @@ class LiveRequests:
         assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
+        if group.is_paused:
+            prompts = [msgspec.structs.replace(prompt, is_paused=True) for prompt in prompts]
         stamped = _stamped(group.caller, prompts)
         frames = _frames(stamped)
         self._keep(group, stamped, sum(map(len, frames)))
@@ -436,22 +447,20 @@ class LiveRequests:
             group.priority = priority
         return bool(named or growing)
 
-    def hold(self, name: str, mode: Literal["in_place", "retract", "resume"]) -> int:
+    def hold(self, name: str, mode: HoldMode) -> int:
         """Pause the HTTP requests with that name, or go on with them; return how many requests they have now.
 
-        Those that wait to be sent again after a death are not counted, and not paused.
-
-        A group that gets further requests gets none while those that it has are paused.
+        They stay so if they are sent again after a death, and so do further requests of a group that gets some.
         """
-        named = [
-            (request_id, request)
-            for request_id, request in self._live.items()
-            if name in request.group.names and request.tokenizer != HELD
-        ]
+        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
         for request_id, request in named:
-            message = wire.Hold(request_id=request_id, mode=mode)
-            self._tokenizers[request.tokenizer].send(wire.encode(message))
-        return len(named)
+            self._send_hold(request_id, request.tokenizer, mode)
+        between = [group for group in self._growing if name in group.names and not group.open_ids]
+        for group in {*(request.group for _, request in named), *between}:
+            group.hold = mode
+            if group.repeat is not None:
+                group.repeat.prompts = [_paused(prompt, group.is_paused) for prompt in group.repeat.prompts]
+        return len(named) + sum(group.room for group in between)
 
     def watch(self, message: wire.Watch) -> None:
         """Send the engine a message that has no answer; it takes the way of the requests."""
@@ -517,6 +526,9 @@ class LiveRequests:
                 self._fail(request_id, error)
         for request_id in cancelled:
             self._send_cancel(request_id, tokenizer)
+        for request_id, request in self._live.items():
+            if request.tokenizer == tokenizer and request.group.hold is not None:  # it may be lost
+                self._send_hold(request_id, tokenizer, request.group.hold)
         self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
         self._mark(tokenizer, cancelled)
 
@@ -744,6 +756,10 @@ class LiveRequests:
             return
         self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
 
+    def _send_hold(self, request_id: str, tokenizer: int, mode: HoldMode) -> None:
+        if tokenizer != HELD:
+            self._tokenizers[tokenizer].send(wire.encode(wire.Hold(request_id=request_id, mode=mode)))
+
     def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
         if self._watch is not None:
             self._watch.left(request_id, has_failed=has_failed)
@@ -761,6 +777,10 @@ def _priority(prompt: wire.NewRequest) -> int:
 
 def _prioritized(prompt: wire.Generate | wire.Encode, priority: int) -> wire.Generate | wire.Encode:
     return msgspec.structs.replace(prompt, priority=priority) if isinstance(prompt, wire.Generate) else prompt
+
+
+def _paused(prompt: wire.Generate | wire.Encode, is_paused: bool) -> wire.Generate | wire.Encode:
+    return msgspec.structs.replace(prompt, is_paused=is_paused) if isinstance(prompt, wire.Generate) else prompt
 
 
 def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from pagewood.server import wire
 from pagewood.server.measurement import Measurement
@@ -63,6 +64,8 @@ class EngineStatus:
     """When the first pulse of this engine process came; None before it."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
+    paused: Literal["no", "in_place", "retract"] = "no"  # written by: native.endpoints
+    """Whether `/pause` has paused the engine, and how. The next engine process begins like that."""
     is_cut_off: bool = False  # written by: take, relay_lost
     """Whether a detokenizer process died and its successor has not passed on any message of the engine yet."""
 
