@@ -15,7 +15,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.plan import StepPlan
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.watchdog import STUCK_PASSES
+from pagewood.engine.core.watchdog import STUCK_PASSES, STUCK_S
 from pagewood.engine.links import MemoryOutbox, ThreadInbox
 from pagewood.engine.testing import EchoRunner
 
@@ -43,9 +43,9 @@ class Frozen:
 
 
 def until_stuck(bench: EchoBench) -> None:
-    bench.steps(STUCK_PASSES // 2)
-    bench.now_s += 2.0
-    bench.steps(STUCK_PASSES // 2 + 1)
+    for _ in range(STUCK_PASSES + 1):
+        bench.now_s += 2 * STUCK_S / STUCK_PASSES
+        bench.step()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -93,6 +93,19 @@ def test_many_passes_in_a_short_time_and_a_long_time_with_few_are_no_freeze(monk
     other.now_s = 100.0
     other.steps(STUCK_PASSES // 2)
     assert other.engine.counters().num_stuck == 0
+
+
+def test_the_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = EchoBench()
+    Frozen(bench, monkeypatch, part="order")
+    bench.step(submit("a", LONG))
+    bench.steps(STUCK_PASSES)
+    bench.now_s += 1000.0  # a suspended laptop
+    bench.step()
+    assert (bench.engine.counters().num_stuck, bench.engine.frozen_s) == (0, 0.0)
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 1
+    assert STUCK_S < bench.engine.frozen_s < 3 * STUCK_S
 
 
 def test_a_paused_engine_is_not_stuck() -> None:

@@ -74,6 +74,23 @@ def test_a_long_step_repeats_the_last_pulse_with_its_length() -> None:
     assert last.step_s == 0.0
 
 
+def test_a_pulse_of_a_long_step_is_corrected_as_soon_as_the_engine_waits() -> None:
+    sent = Recorder()
+    now_s = 100.0
+    heartbeat = Heartbeat(sent, pulse=lambda: wire.Pulse(incarnation=0, model=MODEL, counters={}), clock=lambda: now_s)
+    heartbeat.idle()
+    now_s += 5.0
+    heartbeat.repeat()
+    heartbeat.idle()
+    assert [message.step_s for message in sent.messages if isinstance(message, wire.Pulse)] == [0.0, 5.0, 0.0]
+    now_s += 33.0  # the process stood still
+    heartbeat.start_again()
+    heartbeat.repeat()
+    now_s += 2.0
+    heartbeat.repeat()
+    assert [message.step_s for message in sent.messages[3:] if isinstance(message, wire.Pulse)] == [0.0, 2.0]
+
+
 def test_commands_and_steps() -> None:
     link = MemoryLink(stopping=lambda: False)
     inbox = EngineInbox(link, stopped=lambda: False)

@@ -8,6 +8,7 @@ import re
 import signal
 import textwrap
 import threading
+import time
 from collections.abc import Generator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -212,6 +213,30 @@ def test_the_watchdog_ends_a_stuck_device_and_a_stopped_engine(folder: Path, mon
         until(lambda: server.ready()["incidents"]["kills"] == 4)
         until(lambda: server.http.get("/health/generate").status_code == 200)
         assert server.ready()["incidents"]["stuck"] == 3
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_machine_that_stood_still_loses_no_process_and_no_request(folder: Path) -> None:
+    server = Server(folder, "--watchdog-seconds", "3", "--tokenizer-workers", "2")
+    try:
+        whole = text_of(server.http.post("/v1/completions", json=LONG | {"temperature": 0, "stream": False}).text)
+        for _ in range(3):
+            reader = Reader(server, LONG | {"temperature": 0})
+            until(lambda reader=reader: len(reader.lines) > 3)
+            pids = [server.process.pid, *server.children().values()]
+            num_before = server.stderr().count("stood still")
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(5.0)  # longer than the limit
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            until(lambda num=num_before: server.stderr().count("stood still") > num)
+            assert reader.end() == "data: [DONE]"
+            assert "".join(text_of(line) for line in reader.lines[:-1]) == whole
+        incidents = server.ready()["incidents"]
+        assert (incidents["stuck"], incidents["kills"], incidents["restarts"], incidents["lost"]) == (0, 0, 0, 0)
     finally:
         server.close()
 

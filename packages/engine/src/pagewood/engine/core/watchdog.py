@@ -12,13 +12,13 @@ _log = logging.getLogger(__name__)
 STUCK_PASSES = 64
 """Passes in a row without a grant after which admission counts as stuck, if they have also taken `STUCK_S`."""
 STUCK_S = 1.0
-"""Seconds."""
+"""Seconds. A longer time between two passes does not count: the process stood still."""
 
 
 class Watchdog:
     """Counts passes without a grant. Invariant: it is 0 unless the last pass could have admitted a request."""
 
-    __slots__ = ("_since_s", "is_stuck", "num_passes", "stuck_s")
+    __slots__ = ("_last_s", "_since_s", "is_stuck", "num_passes", "stuck_s")
 
     def __init__(self) -> None:
         self.num_passes = 0
@@ -28,6 +28,7 @@ class Watchdog:
         self.stuck_s = 0.0
         """How long they have taken if they are too many, otherwise 0."""  # written by: watchdog
         self._since_s = 0.0  # written by: watchdog
+        self._last_s = 0.0  # written by: watchdog
 
     def reset(self) -> None:
         """Note that something was planned, or that nothing could be."""
@@ -47,6 +48,9 @@ class Watchdog:
             return
         if not self.num_passes:
             self._since_s = now_s
+        elif now_s - self._last_s > STUCK_S:
+            self._since_s += now_s - self._last_s
+        self._last_s = now_s
         self.num_passes += 1
         if self.num_passes < STUCK_PASSES or now_s - self._since_s < STUCK_S:
             return
