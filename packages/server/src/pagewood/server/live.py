@@ -147,6 +147,9 @@ class LiveGroup:
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
     """Of further requests, if it was changed."""
+    is_sending: bool = False  # written by: respond
+    """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
+    not slow: its answer is large, or is collected because it is sent whole."""
     hold: HoldMode | None = None  # written by: LiveRequests
     """How it was paused last, or that it goes on; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
@@ -500,7 +503,7 @@ class LiveRequests:
         for answer in answers.answers:
             request = live.get(answer.request_id)
             if request is not None and request.answered and answer.finish is None:
-                if request.group.queue.put(request.index, answer):
+                if request.group.queue.put(request.index, answer) and request.group.is_sending:
                     self._incidents.num_slow_readers += 1
                     self._end(request.group, too_slow_reader())
             else:
