@@ -7,8 +7,9 @@ python benchmarks/recovery.py --heavy 10         # instead: short requests while
 A real `pagewood serve` with the embedded model, all of whose rows stream, and as many short requests that wait. Then a
 process is killed with SIGKILL. Shown are medians and the slowest round, in seconds from the kill: until the first
 stream has its error, until `/ready` is 200 again, and until a new request has its answer (a token; after the death of
-a tokenizer, whose streams go on, the ids of a text). And how many requests got a typed error, how many were sent again
-by the server, and how many ended in any other way, which must be 0.
+a tokenizer, whose streams go on, the ids of a text). And how many requests got a typed error (streams that have text),
+how many were sent again by the server (answers that are not streamed, whether or not they have begun), and how many
+ended in any other way, which must be 0.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server import live as live_module
 from pagewood.server import wire
-from pagewood.server.errors import unavailable
+from pagewood.server.errors import ApiError, unavailable
 from pagewood.server.live import LiveGroup, LiveRequests
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.status import EngineState
@@ -151,6 +152,41 @@ def test_a_request_is_sent_again_only_so_often() -> None:
     assert len(sender.sent()) == 2
     assert heard(group) == ["The engine process died."]
     assert live.num_live == 0
+
+
+def test_a_request_that_kills_the_engine_in_mid_answer_ends_with_an_error() -> None:
+    sender, metrics = Recorder(), RequestMetrics()
+    live = LiveRequests([sender], limit=9, max_retries=2, watch=metrics)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    for _ in range(3):
+        (message,) = sender.sent()
+        metrics.answered(answer(message.request_id))
+        live.take(answer(message.request_id))
+        live.lost(LOST)
+        live.resume()
+    assert heard(group) == ["again [0]", "again [0]", "0 t", "The engine process died."]
+    assert (live.num_live, live.num_held, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 2, 1)
+    (account,) = metrics.accounts
+    assert (metrics.num_open, account.num_ended, account.num_output_tokens) == (0, {"error": 1}, 1)
+
+
+@pytest.mark.anyio
+async def test_a_deadline_that_runs_out_while_a_request_is_held_ends_it() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    live.take(answer("a"))
+    live.end_at(group, time.monotonic() + 0.01)
+    live.lost(LOST)
+    sender.sent()
+    while live.num_live:
+        await asyncio.sleep(0.001)
+    live.resume()
+    assert sender.sent() == []
+    assert (live.num_held, live.num_ending) == (0, 0)
+    *_, item = [group.queue.get_nowait() for _ in range(2)]
+    assert isinstance(item, ApiError)
+    assert item.code == "deadline_exceeded"
 
 
 def test_the_requests_of_a_dead_tokenizer_go_to_a_tokenizer_at_once() -> None:

@@ -144,6 +144,59 @@ def test_requests_that_were_cancelled_in_a_dead_tokenizer_give_their_places_back
         server.close()
 
 
+def num_generated(server: Server) -> float:
+    """Return how many tokens have come from the engine, of all answers."""
+    lines = server.admin.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("pagewood_generation_tokens_total"))
+
+
+WHOLE = [
+    SHORT | {"prompt": f"Tale {n}", "max_tokens": 500, "ignore_eos": True, "temperature": n % 2, "seed": n}
+    for n in range(20)
+]
+"""Every second one is drawn."""
+
+
+def test_answers_of_which_no_client_has_got_a_part_survive_kill_9(folder: Path) -> None:
+    server = Server(folder, "--max-running-requests", "24", "--max-total-tokens", "16384")
+    try:
+        quiet = [Reader(server, body) for body in WHOLE]
+        expected = [text_of(reader.end()) for reader in quiet]
+        num_retried = 0
+        for name in ("engine", "detokenizer", "tokenizer"):
+            server.admin.post("/pause", json={}).raise_for_status()  # so that they run at the same time
+            readers = [Reader(server, body) for body in WHOLE]
+            # Its text is held back: until its last character, all of it may be a stop string.
+            held = Reader(server, WHOLE[0] | {"stream": True, "stop": [f"{expected[0]}!"]})
+            until(lambda: server.ready()["engine"]["num_waiting"] == len(WHOLE) + 1)
+            before = num_generated(server)
+            server.admin.post("/resume", json={}).raise_for_status()
+            until(lambda before=before: num_generated(server) >= before + 200)
+            until(lambda held=held: len(held.lines) > 0)
+            late: list[Reader] = []
+            pid = server.children()[f"{name}_process"]
+            if name == "tokenizer":
+                server.admin.post("/pause", json={}).raise_for_status()  # so that none of them ends
+                os.kill(pid, signal.SIGSTOP)  # what comes now is still in it when it dies
+                late = [Reader(server, body) for body in WHOLE]
+                until(lambda: server.ready()["requests"]["live"] == 2 * len(WHOLE) + 1)
+            os.kill(pid, signal.SIGKILL)
+            if late:
+                until(lambda: server.ready()["incidents"]["restarts"] == 3)
+                server.admin.post("/resume", json={}).raise_for_status()
+            for reader, text in zip([*readers, *late], expected * 2, strict=False):
+                assert (text_of(reader.end()), reader.status) == (text, 200)
+            assert held.end() == "data: [DONE]"
+            assert "".join(text_of(line) for line in held.lines[:-1]) == expected[0]
+            num_retried += len(late) or len(readers) + 1
+            until(lambda: server.http.get("/ready").status_code == 200)
+            incidents = server.ready()["incidents"]
+            assert (incidents["retried"], incidents["lost"]) == (num_retried, 0)
+        server.until_idle()
+    finally:
+        server.close()
+
+
 def test_pauses_of_one_request_and_of_all_outlast_the_engine(server: Server) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
 

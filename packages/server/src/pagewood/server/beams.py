@@ -7,7 +7,7 @@ the present step that have not ended are sent again; those of earlier steps are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -250,13 +250,8 @@ async def _replies(group: LiveGroup, num_requests: int) -> list[_Reply]:
     """
     replies = [_Reply() for _ in range(num_requests)]
     num_open = num_requests
-
-    def forget(indices: Set[int]) -> None:
-        for index in indices:
-            replies[index] = _Reply()
-
     while num_open:
-        index, answer = await group.next(forget=forget)
+        index, answer = await group.next()
         reply = replies[index]
         reply.choice.add(answer)
         reply.tally.add(answer)

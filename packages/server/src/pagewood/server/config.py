@@ -74,8 +74,8 @@ class ServeConfig:
     watchdog_s: float | None = None
     """An engine that is stuck for this long is ended and started again, seconds; None: it is only reported."""
     max_retries: int = 1
-    """How often a request that has sent nothing is sent again after a process that held it died. A request that kills
-    the engine does so once more each time."""
+    """How often a request is sent again after a process that held it died, if its client has got nothing of an answer:
+    whole answers until they are complete, streams until their first text. One that kills the engine does so again."""
     max_quick_deaths: int = 10
     """Deaths of one process in a row, each soon after its start, after which the server ends."""
     max_ttft_s: float | None = None

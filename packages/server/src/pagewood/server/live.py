@@ -168,16 +168,16 @@ class LiveGroup:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
 
         A request may be sent again as long as the reader has not called `LiveRequests.given`, and its answer has not
-        ended. `forget` must then drop what was collected of the answer. Only a reader that collects nothing, because
-        its requests have one answer each, needs none.
+        ended. `forget` must then drop what was collected of the answer. None: nothing is ever collected, because the
+        requests are probes, or have one answer each.
 
         Raises:
             ApiError: a request of the group was refused, or a process that held it died.
             Exception: `take` has failed.
         """
         while isinstance(item := await self.queue.get(take), Restarted):
-            if forget is not None:
-                forget(item.indices)
+            assert forget is not None
+            forget(item.indices)
         if isinstance(item, Exception):
             raise item
         index, answer = item

@@ -155,8 +155,8 @@ def add_staying_up_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="how often the server sends a request again whose process died before its client got anything "
-        "(default: %(default)s)",
+        help="how often the server sends a request again whose process died before its client got anything of an "
+        "answer: a whole answer until it is complete, a stream until its first text (default: %(default)s)",
     )
     group.add_argument(
         "--max-restarts",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,7 +75,7 @@ def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> Collect
 class CollectedResponse:
     """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case.
 
-    Requests that have not ended may be sent again after a death; what was collected of them is dropped.
+    Requests that have not ended may be sent again after a death: nothing was collected of them, as each has one answer.
     """
 
     live: LiveRequests
@@ -92,15 +92,11 @@ class CollectedResponse:
             exchange_of(scope).usage = usage([one.tally for one in found], is_speculating=False)
             self.live.close(self.group)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, found: list[Collected]) -> None:
-        def forget(indices: Set[int]) -> None:
-            for index in indices:
-                found[index] = Collected()
-
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, found: Sequence[Collected]) -> None:
         try:
             num_open = len(found)
             while num_open:
-                index, answer = await self.group.next(forget=forget)
+                index, answer = await self.group.next()
                 found[index].add(answer)
                 num_open -= answer.finish is not None
             response = json_response(self.render(found, _prompt_usage(found)))
