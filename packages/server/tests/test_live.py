@@ -32,8 +32,7 @@ class Recorder:
         Marks, which ask a new tokenizer for a sign of life, are left out.
         """
         signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
-        left_out = wire.Watch | wire.Encode
-        words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, left_out)]
+        words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, wire.Watch | wire.Encode)]
         self.messages.clear()
         return words
 
@@ -51,7 +50,7 @@ def heard(group: LiveGroup) -> list[str]:
     words: list[str] = []
     while not group.queue.empty():
         item = group.queue.get_nowait()
-        words.append(str(item) if isinstance(item, Exception) else f"{item[1].text} {item[1].finish}")
+        words.append(f"{item[1].text} {item[1].finish}" if isinstance(item, tuple) else str(item))
     return words
 
 
