@@ -158,6 +158,23 @@ def test_repeats_do_not_wait_for_the_prompt_of_a_paused_request() -> None:
     assert bench.tokens("b") == expected(prompt, 2)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("has_grammar", [False, True])
+def test_a_request_can_begin_paused(overlap: bool, has_grammar: bool) -> None:
+    bench = EchoBench(overlap=overlap, compiler=EchoCompiler(random.Random(1), 50), max_queue_s=5.0)
+    grammar = Grammar.lark("0 6 999 0") if has_grammar else None
+    bench.step(submit("a", LONG, is_paused=True, grammar=grammar), submit("b", OTHER, max_tokens=4))
+    bench.until(lambda: bench.finish("b"))
+    bench.now_s += 10.0
+    bench.steps(5)
+    assert (bench.engine.counters().num_held, bench.state.is_resting, bench.tokens("a")) == (1, True, [])
+    bench.step(ResumeRequest(request_id="a"))
+    bench.until(lambda: bench.finish("a"))
+    assert len(bench.tokens("a")) == (6 if has_grammar else 30)
+    bench.step()
+    bench.check_empty()
+
+
 def test_priorities_and_unknown_ids_are_no_errors() -> None:
     bench = EchoBench()
     bench.step(PauseRequest(request_id="?"), ResumeRequest(request_id="?"), submit("a", LONG, max_tokens=4))

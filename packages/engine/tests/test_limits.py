@@ -3,6 +3,7 @@
 The faults in `FAULTS` are seeded one at a time, and `run_scenario` finds each of them.
 """
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -148,6 +149,19 @@ def test_a_tenant_at_its_limit_waits_and_no_other_does(quota: TenantQuota, most:
     num_running = [sum(name[0] == "a" for name in names) for names in bench.running]
     assert max(num_running) == most
     assert bench.started.index("a019") > bench.started.index("a000")
+
+
+def test_what_a_quota_holds_back_is_counted_apart_from_repeats() -> None:
+    bench = Bench(quotas=(TenantQuota("a", max_running=1),), chunked_prefill_size=16)
+    bench.engine.measure(clock=lambda: 0.0)
+    bench.step(submit("a1", "a"), submit("a2", "a"), submit("a3", "a"), submit("b", "b", num_tokens=60))
+    again = submit("b", "b", num_tokens=60)
+    bench.step(dataclasses.replace(again, request_id="b2"))
+    bench.step()
+    found = bench.engine.measurement()
+    assert found is not None
+    assert (found.num_held_back, found.num_parked) == (2, 1)
+    bench.until_done("a1", "a2", "a3", "b", "b2")
 
 
 def test_the_tenant_is_the_namespace_unless_it_is_given() -> None:

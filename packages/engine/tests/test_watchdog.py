@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from echo_bench import EchoBench, expected, submit
-from pagewood.engine.api import Abort, EngineConfig, PauseRequest
+from pagewood.engine.api import Abort, EngineConfig, PauseRequest, ResumeRequest, TenantQuota
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.plan import StepPlan
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.watchdog import STUCK_PASSES
+from pagewood.engine.core.watchdog import STUCK_PASSES, STUCK_S
 from pagewood.engine.links import MemoryOutbox, ThreadInbox
 from pagewood.engine.testing import EchoRunner
 
@@ -43,9 +43,9 @@ class Frozen:
 
 
 def until_stuck(bench: EchoBench) -> None:
-    bench.steps(STUCK_PASSES // 2)
-    bench.now_s += 2.0
-    bench.steps(STUCK_PASSES // 2 + 1)
+    for _ in range(STUCK_PASSES + 1):
+        bench.now_s += 2 * STUCK_S / STUCK_PASSES
+        bench.step()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -95,11 +95,65 @@ def test_many_passes_in_a_short_time_and_a_long_time_with_few_are_no_freeze(monk
     assert other.engine.counters().num_stuck == 0
 
 
+def test_the_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = EchoBench()
+    Frozen(bench, monkeypatch, part="order")
+    bench.step(submit("a", LONG))
+    bench.steps(STUCK_PASSES)
+    bench.now_s += 1000.0  # a suspended laptop
+    bench.step()
+    assert (bench.engine.counters().num_stuck, bench.engine.frozen_s) == (0, 0.0)
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 1
+    assert STUCK_S < bench.engine.frozen_s < 3 * STUCK_S
+
+
 def test_a_paused_engine_is_not_stuck() -> None:
     bench = EchoBench()
     bench.step(submit("a", LONG), PauseRequest(request_id="a"))
     until_stuck(bench)
     assert bench.engine.counters().num_stuck == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "quota",
+    [TenantQuota("*", max_running=1), TenantQuota("*", max_kv_tokens=30), TenantQuota("*", max_tokens_in_flight=60)],
+)
+def test_what_waits_only_for_a_paused_request_is_not_stuck_and_the_loop_rests(
+    quota: TenantQuota, overlap: bool
+) -> None:
+    bench = EchoBench(quotas=(quota,), overlap=overlap)
+    bench.step(submit("a", LONG, tenant="t"))
+    bench.step(submit("b", [2] * 20, tenant="t"), submit("c", [3] * 20, tenant="t"), PauseRequest(request_id="a"))
+    bench.steps(5)
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 0
+    assert (len(bench.state.waiting), bench.state.is_resting) == (2, True)
+    bench.step(Abort(request_id="b"))  # c may return to the order now
+    bench.steps(3)
+    assert bench.state.is_resting
+    bench.step(submit("d", [4] * 8, tenant="other", max_tokens=3))
+    assert not bench.state.is_resting
+    bench.until(lambda: bench.finish("d"))
+    bench.step(ResumeRequest(request_id="a"))
+    bench.until(lambda: bench.finish("a") and bench.finish("c"))
+    assert bench.tokens("c") == expected([3] * 20)
+    bench.step()
+    bench.check_empty()
+
+
+def test_an_admission_that_stands_still_behind_a_paused_request_of_another_tenant_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = EchoBench(quotas=(TenantQuota("t", max_running=1),))
+    bench.step(submit("a", LONG, tenant="t"), submit("b", [2] * 20, tenant="t"))
+    bench.step(PauseRequest(request_id="a"))
+    bench.steps(5)
+    Frozen(bench, monkeypatch, part="order")
+    bench.step(submit("c", [3] * 20, tenant="other"))
+    until_stuck(bench)
+    assert bench.engine.counters().num_stuck == 2
 
 
 class InThread:

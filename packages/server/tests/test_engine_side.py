@@ -6,7 +6,7 @@ import threading
 
 import msgspec
 
-from pagewood.engine.api import Abort, Delta
+from pagewood.engine.api import Abort, Delta, Pause
 from pagewood.server import wire
 from pagewood.server.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
 from pagewood.server.links import MemoryLink
@@ -74,6 +74,23 @@ def test_a_long_step_repeats_the_last_pulse_with_its_length() -> None:
     assert last.step_s == 0.0
 
 
+def test_a_pulse_of_a_long_step_is_corrected_as_soon_as_the_engine_waits() -> None:
+    sent = Recorder()
+    now_s = 100.0
+    heartbeat = Heartbeat(sent, pulse=lambda: wire.Pulse(incarnation=0, model=MODEL, counters={}), clock=lambda: now_s)
+    heartbeat.idle()
+    now_s += 5.0
+    heartbeat.repeat()
+    heartbeat.idle()
+    assert [message.step_s for message in sent.messages if isinstance(message, wire.Pulse)] == [0.0, 5.0, 0.0]
+    now_s += 33.0  # the process stood still
+    heartbeat.start_again()
+    heartbeat.repeat()
+    now_s += 2.0
+    heartbeat.repeat()
+    assert [message.step_s for message in sent.messages[3:] if isinstance(message, wire.Pulse)] == [0.0, 2.0]
+
+
 def test_commands_and_steps() -> None:
     link = MemoryLink(stopping=lambda: False)
     inbox = EngineInbox(link, stopped=lambda: False)
@@ -88,6 +105,15 @@ def test_commands_and_steps() -> None:
     outbox.send([])
     outbox.send([Delta(request_id="a"), Delta(request_id="b")])
     assert sent.messages == [wire.Step((Delta(request_id="a"), Delta(request_id="b")))]
+
+
+def test_an_engine_that_begins_paused_is_paused_before_it_gets_what_has_arrived() -> None:
+    link = MemoryLink(stopping=lambda: False)
+    pause, abort = Pause(request_id="pause", retract=True), Abort(request_id="a")
+    inbox = EngineInbox(link, stopped=lambda: False, first=[pause])
+    link.send(wire.encode(wire.to_engine(abort)))
+    assert inbox.receive(timeout_s=0) == [pause, abort]
+    assert inbox.receive(timeout_s=0) == []
 
 
 def test_a_wait_without_limit_ends_when_the_engine_must_stop() -> None:

@@ -27,9 +27,12 @@ class Recorder:
         self.messages.append(wire.to_tokenizer.decode(frame))
 
     def take(self) -> list[str]:
-        """Return the messages since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority."""
+        """Return the messages since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority.
+
+        Marks, which ask a new tokenizer for a sign of life, are left out.
+        """
         signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
-        words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, wire.Watch)]
+        words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, wire.Watch | wire.Encode)]
         self.messages.clear()
         return words
 
@@ -47,7 +50,7 @@ def heard(group: LiveGroup) -> list[str]:
     words: list[str] = []
     while not group.queue.empty():
         item = group.queue.get_nowait()
-        words.append(str(item) if isinstance(item, Exception) else f"{item[1].text} {item[1].finish}")
+        words.append(f"{item[1].text} {item[1].finish}" if isinstance(item, tuple) else str(item))
     return words
 
 
@@ -133,6 +136,69 @@ def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:
     assert heard(groups["c"]) == ["t None"]
     live.take(answer("c", finish=FinishReason.STOP, ended=True))
     assert heard(groups["c"]) == ["t FinishReason.STOP"]
+
+
+def mark_of(sender: Recorder) -> str:
+    """Return the id of the message that asks a new tokenizer for a sign of life, and forget all messages."""
+    (mark,) = [message for message in sender.messages if isinstance(message, wire.Encode)]
+    sender.messages.clear()
+    return mark.request_id
+
+
+def test_cancelled_requests_that_died_with_a_tokenizer_give_their_places_back() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=2)
+    groups = [live.submit([generate(name)], prompt_param="prompt") for name in "ab"]
+    canary = live.submit([generate("canary")], prompt_param="prompt", is_probe=True)
+    for group in (*groups, canary):
+        live.close(group)
+    live.tokenizer_lost(0)
+    assert sender.take() == ["+a", "+b", "+canary", "-a", "-b", "-canary", "-a", "-b", "-canary"]
+    live.tokenizer_lost(0)  # the next one dies before it has passed on the cancellations
+    assert live.num_ending == 3
+    words = [type(message).__name__ for message in sender.messages]
+    assert words == ["Cancel", "Cancel", "Cancel", "Encode"]
+    mark = mark_of(sender)
+    live.take(answer("b", finish=FinishReason.ABORT, ended=True))  # the engine had this one
+    assert live.num_ending == 2
+    live.take(answer(mark, finish=FinishReason.STOP, ended=True))
+    assert (live.num_ending, live.is_interrupted) == (0, False)
+    live.submit([generate("c"), generate("d")], prompt_param="prompt")
+
+
+def test_a_sign_of_life_that_was_lost_is_asked_for_again() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=9)
+    live.tokenizer_lost(0)
+    first = mark_of(senders[0])
+    live.lost(LOST)  # the answer may be lost
+    assert live.is_interrupted
+    live.take(answer(first, finish=FinishReason.STOP, ended=True))  # of the dead engine
+    live.resume()
+    assert not live.is_interrupted
+    live.submit([generate("a")], prompt_param="prompt")
+    assert (senders[1].take(), live.num_ending) == (["+a"], 0)
+    live.take(answer(mark_of(senders[0]), finish=FinishReason.STOP, ended=True))
+    live.submit([generate("b")], prompt_param="prompt")
+    assert senders[0].take() == ["+b"]
+
+
+def test_nothing_goes_to_a_dead_tokenizer_while_another_one_works() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=20)
+    live.tokenizer_lost(0)
+    mark = mark_of(senders[0])
+    for name in "abc":
+        live.submit([generate(name)], prompt_param="prompt")
+    live.watch(wire.Watch(for_s=1.0))
+    assert any(isinstance(message, wire.Watch) for message in senders[1].messages)
+    assert [sender.take() for sender in senders] == [[], ["+a", "+b", "+c"]]
+    live.tokenizer_lost(1)  # none is left: they wait in both
+    live.submit([generate("d"), generate("e")], prompt_param="prompt")
+    assert [sender.take()[-1:] for sender in senders] == [["+d"], ["+e"]]
+    live.take(answer(mark, finish=FinishReason.STOP, ended=True))
+    live.submit([generate("f")], prompt_param="prompt")
+    assert senders[0].take() == ["+f"]
 
 
 def test_a_dead_engine_fails_all_requests_at_once() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import prometheus_client
 import pytest
 from prometheus_client.core import Metric
@@ -336,3 +337,20 @@ def test_usage_of_processes_is_that_of_the_system() -> None:
     assert 10_000_000 < found["me"].resident_bytes < 100_000_000_000
     assert found["me"].num_threads >= 1
     assert found["me"].num_open_files >= 3
+
+
+async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryServer) -> None:
+    status = server.service.status
+    assert status.measurement is not None
+    status.incarnation = 1  # not ours; so no pulse changes what is set here
+    status.measurement = msgspec.structs.replace(  # not ours
+        status.measurement, num_parked=2, num_held_back=3, num_recalling=1, num_compiling=4
+    )
+    status.counters = {**status.counters, "num_waiting": 11}  # not ours
+    found = await scrape(server)
+    reasons = {"capacity": 5, "repeated_prompt": 2, "quota": 3, "recall": 1, "grammar": 4}
+    for reason, number in reasons.items():
+        assert found.value("pagewood_num_requests_waiting_by_reason", reason=reason) == number
+    assert found.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 5
+    assert found.value("vllm:num_requests_waiting_by_reason", reason="deferred") == 10
+    status.incarnation = 0  # not ours

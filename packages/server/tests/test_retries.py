@@ -226,6 +226,56 @@ def test_a_held_request_can_be_cancelled_prioritized_and_failed() -> None:
     assert (live.num_live, live.num_held) == (0, 0)
 
 
+def test_a_request_that_was_paused_is_sent_again_paused() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=20, max_retries=3)
+    names = {name: frozenset({name}) for name in "abc"}
+    groups = {name: live.submit([generate(name)], prompt_param="prompt", names=names[name]) for name in "ab"}
+    growing = live.submit([generate("c")], prompt_param="prompt", names=names["c"], room=2)
+    assert [live.hold(name, "in_place") for name in "abc"] == [1, 1, 1]
+    assert live.hold("b", "resume") == 1
+    live.take(answer("c", finish=FinishReason.LENGTH))
+    live.lost(LOST)
+    for sender in senders:
+        sender.messages.clear()
+    live.resume()
+    again = {sent.prompt: sent for sender in senders for sent in sender.sent()}
+    assert [again[generate(name).prompt].is_paused for name in "ab"] == [True, False]
+    live.extend(growing, [generate("d")])
+    (further,) = [sent for sender in senders for sent in sender.sent()]
+    assert further.is_paused
+    live.lost(LOST)
+    assert live.hold("a", "resume") == 1  # while it is held
+    live.resume()
+    last = {sent.prompt: sent for sender in senders for sent in sender.sent()}
+    assert [last[generate(name).prompt].is_paused for name in "abd"] == [False, False, True]
+    for group in (*groups.values(), growing):
+        live.close(group)
+
+
+def test_a_pause_that_died_with_a_tokenizer_is_sent_again() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    for name in "abc":
+        live.submit([generate(name)], prompt_param="prompt", names=frozenset({name}))
+        live.take(answer(name))  # it has left its tokenizer
+    assert live.hold("a", "retract") == live.hold("b", "resume") == 1
+    sender.messages.clear()
+    live.tokenizer_lost(0)
+    found = [message for message in sender.messages if isinstance(message, wire.Hold)]
+    assert found == [wire.Hold(request_id="a", mode="retract"), wire.Hold(request_id="b", mode="resume")]
+
+
+def test_a_group_between_two_steps_can_be_paused() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9)
+    group = live.submit([generate("a")], prompt_param="prompt", names=frozenset({"x"}), room=2)
+    live.take(answer("a", finish=FinishReason.LENGTH))
+    assert live.hold("x", "in_place") == 2
+    live.extend(group, [generate("b")])
+    assert [message.is_paused for message in sender.sent()] == [False, True]
+
+
 def test_the_memory_of_what_is_kept_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "MAX_KEPT_BYTES", 1000)
     live = LiveRequests([Recorder()], limit=99, max_retries=1)

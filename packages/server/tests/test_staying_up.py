@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import textwrap
 import threading
+import time
 from collections.abc import Generator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +26,18 @@ SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens"
 class Reader:
     """A client in a thread: reads the lines of one answer to their end."""
 
-    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+    def __init__(self, server: Server, body: dict[str, Any], *, request_id: str | None = None) -> None:
         self.lines: list[str] = []
         self.status = 0
         self._url = f"{server.url}/v1/completions"
         self._body = body
+        self._headers = {} if request_id is None else {"x-client-request-id": request_id}
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=LIMIT_S) as response:
+            with httpx.stream("POST", self._url, json=self._body, headers=self._headers, timeout=LIMIT_S) as response:
                 self.status = response.status_code
                 for line in response.iter_lines():
                     if line:
@@ -53,6 +57,14 @@ def text_of(line: str) -> str:
     found = re.search(r'"text":"((?:[^"\\]|\\.)*)"', line)
     assert found is not None, line
     return found[1]
+
+
+def begun(server: Server, body: dict[str, Any]) -> HTTPConnection:
+    """Send a request, and return its connection, which the caller closes."""
+    address = httpx.URL(server.url)
+    connection = HTTPConnection(address.host, address.port)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    return connection
 
 
 def ignore_interrupts() -> None:
@@ -112,6 +124,26 @@ def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
     assert not server.sockets()
 
 
+def test_requests_that_were_cancelled_in_a_dead_tokenizer_give_their_places_back(folder: Path) -> None:
+    server = Server(folder, "--max-running-requests", "2", "--max-queued-requests", "4")
+    try:
+        tokenizer = server.children()["tokenizer_process"]
+        os.kill(tokenizer, signal.SIGSTOP)
+        leaving = [begun(server, SHORT) for _ in range(6)]
+        until(lambda: server.ready()["requests"]["live"] == 6)
+        assert server.http.post("/v1/completions", json=SHORT).status_code == 429
+        for client in leaving:
+            client.close()
+        until(lambda: server.ready()["requests"] == {"live": 0, "ending": 6})
+        os.kill(tokenizer, signal.SIGKILL)
+        until(lambda: server.ready()["requests"]["ending"] == 0)
+        answers = [Reader(server, SHORT) for _ in range(6)]  # every place
+        assert len({text_of(one.end()) for one in answers}) == 1
+        server.until_idle()
+    finally:
+        server.close()
+
+
 def num_generated(server: Server) -> float:
     """Return how many tokens have come from the engine, of all answers."""
     lines = server.admin.get("/metrics").text.splitlines()
@@ -165,6 +197,37 @@ def test_answers_of_which_no_client_has_got_a_part_survive_kill_9(folder: Path) 
         server.close()
 
 
+def test_pauses_of_one_request_and_of_all_outlast_the_engine(server: Server) -> None:
+    expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+
+    def restarted() -> int:
+        incarnation = server.ready()["incidents"]["restarts"]
+        os.kill(server.children()["engine_process"], signal.SIGKILL)
+        until(lambda: server.ready()["incidents"]["restarts"] > incarnation)
+        until(lambda: server.http.get("/ready").status_code == 200)
+        return server.ready()["incidents"]["restarts"]
+
+    def command(path: str, body: dict[str, Any]) -> None:
+        server.admin.post(path, json=body).raise_for_status()
+
+    command("/pause", {"mode": "retract"})
+    paused = Reader(server, SHORT, request_id="mine")
+    until(lambda: server.ready()["engine"]["num_waiting"] == 1)
+    command("/pause", {"rid": "mine"})
+    until(lambda: server.ready()["engine"]["num_held"] == 1)
+    assert restarted() == 1
+    other = Reader(server, SHORT)
+    until(lambda: (server.ready()["engine"]["num_held"], server.ready()["engine"]["num_waiting"]) == (1, 1))
+    assert server.ready()["engine"]["num_steps"] == 0  # nothing is computed until it is resumed
+    command("/resume", {})
+    assert text_of(other.end()) == expected
+    assert not paused.lines
+    assert server.ready()["engine"]["num_held"] == 1
+    command("/resume", {"rid": "mine"})
+    assert text_of(paused.end()) == expected
+    server.until_idle()
+
+
 STUCK_PROCESSOR = """
     import time
     from pathlib import Path
@@ -203,6 +266,30 @@ def test_the_watchdog_ends_a_stuck_device_and_a_stopped_engine(folder: Path, mon
         until(lambda: server.ready()["incidents"]["kills"] == 4)
         until(lambda: server.http.get("/health/generate").status_code == 200)
         assert server.ready()["incidents"]["stuck"] == 3
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_machine_that_stood_still_loses_no_process_and_no_request(folder: Path) -> None:
+    server = Server(folder, "--watchdog-seconds", "3", "--tokenizer-workers", "2")
+    try:
+        whole = text_of(server.http.post("/v1/completions", json=LONG | {"temperature": 0, "stream": False}).text)
+        for _ in range(3):
+            reader = Reader(server, LONG | {"temperature": 0})
+            until(lambda reader=reader: len(reader.lines) > 3)
+            pids = [server.process.pid, *server.children().values()]
+            num_before = server.stderr().count("stood still")
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(5.0)  # longer than the limit
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            until(lambda num=num_before: server.stderr().count("stood still") > num)
+            assert reader.end() == "data: [DONE]"
+            assert "".join(text_of(line) for line in reader.lines[:-1]) == whole
+        incidents = server.ready()["incidents"]
+        assert (incidents["stuck"], incidents["kills"], incidents["restarts"], incidents["lost"]) == (0, 0, 0, 0)
     finally:
         server.close()
 

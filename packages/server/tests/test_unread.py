@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
+from leaving_client import Client
 from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.text import Tokenizer
+from pagewood.server import unread as unread_module
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.live import LiveRequests
+from pagewood.server.testing import MemoryServer
 from pagewood.server.unread import MAX_ITEMS, MERGE_FROM, PIECE_CHARS, Unread
 
 
@@ -86,6 +92,7 @@ def test_a_client_that_leaves_too_much_is_ended_and_no_other() -> None:
         )
         for name in "ab"
     ]
+    groups[0].is_sending = True  # not ours; its client takes nothing
     for _ in range(MAX_ITEMS + 2):
         live.take(wire.Answers((wire.Answer("a", "t", None, False, None, 1, 0, 1, tokens=b"1234"),)))
         live.take(wire.Answers((wire.Answer("b", "t", None, False, None, 1, 0, 1),)))
@@ -99,3 +106,43 @@ def test_a_client_that_leaves_too_much_is_ended_and_no_other() -> None:
         asyncio.run(read_all())
     live.take(wire.Answers((wire.Answer("b", "", FinishReason.LENGTH, True, None, 1, 0, 1),)))
     assert live.num_live == 0
+
+
+@pytest.mark.anyio
+async def test_a_client_that_takes_nothing_is_slow_and_an_answer_that_is_large_is_not(
+    model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_module, "MAX_ITEMS", 5)  # each step has 8 answers, none of which can be merged
+    server = MemoryServer(model_folder, tokenizer, limit=64)
+    await server.start()
+    body = {"model": "echo", "prompt": "Hi", "max_tokens": 60, "ignore_eos": True, "n": 8, "logprobs": 3}
+    answer = (await server.client.post("/v1/completions", json=body)).json()
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [60] * 8
+    text = (await server.client.post("/v1/completions", json=body | {"stream": True})).text
+    assert text.endswith("data: [DONE]\n\n")
+    assert text.count('"finish_reason":"length"') == 8
+    incidents = server.service.live.incidents
+    assert incidents.num_slow_readers == 0
+    reads = asyncio.Event()
+
+    app = server.app
+
+    async def blocked(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a client that takes nothing of the body at first."""
+
+        async def send_later(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await reads.wait()
+            await send(message)
+
+        await app(scope, receive, send_later)
+
+    server.app = blocked  # not ours
+    client = Client(server, body | {"stream": True}, path="/v1/completions")
+    await server.until(lambda: incidents.num_slow_readers == 1)
+    reads.set()
+    messages = [message async for message in client.messages()]
+    assert b'"code":"slow_reader"' in messages[-1]["body"]
+    await client.served
+    await server.until_idle()
+    await server.stop()

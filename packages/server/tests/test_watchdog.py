@@ -17,7 +17,7 @@ from pagewood.server import wire
 from pagewood.server.incidents import Incidents
 from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.testing import MemoryServer
-from pagewood.server.watchdog import RELAY_GRACE_S, Stuck, Watchdog, trouble_of
+from pagewood.server.watchdog import CHECK_S, RELAY_GRACE_S, Stuck, Watchdog, trouble_of
 
 pytestmark = pytest.mark.anyio
 
@@ -154,3 +154,61 @@ async def test_the_clock_of_the_watchdog_runs() -> None:
         assert time.monotonic() < end_s
         await asyncio.sleep(0.02)
     watching.cancel()
+
+
+async def test_a_watchdog_that_stood_still_starts_its_clocks_again() -> None:
+    engine = Engine()
+    watchdog = engine.watchdog(3.0)
+    engine.pulse(step_s=2.0, frozen_s=2.0)
+    assert await watchdog.check() is None
+    engine.now_s += 3600.0  # a suspended laptop
+    watchdog.start_again()
+    assert await watchdog.check() is None
+    assert engine.status.state is EngineState.READY
+    engine.now_s += 2.9
+    assert await watchdog.check() is None
+    engine.now_s += 0.2  # the engine has not come back
+    trouble = await watchdog.check()
+    assert (trouble is not None and trouble.stuck, engine.killed) == (Stuck.SILENT, ["detokenizer"])
+    engine.status.relay_lost(next_incarnation=1)
+    engine.now_s += 3600.0
+    watchdog.start_again()
+    assert await watchdog.check() is None
+    engine.now_s += RELAY_GRACE_S + 0.1
+    assert await watchdog.check() is None
+    assert engine.killed == ["detokenizer", "engine"]
+
+
+async def test_the_watchdog_notices_by_its_own_sleep_that_it_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    watchdog = engine.watchdog(3.0)
+    engine.pulse()
+    sleeps = [CHECK_S, 3600.0, CHECK_S, CHECK_S]
+
+    async def sleep(wanted_s: float) -> None:
+        assert wanted_s == CHECK_S
+        if not sleeps:
+            raise asyncio.CancelledError
+        engine.now_s += sleeps.pop(0)
+
+    monkeypatch.setattr("pagewood.server.watchdog.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watchdog.run()
+    assert (engine.killed, engine.num_dumps) == ([], 0)
+
+
+async def test_a_process_is_ended_only_if_the_same_trouble_is_still_there_after_the_dump() -> None:
+    engine = Engine()
+    pulses = [{"step_s": 9.0}, {"frozen_s": 9.0}, {}]
+
+    async def dump() -> None:
+        engine.pulse(**pulses[engine.num_dumps])
+        engine.num_dumps += 1
+
+    watchdog = Watchdog(engine.status, limit_s=5.0, incidents=engine.incidents, dump=dump, kill=engine.killed.append)
+    for expected in (["engine"], ["engine"], ["engine"]):
+        engine.pulse(step_s=9.0)
+        assert await watchdog.check() is not None
+        assert engine.killed == expected
+        engine.pulse()
+        assert await watchdog.check() is None

@@ -402,6 +402,8 @@ class Submit:
     """Seconds after its end for which its prefix is likely to return, so that the cache keeps it longer than others, at
     most `EngineConfig.max_retain_s` and as far as `EngineConfig.retained_share` allows; 0: it will not return, so what
     no other cached sequence needs of it is dropped at its end. None: nothing is known."""
+    is_paused: bool = False
+    """Whether it begins paused: nothing is computed for it before a `ResumeRequest`."""
     names: tuple[str, ...] = ()
     """Other names under which its sender knows it, for the decision log; the engine does not read them."""
 

@@ -93,7 +93,7 @@ class Frontend:
                 self.service.live.take(message)
             case wire.Loading() | wire.Pulse():
                 self.service.status.take(message)
-                if self.service.live.num_held and self.service.status.state is EngineState.READY:
+                if self.service.live.is_interrupted and self.service.status.state is EngineState.READY:
                     self.service.live.resume()
                 if self.service.metrics is not None:
                     self.service.metrics.pulsed(self.service.status)

@@ -48,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     measures: bool = True
     """Whether the engine measures its steps."""
     engine: EngineConfig
+    paused: Literal["no", "in_place", "retract"] = "no"
+    """Whether the engine begins paused, because the one before it was."""
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_form: Literal["map", "array"] = "map"

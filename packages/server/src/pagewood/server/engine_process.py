@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagewood.engine.api import Command, Pause
 from pagewood.server import wire
 from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.dashboard.snapshots import Snapshots
@@ -38,7 +39,10 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     from pagewood.engine.build import build_engine  # takes seconds, so it is reported first
     from pagewood.engine.profiling import Profile
 
-    commands = EngineInbox(inbox, stopped=stopped)
+    first: list[Command] = []
+    if settings.paused != "no":  # before anything that has arrived
+        first.append(Pause(request_id=f"pause-{settings.incarnation}", retract=settings.paused == "retract"))
+    commands = EngineInbox(inbox, stopped=stopped, first=first)
     shared = SharedSender(outbox)
     answers = EngineOutbox(shared, incarnation=settings.incarnation)
     with errors_in_one_line():

@@ -20,6 +20,7 @@ from pagewood.server.kv_events import EventPump
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.measurement import Measurement
 from pagewood.server.profiles import Profiles
+from pagewood.server.standstill import stood_still
 
 if TYPE_CHECKING:
     from pagewood.engine.core.loop import Engine
@@ -148,9 +149,9 @@ class Heartbeat:
         self._clock = clock
         self._lock = threading.Lock()
         """Held while a pulse is sent: pulses keep their order."""
-        self._last: wire.Pulse | None = None  # written by: _send
+        self._last: wire.Pulse | None = None  # written by: _send, repeat
         self._last_s = float("-inf")  # written by: _send_pulse. When `_last` was last sent
-        self._seen_s = clock()  # written by: busy, idle. When the engine's thread last looked for commands
+        self._seen_s = clock()  # written by: busy, idle, start_again. When the engine's thread last looked for commands
         self._engine_thread: int | None = None  # written by: busy, idle
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -187,11 +188,20 @@ class Heartbeat:
                 step_s = max(0.0, now_s - self._seen_s)
                 is_in_device = is_in_runner(self._engine_thread)
                 again = msgspec.structs.replace(self._last, step_s=step_s, is_in_device=is_in_device)
+                self._last = again  # so that `idle` corrects it
                 self._send_pulse(again, now_s)
 
+    def start_again(self) -> None:
+        """Let the time until now not count for the step; called from the thread of the heartbeat."""
+        self._seen_s = self._clock()
+
     def _run(self) -> None:
+        began_s = self._clock()
         while not self._stopping.wait(self._interval_s):
+            if stood_still(self._clock() - began_s, wanted_s=self._interval_s):
+                self.start_again()
             self.repeat()
+            began_s = self._clock()
 
     def _send(self, pulse: wire.Pulse) -> None:
         with self._lock:
@@ -208,12 +218,18 @@ class EngineInbox:
 
     The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later. So is
     what publishes the changes of its cache.
+
+    Args:
+        receiver: what the tokenizers send.
+        stopped: whether the engine must stop.
+        first: commands that the engine gets before any of theirs.
     """
 
-    __slots__ = ("_events", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
+    __slots__ = ("_events", "_first", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
 
-    def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool]) -> None:
+    def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool], first: Sequence[Command] = ()) -> None:
         self._receiver = receiver
+        self._first = first  # written by: _read
         self._stopped = stopped
         self._heartbeat: Heartbeat | None = None  # written by: attach
         self._events: EventPump | None = None  # written by: attach
@@ -264,7 +280,8 @@ class EngineInbox:
 
     def _read(self, timeout_s: float) -> list[Command]:
         frames = self._receiver.receive(timeout_s=timeout_s)
-        found: list[Command] = []
+        found: list[Command] = [*self._first]
+        self._first = ()
         for message in wire.read(wire.engine_commands, frames):
             match message:
                 case wire.ProfileCommand():

@@ -43,6 +43,8 @@ the open requests whose answers come whole: a thousand of them with 64 KiB each,
 
 Take = Callable[[int, wire.Answer], bool]
 """Takes an answer at once, with the index of its request; False: it must be queued."""
+HoldMode = Literal["in_place", "retract", "resume"]
+"""How requests are paused, or that they go on."""
 Forget = Callable[[Set[int]], None]
 """Drops what was collected of the answers to the requests with these indices: the answers begin again."""
 
@@ -145,12 +147,22 @@ class LiveGroup:
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
     """Of further requests, if it was changed."""
+    is_sending: bool = False  # written by: respond
+    """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
+    not slow: its answer is large, or is collected because it is sent whole."""
+    hold: HoldMode | None = None  # written by: LiveRequests
+    """How it was paused last, or that it goes on; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
     num_repeats_left: int = 0  # written by: LiveRequests
     """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
     repeat: Repeat | None = None  # written by: LiveRequests
     """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether further requests, and those that are sent again, begin paused."""
+        return self.hold not in (None, "resume")
 
     async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
@@ -202,6 +214,15 @@ class _LiveRequest:
     answered: bool = False  # written by: LiveRequests
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What is known when the answer to the first message of a new tokenizer process has come: all before it is done."""
+
+    tokenizer: int
+    cancelled: Sequence[str]
+    """Requests whose cancellation was sent before it. If the engine has not ended them now, it never got them."""
+
+
 class LiveRequests:
     """Every request from its arrival until the engine has ended it.
 
@@ -210,7 +231,7 @@ class LiveRequests:
 
     A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
     and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
-    nobody has seen the first. Deadlines go on meanwhile. A request that was paused is not paused any more.
+    nobody has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
 
     Args:
         tokenizers: a sender to each tokenizer.
@@ -225,7 +246,7 @@ class LiveRequests:
 
     __slots__ = (
         *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_closed", "_limit", "_live", "_loads"),
-        *("_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
+        *("_marks", "_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
     )
 
     def __init__(
@@ -254,7 +275,8 @@ class LiveRequests:
         self._watch = watch
         self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
-        self._ending: dict[str, int] = {}  # written by: _answer, _cancel, _send_again, fail, _fail_all
+        self._ending: dict[str, int] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
+        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, fail, _fail_all. By their ids
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
         self._loads = TokenizerLoads(len(tokenizers))
@@ -273,6 +295,11 @@ class LiveRequests:
     def num_held(self) -> int:
         """HTTP requests that are sent again when the server is ready."""
         return len(self._held)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `resume` must be called when the server is ready."""
+        return bool(self._held) or len(self._marks) < len(self._loads.away)
 
     @property
     def is_closed(self) -> bool:
@@ -364,6 +391,8 @@ class LiveRequests:
         assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
+        if group.is_paused:
+            prompts = [msgspec.structs.replace(prompt, is_paused=True) for prompt in prompts]
         stamped = _stamped(group.caller, prompts)
         frames = _frames(stamped)
         self._keep(group, stamped, sum(map(len, frames)))
@@ -421,26 +450,24 @@ class LiveRequests:
             group.priority = priority
         return bool(named or growing)
 
-    def hold(self, name: str, mode: Literal["in_place", "retract", "resume"]) -> int:
+    def hold(self, name: str, mode: HoldMode) -> int:
         """Pause the HTTP requests with that name, or go on with them; return how many requests they have now.
 
-        Those that wait to be sent again after a death are not counted, and not paused.
-
-        A group that gets further requests gets none while those that it has are paused.
+        They stay so if they are sent again after a death, and so do further requests of a group that gets some.
         """
-        named = [
-            (request_id, request)
-            for request_id, request in self._live.items()
-            if name in request.group.names and request.tokenizer != HELD
-        ]
+        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
         for request_id, request in named:
-            message = wire.Hold(request_id=request_id, mode=mode)
-            self._tokenizers[request.tokenizer].send(wire.encode(message))
-        return len(named)
+            self._send_hold(request_id, request.tokenizer, mode)
+        between = [group for group in self._growing if name in group.names and not group.open_ids]
+        for group in {*(request.group for _, request in named), *between}:
+            group.hold = mode
+            if group.repeat is not None:
+                group.repeat.prompts = [_paused(prompt, group.is_paused) for prompt in group.repeat.prompts]
+        return len(named) + sum(group.room for group in between)
 
     def watch(self, message: wire.Watch) -> None:
         """Send the engine a message that has no answer; it takes the way of the requests."""
-        self._tokenizers[0].send(wire.encode(message))
+        self._tokenizers[self._loads.lightest].send(wire.encode(message))
 
     def names(self, request_id: str) -> frozenset[str]:
         """Return the names by which a client may refer to the HTTP request of a request; none if it has ended."""
@@ -476,7 +503,7 @@ class LiveRequests:
         for answer in answers.answers:
             request = live.get(answer.request_id)
             if request is not None and request.answered and answer.finish is None:
-                if request.group.queue.put(request.index, answer):
+                if request.group.queue.put(request.index, answer) and request.group.is_sending:
                     self._incidents.num_slow_readers += 1
                     self._end(request.group, too_slow_reader())
             else:
@@ -485,10 +512,12 @@ class LiveRequests:
     def tokenizer_lost(self, tokenizer: int) -> None:
         """Send what was in a tokenizer that died to a tokenizer again: requests if they may be, cancellations always.
 
-        Requests that cannot be sent again fail.
+        Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
+        confirmed their end, or has answered a message behind the cancellations: then it never got them.
         """
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
-        self._loads.clear(tokenizer)
+        self._loads.lost(tokenizer)
+        cancelled = [request_id for request_id, cancelled_at in self._ending.items() if cancelled_at == tokenizer]
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
         for group in dict.fromkeys(request.group for _, request in lost):
             if group.repeat is not None:
@@ -498,9 +527,13 @@ class LiveRequests:
             if request_id in self._live:
                 self._incidents.num_lost += 1
                 self._fail(request_id, error)
-        for request_id, cancelled_at in self._ending.items():
-            if cancelled_at == tokenizer:
-                self._send_cancel(request_id, tokenizer)
+        for request_id in cancelled:
+            self._send_cancel(request_id, tokenizer)
+        for request_id, request in self._live.items():
+            if request.tokenizer == tokenizer and request.group.hold is not None:  # it may be lost
+                self._send_hold(request_id, tokenizer, request.group.hold)
+        self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
+        self._mark(tokenizer, cancelled)
 
     def lost(self, error: ApiError) -> None:
         """The engine or the detokenizer died, so no later answer to a request can be trusted.
@@ -520,6 +553,8 @@ class LiveRequests:
 
     def resume(self) -> None:
         """Send the requests that are held: the server is ready again."""
+        for tokenizer in self._loads.away - {mark.tokenizer for mark in self._marks.values()}:
+            self._mark(tokenizer, ())  # the answer to the last one may be lost
         while self._held:
             group = next(iter(self._held))
             del self._held[group]
@@ -540,6 +575,7 @@ class LiveRequests:
                 self._drop_repeat(group)
                 group.queue.fail(error)
         self._ending.clear()
+        self._marks.clear()
         for tokenizer in range(len(self._tokenizers)):
             self._loads.clear(tokenizer)
 
@@ -547,6 +583,7 @@ class LiveRequests:
         """Fail the requests of a message that could not be passed on."""
         for answer in answers.answers:
             self._loads.remove(answer.request_id)
+            self._marks.pop(answer.request_id, None)
             if answer.ended:
                 self._ending.pop(answer.request_id, None)
             if answer.request_id in self._live:
@@ -665,7 +702,10 @@ class LiveRequests:
         if answer.ended:
             self._ending.pop(answer.request_id, None)
         if request is None:
-            if answer.ended:
+            mark = self._marks.pop(answer.request_id, None)
+            if mark is not None:
+                self._passed(mark)
+            elif answer.ended:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
             return
         request.answered = True
@@ -678,6 +718,18 @@ class LiveRequests:
                 self._cancel(answer.request_id, request)
             else:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
+
+    def _mark(self, tokenizer: int, cancelled: Sequence[str]) -> None:
+        """Send a tokenizer a message whose answer shows that all before it has passed the tokenizer and the engine."""
+        message = wire.Encode(request_id=new_request_id("mark"), prompt=wire.TokenPrompt(tokens=bytes(4)))
+        self._marks[message.request_id] = _Mark(tokenizer=tokenizer, cancelled=cancelled)
+        self._tokenizers[tokenizer].send(wire.encode(message))
+
+    def _passed(self, mark: _Mark) -> None:
+        """Note that everything before a mark has passed."""
+        self._loads.back(mark.tokenizer)
+        for request_id in mark.cancelled:
+            self._ending.pop(request_id, None)
 
     def _end(self, group: LiveGroup, error: ApiError) -> None:
         """Cancel the open requests of a group, whose client gets an error."""
@@ -707,6 +759,10 @@ class LiveRequests:
             return
         self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
 
+    def _send_hold(self, request_id: str, tokenizer: int, mode: HoldMode) -> None:
+        if tokenizer != HELD:
+            self._tokenizers[tokenizer].send(wire.encode(wire.Hold(request_id=request_id, mode=mode)))
+
     def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
         if self._watch is not None:
             self._watch.left(request_id, has_failed=has_failed)
@@ -724,6 +780,10 @@ def _priority(prompt: wire.NewRequest) -> int:
 
 def _prioritized(prompt: wire.Generate | wire.Encode, priority: int) -> wire.Generate | wire.Encode:
     return msgspec.structs.replace(prompt, priority=priority) if isinstance(prompt, wire.Generate) else prompt
+
+
+def _paused(prompt: wire.Generate | wire.Encode, is_paused: bool) -> wire.Generate | wire.Encode:
+    return msgspec.structs.replace(prompt, is_paused=is_paused) if isinstance(prompt, wire.Generate) else prompt
 
 
 def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:

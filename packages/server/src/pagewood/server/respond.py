@@ -103,12 +103,14 @@ class GroupResponse:
                 data = b"".join([stream.take(index, answer) for index, answer in found])
                 if stream.has_given:
                     self.live.given(self.group)
+                self.group.is_sending = True
                 if not started:  # not before the first answer: until then, an error can still be a status
                     started = True
                     headers = [(b"content-type", self.format.media_type.encode()), *_STREAM_HEADERS]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                self.group.is_sending = False
         except ApiError as error:
             response = error_response(scope, error)
             if started:

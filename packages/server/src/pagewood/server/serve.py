@@ -212,7 +212,7 @@ async def _serve(
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
-        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation),
+        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status),
         was_ready=lambda: status.model is not None,
         on_death=on_death,
         on_failure=give_up,
@@ -310,7 +310,7 @@ def _tokenizer_stage(index: int) -> Stage:
     return Stage(name=f"tokenizer-{index}", module="pagewood.server.tokenizer_process", computes=False)
 
 
-def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int) -> Settings:
+def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int, status: EngineStatus) -> Settings:
     send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, ENGINE.name)
     is_flushing = stage is ENGINE and config.engine.disk_cache_path is not None
     return Settings(
@@ -324,6 +324,7 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
         log_format=config.log_format,
         measures=config.metrics,
         engine=config.engine,
+        paused=status.paused,
         kv_events=config.kv_events,
         kv_events_replay=config.kv_events_replay,
         kv_events_form=config.kv_events_form,

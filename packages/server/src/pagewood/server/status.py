@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from pagewood.server import wire
 from pagewood.server.measurement import Measurement
@@ -51,18 +52,20 @@ class EngineStatus:
     measurement: Measurement | None = None  # written by: take, lost
     """None: the engine does not measure, or has sent no pulse."""
     loading: wire.Loading | None = None  # written by: take, lost
-    pulse_s: float | None = None  # written by: take, lost, relay_lost
+    pulse_s: float | None = None  # written by: take, lost, relay_lost, start_again
     """When the last pulse of this incarnation came; None before the first."""
-    step_s: float = 0.0  # written by: take, lost
+    step_s: float = 0.0  # written by: take, lost, start_again
     """How long the present step had taken at the last pulse, if it is a long one."""
     is_in_device: bool = False  # written by: take, lost
     """Whether the engine's thread was in the runner at that pulse, if the step is a long one."""
-    frozen_s: float = 0.0  # written by: take, lost
+    frozen_s: float = 0.0  # written by: take, lost, start_again
     """How long admission had been frozen at the last pulse."""
     first_pulse_s: float | None = None  # written by: take, lost
     """When the first pulse of this engine process came; None before it."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
+    paused: Literal["no", "in_place", "retract"] = "no"  # written by: native.endpoints
+    """Whether `/pause` has paused the engine, and how. The next engine process begins like that."""
     is_cut_off: bool = False  # written by: take, relay_lost
     """Whether a detokenizer process died and its successor has not passed on any message of the engine yet."""
 
@@ -108,6 +111,12 @@ class EngineStatus:
         self.relay = next_incarnation
         self.is_cut_off = True
         self.pulse_s = None
+
+    def start_again(self) -> None:
+        """Let the time until now not count: this process stood still, and the engine probably did, too."""
+        if self.pulse_s is not None:
+            self.pulse_s = self.clock()
+        self.step_s = self.frozen_s = 0.0
 
     @property
     def seconds_since_pulse(self) -> float | None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import faulthandler
+import signal
 import threading
 import time
 
 LIMIT_S = 30.0
-"""Time without a Python instruction of any thread. A long prompt is encoded without the interpreter's lock."""
+"""Processor time without a Python instruction of any thread. Long prompts are encoded without its lock."""
 
 
 def end_when_stuck(limit_s: float = LIMIT_S) -> None:
-    """From now on, end this process with code 1 when it could run no Python code for `limit_s` seconds.
+    """From now on, end this process by SIGPROF when it used the processor for `limit_s` and could run no Python code.
 
     An operation such as a comparison of nested lists holds the interpreter's lock until it ends, and a chat template
-    can make one that takes for ever. `faulthandler` waits in a thread that needs no such lock; while Python code runs,
-    it is started again. It writes the functions in which the threads are, and no values, to standard error.
+    can make one that takes for ever. The timer needs no such lock; while Python code runs, it is started again.
+    `faulthandler` writes the functions in which the threads are, and no values, to standard error.
+
+    The timer counts the processor time of the process. A suspended machine or a paused container uses none, so the
+    process is still there afterwards; neither does a process that only waits.
     """
+    faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)  # behind it the default, which ends the process
 
     def start_again() -> None:
         while True:
-            faulthandler.dump_traceback_later(limit_s, exit=True)
+            signal.setitimer(signal.ITIMER_PROF, limit_s)
             time.sleep(limit_s / 10)
 
     threading.Thread(target=start_again, name="end-when-stuck", daemon=True).start()

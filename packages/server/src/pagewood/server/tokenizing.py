@@ -346,6 +346,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         explain_admission=message.explains_admission,
         retain_s=message.retain_s,
         num_output=message.num_output,
+        is_paused=message.is_paused,
         names=message.names,
     )
     return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pagewood.server.incidents import Incidents
+from pagewood.server.standstill import stood_still
 from pagewood.server.status import EngineStatus
 
 CHECK_S = 0.5
@@ -103,17 +104,27 @@ class Watchdog:
         self._dump = dump
         self._kill = kill
         self._is_reported = False  # written by: check
-        self._ended_relay: tuple[int, float] | None = None  # written by: check
+        self._ended_relay: tuple[int, float] | None = None  # written by: check, start_again
         """Incarnation of the detokenizer that was ended, and when, until a message has come through a later one."""
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
+            began_s = self._status.clock()
             await asyncio.sleep(CHECK_S)
             try:
+                if stood_still(self._status.clock() - began_s, wanted_s=CHECK_S):
+                    self.start_again()
                 await self.check()
             except Exception:  # it goes on
                 _log.exception("the watchdog failed")
+
+    def start_again(self) -> None:
+        """Let the time until now not count for any limit, because this process stood still."""
+        _log.info("this process stood still for some time; the clocks of the watchdog start again")
+        self._status.start_again()
+        if self._ended_relay is not None:
+            self._ended_relay = (self._ended_relay[0], self._status.clock())
 
     async def check(self) -> Trouble | None:
         """Check once; return the trouble if it is a new one."""
@@ -138,7 +149,8 @@ class Watchdog:
         self._incidents.stuck[trouble.stuck.value] += 1
         _log.error("%s; the stacks of all processes follow", trouble)
         await self._dump()
-        if self._limit_s is not None and trouble_of(status, limit_s=self._limit_s) is not None:
+        again = trouble_of(status, limit_s=self._limit_s)
+        if self._limit_s is not None and again is not None and again.stuck is trouble.stuck:
             if trouble.stuck is Stuck.SILENT:
                 self._ended_relay = (status.relay, status.clock())
                 self._end("detokenizer")

@@ -141,6 +141,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Of a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
     retain_s: float | None = None
     """See `Submit.retain_s`."""
+    is_paused: bool = False
+    """Whether its requests begin paused, because they were paused before they were sent again."""
     names: tuple[str, ...] = ()
     """Ids under which the client knows it, for the decision log."""
 

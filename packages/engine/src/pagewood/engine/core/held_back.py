@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +86,11 @@ class HeldBack:
     def __contains__(self, request: Request) -> bool:
         """Return whether a request is held back."""
         return request.arrival in self._keys
+
+    def num_of(self, tenants: Collection[str]) -> int:
+        """Return how many requests of these tenants are held back until one of their tenant stops."""
+        mine = [self._tenants[name] for name in tenants if name in self._tenants]
+        return sum(len(tenant.ranked) for tenant in mine if not tenant.has_room)
 
     def hold(self, request: Request) -> bool:
         """Hold a request back if its tenant is at its limit; return whether it is held back."""

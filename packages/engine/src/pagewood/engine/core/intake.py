@@ -228,6 +228,8 @@ class Intake:
         else:
             request.compiling = self._compiler.compile(sampling.grammar, end_tokens=request.stop_ids)
             self._state.compiling.append(request)
+        if submit.is_paused:
+            hold(self._state, request, retract=False)
         return None
 
     def poll(self) -> list[Delta]:

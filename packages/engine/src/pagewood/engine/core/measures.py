@@ -168,6 +168,8 @@ class Measurement:
     queue: Queue
     num_parked: int
     """Waiting for the prompt of another request."""
+    num_held_back: int
+    """Waiting until another request of their tenant stops, because the tenant is at its limit."""
     num_compiling: int
     """Waiting for their grammars."""
     num_recalling: int

@@ -51,13 +51,24 @@ class EngineState:
 
     @property
     def is_resting(self) -> bool:
-        """Whether nothing will change before a command arrives: idle, or paused with nothing left to do."""
+        """Whether nothing will change before a command arrives: idle, or paused with nothing left to do.
+
+        Requests may wait whose tenant is at its limit because others of it are paused alone.
+        """
         if self.held and any(request.pause == "retract" and request.row >= 0 for request in self.held):
             return False
         if self.paused == "no":
-            return not (len(self.waiting) or self.running or self.draining or self.compiling)
+            can_run = len(self.waiting) > self.num_behind_paused or self.waiting.num_recalling
+            return not (can_run or self.running or self.draining or self.compiling)
         leaving = self.paused == "retract" and self.running
         return not (leaving or self.draining or self.compiling)
+
+    @property
+    def num_behind_paused(self) -> int:
+        """While none runs: waiting requests whose tenant is at its limit, of which requests are paused in place."""
+        if not self.held or not len(self.waiting):
+            return 0
+        return self.waiting.num_held_back_of({request.tenant for request in self.held if request.row >= 0})
 
     @property
     def holders(self) -> list[Request]:

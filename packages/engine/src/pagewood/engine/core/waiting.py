@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -196,7 +196,16 @@ class WaitingQueue:
     def num_candidates(self) -> int:
         """Waiting requests that are not parked."""
         num_parked = 0 if self._deferral is None else len(self._deferral)
-        return len(self._entries) - num_parked - (0 if self._held_back is None else len(self._held_back))
+        return len(self._entries) - num_parked - self.num_held_back
+
+    @property
+    def num_held_back(self) -> int:
+        """Waiting requests that are parked because their tenant is at its limit."""
+        return 0 if self._held_back is None else len(self._held_back)
+
+    def num_held_back_of(self, tenants: Collection[str]) -> int:
+        """Return how many of these belong to some tenants, and wait until a request of their tenant stops."""
+        return 0 if self._held_back is None else self._held_back.num_of(tenants)
 
     @property
     def num_recalling(self) -> int:

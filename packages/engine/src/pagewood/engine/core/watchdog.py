@@ -12,13 +12,13 @@ _log = logging.getLogger(__name__)
 STUCK_PASSES = 64
 """Passes in a row without a grant after which admission counts as stuck, if they have also taken `STUCK_S`."""
 STUCK_S = 1.0
-"""Seconds."""
+"""Seconds. A longer time between two passes does not count: the process stood still."""
 
 
 class Watchdog:
     """Counts passes without a grant. Invariant: it is 0 unless the last pass could have admitted a request."""
 
-    __slots__ = ("_since_s", "is_stuck", "num_passes", "stuck_s")
+    __slots__ = ("_last_s", "_since_s", "is_stuck", "num_passes", "stuck_s")
 
     def __init__(self) -> None:
         self.num_passes = 0
@@ -28,6 +28,7 @@ class Watchdog:
         self.stuck_s = 0.0
         """How long they have taken if they are too many, otherwise 0."""  # written by: watchdog
         self._since_s = 0.0  # written by: watchdog
+        self._last_s = 0.0  # written by: watchdog
 
     def reset(self) -> None:
         """Note that something was planned, or that nothing could be."""
@@ -41,11 +42,15 @@ class Watchdog:
         """Note a pass without a grant."""
         waiting = state.waiting
         is_free = kv.num_available > 0 and kv.num_free_rows > 0
-        if state.running or state.draining or len(waiting) <= waiting.num_recalling or not is_free:
+        num_ready = len(waiting) - waiting.num_recalling - state.num_behind_paused
+        if state.running or state.draining or num_ready <= 0 or not is_free:
             self.reset()
             return
         if not self.num_passes:
             self._since_s = now_s
+        elif now_s - self._last_s > STUCK_S:
+            self._since_s += now_s - self._last_s
+        self._last_s = now_s
         self.num_passes += 1
         if self.num_passes < STUCK_PASSES or now_s - self._since_s < STUCK_S:
             return

@@ -40,14 +40,16 @@ def _engine(families: Families, facts: Facts) -> None:
     families.gauge("num_requests_waiting", "Requests that are queued.", counters.get("num_waiting", 0))
     families.gauge("num_requests_draining", "Ended requests that a step still reads.", counters.get("num_draining", 0))
     num_waiting = counters.get("num_waiting", 0)
-    num_capacity = max(0, num_waiting - found.num_parked - found.num_recalling)
+    num_capacity = max(0, num_waiting - found.num_parked - found.num_held_back - found.num_recalling)
     families.gauge(
         "num_requests_waiting_by_reason",
         "Requests that are not running by why they wait: for room (capacity), for the prompt of another request "
-        "(repeated_prompt), for KV from a lower tier (recall), or for their grammar (grammar).",
+        "(repeated_prompt), for other requests of a tenant at its limit (quota), for KV from a lower tier (recall), or "
+        "for their grammar (grammar).",
         [
             ({"reason": "capacity"}, num_capacity),
             ({"reason": "repeated_prompt"}, found.num_parked),
+            ({"reason": "quota"}, found.num_held_back),
             ({"reason": "recall"}, found.num_recalling),
             ({"reason": "grammar"}, found.num_compiling),
         ],

@@ -240,6 +240,7 @@ class NativeEndpoints:
         await self.service.ask(
             wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
         )
+        self.service.status.paused = "retract" if said.mode == "retract" else "in_place"
         return json_response(answers.Paused(True))
 
     async def resume(self, request: Request) -> Response:
@@ -249,6 +250,7 @@ class NativeEndpoints:
         if said.rid is not None:
             return self._hold(said.rid, "resume")
         await self.service.ask(wire.Resume(request_id=new_request_id("req")))
+        self.service.status.paused = "no"
         return json_response(answers.Paused(False))
 
     async def retain(self, request: Request) -> Response:
