@@ -138,7 +138,8 @@ def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
     Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
-    the server, whose answers are compared with its OpenAPI document. At last 4,000 requests, some of which are aborted
+    the server, whose answers are compared with its OpenAPI document, and draw texts from the masks of 40,000 random
+    schemas for each grammar library. At last 4,000 requests, some of which are aborted
     or left, must leave the memory of every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
@@ -148,6 +149,7 @@ def soak(session: nox.Session) -> None:
         env={"PAGEWOOD_TEST_SCALE": "27"},
     )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
+    session.run("python", "-m", "pytest", "-m", "slow", "packages/engine/tests/grammar/test_combinations.py")
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
     session.run("python", "tools/soak_server.py", "--requests", "4000")

@@ -202,7 +202,7 @@ NAMES = {"prompt": "messages", "grammar": "response_format"}
         (FinishReason.REFUSED, "grammar_unavailable", 400, "grammar_unavailable", None),
         (FinishReason.REFUSED, None, 400, "grammar_unavailable", None),
         (FinishReason.REFUSED, "grammar_queue_full", 429, "grammar_queue_full", "1"),
-        (FinishReason.ERROR, "grammar_failed", 400, "grammar_failed", None),
+        (FinishReason.ERROR, "grammar_failed", 422, "grammar_failed", None),
     ],
 )
 def test_a_refusal_of_the_engine_names_the_clients_field(

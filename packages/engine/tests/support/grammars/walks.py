@@ -49,12 +49,12 @@ def walk(matcher: Matcher, vocabulary: Vocabulary, seed: int, *, max_tokens: int
         assert choices, "a matcher that is not finished allows a token"
         assert max(choices) < vocabulary.vocab_size
         assert ends.issubset(choices) == matcher.can_end
-        is_complete = matcher.can_end and (matcher.is_finished or len(tokens) >= free_tokens or draws.random() < 0.3)
+        texts = [token for token in choices if token not in ends]
+        is_complete = matcher.can_end and (not texts or len(tokens) >= free_tokens or draws.random() < 0.3)
         if is_complete:
             assert matcher.advance([draws.choice(sorted(ends))])
             assert matcher.is_finished
             break
-        texts = [token for token in choices if token not in ends]
         near = [token for token in closing if token in texts] if len(tokens) > free_tokens else []
         token = draws.choice(near or texts)
         assert matcher.advance([token]), matcher.error

@@ -139,8 +139,10 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         case FinishReason.ABORT:
             return unavailable("The request was aborted before it was complete.", code="aborted")
         case FinishReason.ERROR if refusal is not None and refusal.code == "grammar_failed":
-            # A limit on the cost of masks: the grammar is the client's, and to repeat the request would not help.
-            return ApiError(refusal.message, param=names["grammar"], code=refusal.code)
+            # The request was understood, and tokens may have been sent. To repeat it would not help, so no 5xx.
+            return ApiError(
+                refusal.message, status=422, type="grammar_error", param=names["grammar"], code=refusal.code
+            )
         case FinishReason.ERROR if refusal is not None and refusal.code == "all_tokens_excluded":
             return ApiError(refusal.message, code=refusal.code)  # several fields together may be the cause
         case FinishReason.ERROR:

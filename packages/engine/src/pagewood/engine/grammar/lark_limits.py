@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
 from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, MAX_LITERAL, check_size
-from pagewood.engine.grammar.schema_limits import check_schema
+from pagewood.engine.grammar.schema_limits import Schema, check_schema
 
 MAX_PARENTHESES = 5_000
 """Conditions of rules (`%if`) are parsed by recursion."""
@@ -65,6 +65,22 @@ def check_lark(text: str) -> None:
         raise ValueError(
             f"lark grammar must have at most {MAX_EXPRESSIONS} characters with its terminals expanded, got {total}"
         )
+
+
+def with_schemas(text: str, rewrite: Callable[[object], Schema]) -> str:
+    """Return a Lark grammar, which has been checked, with another JSON schema behind each %json."""
+    parts: list[str] = []
+    position = num_copied = 0
+    while position < len(text):
+        found = cast("re.Match[str]", _LEXEME.match(text, position))
+        position = found.end()
+        if found.lastgroup == "json":
+            start = _start_of_json(text, position)
+            value, position = _decoder.raw_decode(text, start)
+            if found[0] == "%json":
+                parts += [text[num_copied:start], json.dumps(rewrite(value), ensure_ascii=False)]
+                num_copied = position
+    return "".join([*parts, text[num_copied:]])
 
 
 def _definitions(text: str) -> dict[str, _Definition]:
@@ -124,11 +140,15 @@ def _lexemes(text: str) -> Iterator[tuple[str, str]]:
         position = found.end()
         kind = cast("str", found.lastgroup)
         if kind == "json":
-            start = position + len(text[position:]) - len(text[position:].lstrip())
+            start = _start_of_json(text, position)
             position = _after_json(found[0], text, start)
             yield "json", text[start:position] if found[0] == "%regex" else ""
         elif kind != "skip":
             yield kind, found[0]
+
+
+def _start_of_json(text: str, position: int) -> int:
+    return position + len(text[position:]) - len(text[position:].lstrip())
 
 
 def _after_json(keyword: str, text: str, start: int) -> int:

@@ -17,11 +17,12 @@ import llguidance
 import numpy as np
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.grammar.lark_limits import check_lark
+from pagewood.engine.grammar.lark_limits import check_lark, with_schemas
 from pagewood.engine.grammar.limits import check_expression, read_choices, read_json
 from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
 from pagewood.engine.grammar.request_matcher import RequestMatcher
-from pagewood.engine.grammar.schema_limits import check_schema
+from pagewood.engine.grammar.schema_form import ESCAPES, kept_schema
+from pagewood.engine.grammar.schema_limits import Schema, check_schema
 from pagewood.engine.grammar.structural_tag import lark_of_tag
 
 _MAX_MESSAGE = 500
@@ -113,35 +114,51 @@ class LLGuidanceBackend:
         text = grammar.text
         match grammar.kind:
             case "json_schema":
-                schema = check_schema(read_json("schema", text))
-                return _grammars(json_schema=schema | {"x-guidance": self._json_options})
+                return _grammars(json_schema=self._kept(check_schema(read_json("schema", text))))
             case "regex":
                 check_expression("regex", text)
                 return llguidance.LLMatcher.grammar_from_regex(text)
             case "lark":
-                check_lark(text)
-                return _grammars(lark_grammar=text)
+                return _grammars(lark_grammar=self._checked_lark(text))
             case "choice":
                 choices = (json.dumps(choice).replace("\x7f", r"\u007f") for choice in read_choices(text))
                 return _grammars(lark_grammar=f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
             case "structural_tag":
                 lark, named = lark_of_tag(read_json("structural tag", text), quote_regex=_quote_regex)
-                check_lark(lark)
-                entries: list[dict[str, Any]] = [{"lark_grammar": lark}]
+                entries: list[dict[str, Any]] = [{"lark_grammar": self._checked_lark(lark)}]
                 for name, inner in named.items():
                     if isinstance(inner, str):
-                        check_lark(inner)
-                        entries.append({"name": name, "lark_grammar": inner})
+                        entries.append({"name": name, "lark_grammar": self._checked_lark(inner)})
                     else:
-                        schema = check_schema(inner)
-                        entries.append({"name": name, "json_schema": schema | {"x-guidance": self._json_options}})
+                        entries.append({"name": name, "json_schema": self._kept(check_schema(inner))})
                 return json.dumps({"grammars": entries})
 
-    @property
-    def _json_options(self) -> dict[str, Any]:
-        if self._max_whitespace == 0:
-            return {"whitespace_flexible": False}
-        return {"whitespace_pattern": rf"[ \t\r\n]{{1,{self._max_whitespace}}}"}
+    def _checked_lark(self, text: str) -> str:
+        """Return a Lark grammar whose JSON schemas are kept; their own options go before ours."""
+        check_lark(text)
+        return with_schemas(text, lambda value: self._kept(check_schema(value, allows_options=True)))
+
+    def _kept(self, schema: Schema) -> Schema:
+        options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+        if "x-guidance" in schema:
+            options |= schema["x-guidance"]
+        elif self._max_whitespace == 0:
+            options["whitespace_flexible"] = False
+        else:
+            options["whitespace_pattern"] = rf"[ \t\r\n]{{1,{self._max_whitespace}}}"
+        return kept_schema(schema, begins=self._begins) | {"x-guidance": options}
+
+    def _begins(self, schema: Schema, text: str) -> bool:
+        """Return whether an instance of a small schema can begin with a text; True if the library refuses it."""
+        compact = schema | {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}}
+        with _panics_as_errors():
+            matcher = llguidance.LLMatcher(
+                self._tokenizer, _grammars(json_schema=compact), log_level=0, limits=self._limits
+            )
+        if matcher.is_error():
+            return True
+        tokens = self._tokenizer.tokenize_str(text)
+        return matcher.validate_tokens(tokens) == len(tokens)
 
 
 class LLGuidancePrototype:

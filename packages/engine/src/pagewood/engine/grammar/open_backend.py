@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pagewood.engine.grammar.matcher import Backend
+from pagewood.engine.grammar.vocabulary import within
 
 BackendName = Literal["llguidance", "xgrammar"]
 
@@ -27,7 +28,7 @@ def open_backend(
     Args:
         name: llguidance knows all kinds of grammars; xgrammar needs `pagewood-engine[xgrammar]`.
         folder: of the model, with a `tokenizer.json`.
-        vocab_size: number of logits; ids without a text in the tokenizer are never allowed.
+        vocab_size: number of logits; ids without a text in the tokenizer are never allowed; larger ids are left out.
         eos_token_ids: ids that are not text, because they end a sequence.
         max_whitespace: most characters of white space in one place of a JSON text; 0: none anywhere.
 
@@ -42,7 +43,7 @@ def open_backend(
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"model folder must hold a tokenizer.json, got {folder}")
-    tokenizer = file.read_text(encoding="utf-8")
+    tokenizer = within(file.read_text(encoding="utf-8"), vocab_size)
     if name == "llguidance":
         from pagewood.engine.grammar.llguidance_backend import LLGuidanceBackend
 

@@ -22,9 +22,6 @@ MAX_MULTIPLE = 10_000
 """Sum of the distinct `multipleOf`, as integers without trailing zeros; each is a machine of that many states."""
 MAX_MULTIPLES = 1_000_000
 """Product of the distinct `multipleOf`, if schemas can be combined: the machine of an intersection has that many."""
-LEAST_NUMBER = 513 - 2**63
-"""Least number of a schema. llguidance 1.9 ends the process by a stack overflow on those that round to -2**63."""
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 
 
@@ -51,7 +48,6 @@ def check_schema(value: object, *, allows_options: bool = False) -> Schema:
     multiples: set[int] = set()
     is_combined = False
     for node in all_objects(schema):
-        _check_numbers(node)
         is_combined |= not _COMBINING.isdisjoint(node)
         if isinstance(reference := node.get("$ref"), str):
             references.add(reference)
@@ -141,21 +137,6 @@ def _patterns(node: Schema) -> Iterator[str]:
         yield pattern
     if isinstance(patterns := node.get("patternProperties"), dict):
         yield from cast("Schema", patterns)
-
-
-def _check_numbers(node: Schema) -> None:
-    """Check the numbers of an object and of the arrays in it; other objects are checked by themselves.
-
-    Raises:
-        ValueError: an integer, or a bound, is too small.
-    """
-    waiting: list[tuple[bool, object]] = [(key in _BOUNDS, value) for key, value in node.items()]
-    while waiting:
-        is_bound, value = waiting.pop()
-        if isinstance(value, list):
-            waiting += [(is_bound, one) for one in cast("list[object]", value)]
-        elif isinstance(value, int | float if is_bound else int) and value < LEAST_NUMBER:
-            raise ValueError(f"schema numbers must be >= {LEAST_NUMBER}, got {value}")
 
 
 def _significant(number: float) -> int:

@@ -19,16 +19,10 @@ from pagewood.engine.api import Grammar
 from pagewood.engine.grammar.limits import MAX_LITERAL, check_expression, check_size, read_choices, read_json
 from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
 from pagewood.engine.grammar.request_matcher import RequestMatcher
-from pagewood.engine.grammar.schema_limits import Schema, all_objects, check_schema
+from pagewood.engine.grammar.schema_limits import all_objects, check_schema
+from pagewood.engine.grammar.utf8 import Utf8
+from pagewood.engine.grammar.xgrammar_limits import kept_by_xgrammar
 
-_UNSUPPORTED = frozenset(
-    (
-        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf"),
-        *("dependentRequired", "dependentSchemas", "dependencies", "minLength", "maxLength"),
-    )
-)
-"""Keywords that the library reads over; with the last two, version 0.2.8 allows control characters, as JSON does not. A
-schema with one of them is refused."""
 _MAX_NESTING = 200
 """Brackets in regular expressions and grammars, which are parsed by recursion."""
 
@@ -39,7 +33,7 @@ class XGrammarBackend:
     Safe to use from all threads. It has no fuel: an expression that is small and costly may take until the deadline.
     """
 
-    __slots__ = ("_compiler", "_max_whitespace", "_vocab_size")
+    __slots__ = ("_compiler", "_max_whitespace", "_utf8", "_vocab_size")
 
     def __init__(self, tokenizer: str, *, vocab_size: int, eos_token_ids: Sequence[int], max_whitespace: int) -> None:
         """Read the vocabulary; the arguments are those of `LLGuidanceBackend`.
@@ -62,6 +56,7 @@ class XGrammarBackend:
             stop_token_ids=sorted(eos_token_ids),
             add_prefix_space=metadata["add_prefix_space"],
         )
+        self._utf8 = Utf8(info.decoded_vocab, vocab_size=vocab_size)
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._max_whitespace = max_whitespace
         self._vocab_size = vocab_size
@@ -76,13 +71,13 @@ class XGrammarBackend:
             compiled = self._compiled(grammar)
         except RuntimeError as error:
             raise ValueError(str(error).partition("] ")[2] or str(error)) from None
-        return XGrammarPrototype(compiled, vocab_size=self._vocab_size)
+        return XGrammarPrototype(compiled, utf8=self._utf8, vocab_size=self._vocab_size)
 
     def _compiled(self, grammar: Grammar) -> Any:
         text = grammar.text
         match grammar.kind:
             case "json_schema":
-                schema = _supported(check_schema(read_json("schema", text)))
+                schema = kept_by_xgrammar(check_schema(read_json("schema", text)))
                 spaces: dict[str, Any] = {"max_whitespace_cnt": self._max_whitespace}
                 if not self._max_whitespace:
                     spaces = {"any_whitespace": False, "separators": (",", ":")}
@@ -99,12 +94,12 @@ class XGrammarBackend:
                 for node in all_objects(tag):
                     for name in ("json_schema", "schema"):
                         if isinstance(schema := node.get(name), dict):
-                            _supported(check_schema(schema))
+                            node[name] = kept_by_xgrammar(check_schema(schema))
                     for name in ("pattern", "grammar"):
                         if isinstance(expression := node.get(name), str):
                             check_size(name, expression, MAX_LITERAL)
                             _check_brackets(name, expression)
-                return self._compiler.compile_structural_tag(text)
+                return self._compiler.compile_structural_tag(json.dumps(tag))
             case "lark":
                 raise ValueError("grammar kind must be one that xgrammar has, got lark, in the form of llguidance")
 
@@ -112,10 +107,11 @@ class XGrammarBackend:
 class XGrammarPrototype:
     """A compiled grammar of xgrammar. Safe to use from all threads."""
 
-    __slots__ = ("_compiled", "_vocab_size")
+    __slots__ = ("_compiled", "_utf8", "_vocab_size")
 
-    def __init__(self, compiled: Any, *, vocab_size: int) -> None:
+    def __init__(self, compiled: Any, *, utf8: Utf8, vocab_size: int) -> None:
         self._compiled = compiled
+        self._utf8 = utf8
         self._vocab_size = vocab_size
 
     @property
@@ -134,36 +130,44 @@ class XGrammarPrototype:
         ends = EndTokens(end_tokens, others=stops, vocab_size=self._vocab_size)
         nothing = EndTokens(frozenset(), others=stops, vocab_size=self._vocab_size)
         row = np.empty(mask_words(self._vocab_size), np.int32)
-        return RequestMatcher(_XGrammarState(matcher, stops, nothing, row), ends=ends, vocab_size=self._vocab_size)
+        state = _XGrammarState(matcher, stops, nothing, row, self._utf8)
+        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size)
 
 
 class _XGrammarState:
-    """A matcher of the library as a `LibraryState`."""
+    """A matcher of the library as a `LibraryState`.
 
-    __slots__ = ("_matcher", "_nothing", "_row", "_stops", "failure")
+    The library's classes of characters allow bytes that are no UTF-8, so the state follows the bytes itself.
+    """
 
-    def __init__(self, matcher: Any, stops: frozenset[int], nothing: EndTokens, row: Mask) -> None:
+    __slots__ = ("_matcher", "_nothing", "_places", "_row", "_stops", "_utf8", "failure")
+
+    def __init__(self, matcher: Any, stops: frozenset[int], nothing: EndTokens, row: Mask, utf8: Utf8) -> None:
         self._matcher = matcher
         self._stops = stops
         self._nothing = nothing
         self._row = row  # written by: is_stopped
+        self._utf8 = utf8
+        self._places = [0]  # written by: _XGrammarState
+        """Where in a character the text is, at the start and after each token."""
         self.failure: str | None = None  # written by: _XGrammarState
 
     def fill(self, row: Mask) -> None:
         self._matcher.fill_next_token_bitmask(row[None])
+        self._utf8.restrict(row, self._places[-1])
         if not row.any() and not self.can_end:
             self.failure = "the grammar allows no token"
 
     def consume(self, tokens: list[int]) -> bool:
         for token in tokens:
-            if token in self._stops or not self._matcher.accept_token(token):
+            if not self._accept(token):
                 self.failure = f"token {token} doesn't satisfy the grammar"
                 return False
         return True
 
     def num_allowed(self, tokens: list[int]) -> int:
         number = 0
-        while number < len(tokens) and tokens[number] not in self._stops and self._matcher.accept_token(tokens[number]):
+        while number < len(tokens) and self._accept(tokens[number]):
             number += 1
         self.roll_back(number)
         return number
@@ -171,38 +175,37 @@ class _XGrammarState:
     def roll_back(self, num_tokens: int) -> None:
         if num_tokens:
             self._matcher.rollback(num_tokens)
+            del self._places[-num_tokens:]
 
     def forced(self) -> tuple[int, ...]:
         return ()  # the library knows forced text, but not how its masks spell it
 
     @property
     def can_end(self) -> bool:
-        return bool(self._matcher.is_completed())
+        return self._places[-1] == 0 and bool(self._matcher.is_completed())
 
     @property
     def is_stopped(self) -> bool:
         if self.failure is not None or not self.can_end:
             return False
         self._matcher.fill_next_token_bitmask(self._row[None])
+        self._utf8.restrict(self._row, self._places[-1])
         self._nothing.write(self._row, can_end=False)
         return not self._row.any()
 
     def copy(self) -> _XGrammarState:
-        copy = _XGrammarState(self._matcher.fork(), self._stops, self._nothing, np.empty_like(self._row))
+        row = np.empty_like(self._row)
+        copy = _XGrammarState(self._matcher.fork(), self._stops, self._nothing, row, self._utf8)
+        copy._places = self._places.copy()
         copy.failure = self.failure
         return copy
 
-
-def _supported(schema: Schema) -> Schema:
-    """Return `schema`.
-
-    Raises:
-        ValueError: it has a keyword that the library does not implement.
-    """
-    for node in all_objects(schema):
-        if found := sorted(_UNSUPPORTED & node.keys()):
-            raise ValueError(f"schema must have keywords that xgrammar supports, got {found[0]}")
-    return schema
+    def _accept(self, token: int) -> bool:
+        place = self._utf8.after(self._places[-1], token)
+        if place is None or token in self._stops or not self._matcher.accept_token(token):
+            return False
+        self._places.append(place)
+        return True
 
 
 def _check_brackets(name: str, text: str) -> None:

@@ -31,6 +31,7 @@ _ERRORS = {
     408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not declared as application/json.",
+    422: "The grammar of the answer came to a place from which no token leads on.",
     429: "The server holds too many requests, or the key has used what it may; see Retry-After.",
     500: "A step of the engine failed.",
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
@@ -41,7 +42,7 @@ _WITH_KEY: Any = ({"bearer": []}, {"key": []})
 _STATUSES = {
     "GET": (400, 401, 403, _BUSY),
     "DELETE": (400, 401, 403, _BUSY),
-    "POST": (400, 401, 403, 404, 408, 413, 415, 429, 500, _BUSY),
+    "POST": (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, _BUSY),
 }
 
 
