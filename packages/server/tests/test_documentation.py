@@ -41,7 +41,7 @@ def resolved(document: dict[str, Any], ref: str) -> dict[str, Any]:
 
 
 async def test_every_route_of_the_application_is_documented(server: MemoryServer, document: dict[str, Any]) -> None:
-    routes: Any = server.frontend.app().app.routes  # type: ignore[attr-defined]
+    routes: Any = server.frontend.app().app.app.routes  # type: ignore[attr-defined]
     pages = {"/", "/docs", "/openapi.json", "/dashboard"} | {route.path for route in absent_routes()}
     found = {(re.sub(r":\w+}", "}", one.path), method.lower()) for one in routes for method in one.methods - {"HEAD"}}
     documented = {(path, method) for path, methods in document["paths"].items() for method in methods}

@@ -34,6 +34,7 @@ from pagewood.server.operations import Operation, open_paths_of, routes_of
 from pagewood.server.profiling import ProfileEndpoint
 from pagewood.server.respond import error_response, json_response
 from pagewood.server.responses.endpoints import ResponsesEndpoints, absent_routes
+from pagewood.server.root_path import BelowRootPath
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState
 from pagewood.server.vectors.endpoints import VectorEndpoints
@@ -80,6 +81,8 @@ class Frontend:
     """Traces requests; None: they are not traced."""
     folder: Path | None = None
     """Where the engine process writes profiles; None: it takes none."""
+    root_path: str = ""
+    """Prefix of a proxy before the server, such as `/llm`; empty: none."""
 
     def take(self, message: wire.ToHttp) -> None:
         """Take a message of the detokenizer."""
@@ -130,7 +133,7 @@ class Frontend:
         )
         # A redirect would go to whatever host the request names.
         app.router.redirect_slashes = False  # not ours
-        return FrontDoor(
+        door = FrontDoor(
             app=app,
             access=self.access,
             is_crowded=lambda: self.connections.is_crowded,
@@ -141,6 +144,8 @@ class Frontend:
             observe=None if metrics is None else metrics.answered,
             tracing=self.tracing,
         )
+        is_ours = any(route.path.startswith(f"{self.root_path}/") for route in routes)
+        return BelowRootPath(app=door, root_path=self.root_path, is_ours=is_ours)
 
     def _observability(self) -> list[Operation]:
         """Return the operations that show what the server does."""

@@ -18,6 +18,7 @@ from pagewood.server.metrics.metrics import COMPAT, Compat
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
 _OTLP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
 
 MIN_WATCHDOG_S = 3.0
@@ -59,6 +60,8 @@ class ServeConfig:
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server, or `*`."""
+    root_path: str = ""
+    """Prefix under which a proxy shows the server, such as `/llm`; empty: none."""
     api_keys: tuple[ApiKey, ...] = ()
     """Those that do not come from `api_key_file`."""
     api_key_file: Path | None = None
@@ -163,6 +166,8 @@ class ServeConfig:
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"allowed_hosts must be names without scheme, port or path, got {host!r}")
+        if not _ROOT_PATH.fullmatch(self.root_path) or {".", ".."} & {*self.root_path.split("/")}:
+            raise ValueError(f"root_path must be like /llm, without a slash at its end, got {self.root_path!r}")
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(

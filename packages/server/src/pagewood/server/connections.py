@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -122,6 +123,9 @@ def body_writer_of(scope: Scope) -> BodyWriter | None:
 class HttpConnection(HttpToolsProtocol):
     """One connection: parses requests within limits, answers what cannot be parsed, and serves half-closed clients.
 
+    `Upgrade` is ignored. The parser stops at the end of a head that has it, takes no body, and would read the body as
+    the next request. So that request is not started; its head is passed to a new parser without `Upgrade`.
+
     It is a subclass because uvicorn's setting `http` takes a protocol class. The parser keeps the bytes of a head, of a
     trailer and of chunk extensions in memory until it passes them on. These bytes are counted, and the count starts
     again whenever the parser has passed on a head or a part of a body, so that they cannot grow beyond the limit.
@@ -168,13 +172,43 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._num_pending_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
         if self._is_refused or self.transport.is_closing():
             return
         if self._num_pending_bytes > self._limits.max_head_bytes:
             self._refuse(self._head_too_large())
         elif not self._is_in_body and not self._is_answering() and self._deadline is None:
             self._start_deadline(self._limits.head_timeout_s, self._head_late)
+
+    def _parse(self, data: bytes) -> None:
+        """Pass bytes to the parser.
+
+        Raises:
+            httptools.HttpParserError: they are not HTTP, or beyond a limit.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                rest = rest[stop.args[0] :]
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(
+                    self
+                )  # the old one drops all that follows `Connection: close`
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the last head, with all that says where its request ends."""
+        version = self.parser.get_http_version().encode()
+        fields = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep the connection for the answer if the client has sent a whole request; return whether it stays open.
@@ -215,12 +249,21 @@ class HttpConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a field of the trailer."""
+        """Take a header. A field of the trailer is dropped, so that it cannot stand for a header."""
         self._count(name, value)
-        super().on_header(name, value)
+        if not self._is_in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Start the request, unless its head will come again without `Upgrade`.
+
+        Raises:
+            ValueError: it asks for a tunnel.
+        """
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("this server is no proxy")
+        if self.parser.should_upgrade():
+            return
         self._num_pending_bytes = 0
         self._is_in_body = True
         self._stop_deadline()
@@ -234,7 +277,9 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
+        """End the request, if it was started."""
+        if self.parser.should_upgrade():
+            return
         self._num_pending_bytes = 0
         self._is_in_body = False
         super().on_message_complete()

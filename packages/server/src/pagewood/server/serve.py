@@ -101,6 +101,8 @@ def bind(host: str, port: int) -> socket.socket:
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        if host == "::":  # all addresses, those of IPv4, too, whatever the system's default is
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
@@ -223,8 +225,7 @@ async def _serve(
         status, limit_s=config.watchdog_s, incidents=incidents, dump=supervisor.dump_stacks, kill=supervisor.kill
     )
     register_dump()
-    if config.api_key_file is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys, gate, config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys, gate, config)
     with StopSignals(begin=shutdown.begin, end_at_once=end_at_once):
         supervisor.start()
         tasks: list[asyncio.Task[None]] = []
@@ -262,6 +263,7 @@ async def _serve(
                 gate=gate,
                 tracing=tracing,
                 folder=folder,
+                root_path=config.root_path,
             )
             server = http_server(
                 frontend,
@@ -413,7 +415,10 @@ def _keys(config: ServeConfig) -> list[ApiKey]:
 
 
 def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
-    """Read the keys again. If their file is wrong, the server keeps those that it has."""
+    """Read the keys again. If their file is wrong, or there is none, the server keeps those that it has."""
+    if config.api_key_file is None:
+        _log.warning("SIGHUP is ignored: there is no key file to read again")
+        return
     try:
         keys = _keys(config)
         gate.replace(keys)
@@ -424,6 +429,8 @@ def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
 
 
 def _url(listening: socket.socket, *, is_encrypted: bool) -> str:
+    """Return an address that can be opened on this machine."""
     host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if is_encrypted else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (serve, chat, top, bench, generate, inspect, quantize, replay, why):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # an answer or a name need not fit the terminal's encoding
     try:
         return options.run(options)
     except (ValueError, FileNotFoundError) as error:

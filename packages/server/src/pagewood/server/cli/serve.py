@@ -67,6 +67,13 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "repeatable (default: none)",
     )
     http.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="prefix under which a reverse proxy shows the server, such as /llm, whether the proxy removes it or keeps "
+        "it (default: none)",
+    )
+    http.add_argument(
         "--dashboard-text",
         action="store_true",
         help="show the beginnings of cached prompts as text in /dashboard (default: lengths only)",
@@ -198,6 +205,7 @@ def run(options: argparse.Namespace) -> int:
         max_connections=options.max_connections,
         allowed_hosts=tuple(options.allowed_host),
         allowed_origins=tuple(options.allowed_origin),
+        root_path=options.root_path,
         api_keys=api_keys,
         api_key_file=options.api_key_file,
         insecure_no_keys=options.insecure_no_keys,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from pagewood.server.documentation.openapi import openapi
 from pagewood.server.operations import Operation
 from pagewood.server.pages import page
 from pagewood.server.respond import json_response
+from pagewood.server.root_path import root_path_of
 
 _HEADERS = {
     # The pages are whole: they load nothing, and talk to this server only.
@@ -41,7 +43,7 @@ class Documentation:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
-        self._document: bytes | None = None  # written by: openapi
+        self._document: dict[str, Any] | None = None  # written by: openapi
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -54,9 +56,9 @@ class Documentation:
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document."""
         if self._document is None:
-            found = await asyncio.to_thread(openapi, self._operations)  # it takes a tenth of a second
-            self._document = msgspec.json.encode(found)
-        return json_response(self._document)
+            self._document = await asyncio.to_thread(openapi, self._operations)  # it takes a tenth of a second
+        servers = [{"url": root_path_of(request.scope) or "/"}]
+        return json_response(msgspec.json.encode({**self._document, "servers": servers}))
 
     async def docs(self, request: Request) -> Response:
         """Return the page that shows it."""

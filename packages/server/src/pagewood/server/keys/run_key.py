@@ -25,17 +25,24 @@ _PREFIX = "pagewood-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKey:
-    """An admin key that is valid until its server ends. Invariant: its text is in its file only."""
+    """An admin key that is valid until its server ends. Invariant: its text is in its files only."""
 
-    path: Path
+    paths: tuple[Path, ...]
+    """A file for each loopback address of its server."""
     digest: bytes
     """SHA-256 of the key."""
 
+    @property
+    def path(self) -> Path:
+        """The first of its files."""
+        return self.paths[0]
+
     def remove(self) -> None:
-        """Remove the file, unless a later server has written its own key there."""
-        with contextlib.suppress(OSError, ValueError):
-            if digest_of(_read(self.path)) == self.digest:
-                self.path.unlink()
+        """Remove the files, except where a later server has written its own key."""
+        for path in self.paths:
+            with contextlib.suppress(OSError, ValueError):
+                if digest_of(_read(path)) == self.digest:
+                    path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +65,27 @@ def make_run_key(host: str, port: int) -> RunKey:
         OSError: the file cannot be written, or its folder belongs to another user.
         RuntimeError: the user has no home.
     """
-    path = run_key_path(host, port)
-    _make_private(path.parent)
+    paths = [run_key_path(host, port)]
+    if host == "::":  # it also listens on all addresses of IPv4, as `bind` asks for
+        paths.append(run_key_path(_LOCALHOST, port))
+    _make_private(paths[0].parent)
     key = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+    made = RunKey(paths=tuple(paths), digest=digest_of(key))
+    try:
+        for path in paths:
+            _write(path, key)
+    except OSError:
+        made.remove()
+        raise
+    return made
+
+
+def _write(path: Path, key: str) -> None:
+    """Write a key to a file, in place of what is there.
+
+    Raises:
+        OSError: the file cannot be written; it is as it was.
+    """
     descriptor, written = tempfile.mkstemp(prefix="new-", dir=path.parent)  # 0600, and never an existing file
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -69,7 +94,6 @@ def make_run_key(host: str, port: int) -> RunKey:
     except OSError:
         Path(written).unlink(missing_ok=True)
         raise
-    return RunKey(path=path, digest=digest_of(key))
 
 
 def run_key_path(host: str, port: int) -> Path:

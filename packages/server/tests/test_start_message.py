@@ -1,0 +1,78 @@
+"""What `pagewood serve` says and does by its address, its output's encoding and SIGHUP; as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pagewood.server.keys.run_key import FOLDER_VARIABLE
+from serving import LIMIT_S, Server, key_files, until
+
+
+def top(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pagewood.server", "top", url, "--once"]
+    environment = {**os.environ, FOLDER_VARIABLE: str(folder / "runtime"), "HTTP_PROXY": "http://127.0.0.1:9"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        pytest.param("::", "[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")),
+    ],
+)
+def test_a_server_on_all_addresses_names_one_that_can_be_opened_and_is_found_by_top(
+    tmp_path: Path, host: str, shown: str
+) -> None:
+    with closing(Server(tmp_path, "--host", host, "--insecure-no-keys")) as server:
+        port = server.url.rpartition(":")[2]
+        assert server.url == f"http://{shown}:{port}"
+        assert server.http.get("/health").status_code == 200
+        assert server.http.get("/health", headers={"host": f"[::ffff:127.0.0.1]:{port}"}).status_code == 200
+        names = ["127.0.0.1", "localhost", *(["[::1]", "[::]"] if host == "::" else ["0.0.0.0"])]
+        for name in names:
+            found = top(f"http://{name}:{port}", tmp_path)
+            assert (found.returncode, found.stderr) == (0, ""), name
+        process = subprocess.run(
+            [sys.executable, "-m", "pagewood.server", "chat", "--url", server.url, "--max-tokens", "2"],
+            input="Hi\n", capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr
+    assert not key_files(tmp_path)
+
+
+def test_sighup_without_a_key_file_is_ignored_and_an_ascii_terminal_gets_the_start_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    with closing(Server(tmp_path, "--served-model-name", "größe")) as server:
+        assert server.process.stdout is not None
+        lines = iter(server.process.stdout.readline, "")
+        assert any(r"gr\xf6\xdfe" in line for line in lines)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: "SIGHUP is ignored" in server.stderr())
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert "Traceback" not in server.stderr()
+        chat = subprocess.run(
+            [sys.executable, "-m", "pagewood.server", "chat", "--url", server.url, "--max-tokens", "2"],
+            input="Hi\n", capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert (chat.returncode, chat.stderr) == (0, "")
