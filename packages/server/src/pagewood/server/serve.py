@@ -270,6 +270,7 @@ async def _serve(
                 stop_grace_s=LAST_WORDS_S,
                 tls_cert=config.tls_cert,
                 tls_key=config.tls_key,
+                trusted_proxies=config.trusted_proxies,
             )
             pump = AnswerPump(
                 address(folder, HTTP),
