@@ -180,6 +180,8 @@ async def _serve(
         url=_url(listening, is_encrypted=config.tls_cert is not None),
         model_name=config.served_model_name,
         admin_key_path=None if run_key is None else run_key.path,
+        has_keys=config.has_keys,
+        certificate=config.tls_cert,
     )
     failures: list[tuple[int, str]] = []
 
