@@ -107,6 +107,8 @@ def product(
     activations: ActivationFormat = "auto",
     num_threads: int = 2,
 ) -> NDArray[np.float32]:
+    if isinstance(weight, BFloat16):
+        activations = "float32"
     ops = CPUOps(Packer("float32", activations=activations), level=level)
     linear = ops.linear(weight, None if bias is None else torch.from_numpy(bias))
     return compute(linear, ops, x, num_threads=num_threads)

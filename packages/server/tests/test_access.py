@@ -71,13 +71,34 @@ def test_origins() -> None:
     behind_tls = headers(host="a.example.com", origin="https://a.example.com")
     allowed = headers(host="127.0.0.1:8000", origin="https://chat.example.org")
     for right in (own, behind_tls, allowed, headers(host="127.0.0.1:8000")):
-        RULES.check_origin(right, method="POST")
-    for origin in ("http://evil.com", "null", "http://127.0.0.1:3000", "http://localhost:8000", "", "file://"):
+        RULES.check_origin(right, method="POST", scheme="http")
+    for origin in (
+        "http://evil.com",
+        "null",
+        "http://127.0.0.1:3000",
+        "http://localhost:8000",
+        "",
+        "file://",
+        "ftp://127.0.0.1:8000",
+    ):
         foreign = headers(host="127.0.0.1:8000", origin=origin)
-        RULES.check_origin(foreign, method="GET")
+        RULES.check_origin(foreign, method="GET", scheme="http")
         with pytest.raises(ApiError, match="not allowed") as error:
-            RULES.check_origin(foreign, method="POST")
+            RULES.check_origin(foreign, method="POST", scheme="http")
         assert error.value.status == 403
+
+
+def test_a_page_without_tls_may_not_use_a_server_with_tls() -> None:
+    page = headers(host="a.example.com", origin="http://a.example.com")
+    with pytest.raises(ApiError, match="not allowed"):
+        RULES.check_origin(page, method="POST", scheme="https")
+    RULES.check_origin(headers(host="A.example.com", origin="https://a.example.com"), method="POST", scheme="https")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/metrics"])
+async def test_no_answer_is_taken_for_another_type(server: MemoryServer, path: str) -> None:
+    assert (await server.client.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
 def test_content_types() -> None:

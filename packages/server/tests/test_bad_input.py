@@ -95,7 +95,12 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
     ({"stop_regex": "(a"}, "stop_regex", "invalid_value", "'stop_regex': must hold expressions of RE2"),
     ({"stop_regex": ["a", "b*"]}, "stop_regex", "invalid_value", "must not match the empty text, got 'b*'"),
     ({"stop_regex": "ab*"}, "stop_regex", "invalid_value", "must match at most 256 characters"),
-    ({"stop_regex": "a" * 513}, "stop_regex", "invalid_value", "of 1 to 512 characters, got 513"),
+    (
+        {"stop_regex": "a" * 513},
+        "stop_regex",
+        "invalid_value",
+        "expected at most 512 characters in a stop expression, but got 513",
+    ),
     (
         {"stop_regex": [r"a\pL{4}", r"b\pL{4}", r"c\pL{4}", r"d\pL{4}"]},
         "stop_regex",

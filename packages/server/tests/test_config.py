@@ -110,3 +110,10 @@ def test_traces_need_the_extra(monkeypatch: pytest.MonkeyPatch, is_nested: bool)
     monkeypatch.setattr("pagewood.server.config.find_spec", find_nothing)
     with pytest.raises(ValueError, match=re.escape("otlp_endpoint needs the extra pagewood-server[otel]")):
         config(otlp_endpoint="http://localhost:4318")
+
+
+def test_trusted_proxies() -> None:
+    assert config(trusted_proxies=("127.0.0.1", "10.0.0.0/8", "::1")).trusted_proxies[0] == "127.0.0.1"
+    for wrong in ("proxy.example.com", "*", "10.0.0.1/8", ""):
+        with pytest.raises(ValueError, match="trusted_proxies must be addresses or networks"):
+            config(trusted_proxies=(wrong,))

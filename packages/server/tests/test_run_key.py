@@ -63,6 +63,29 @@ def test_a_folder_of_another_user_is_refused(root: Path, tmp_path: Path, monkeyp
     assert not [*folder.iterdir(), *elsewhere.iterdir()]
 
 
+def test_a_folder_in_a_folder_of_another_user_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_key_path("127.0.0.1", 1).parent
+    folder.mkdir(parents=True, mode=0o700)
+    root.chmod(0o777)
+    with pytest.raises(PermissionError, match="no other user may rename files"):
+        make_run_key("127.0.0.1", 1)
+    root.chmod(0o1777)
+    make_run_key("127.0.0.1", 1).remove()
+    root.chmod(0o700)
+    own, found = os.geteuid(), os.stat_result
+    stat_of = Path.stat
+
+    def foreign(path: Path, **options: bool) -> os.stat_result:
+        seen = list(stat_of(path, **options))
+        seen[4] = own + 1 if path == root else seen[4]
+        return found(seen)
+
+    monkeypatch.setattr(Path, "stat", foreign)
+    with pytest.raises(PermissionError, match="or of root"):
+        make_run_key("127.0.0.1", 1)
+    assert not list(folder.iterdir())
+
+
 def test_a_file_that_is_there_is_replaced_and_not_written_to(tmp_path: Path) -> None:
     stale = make_run_key("127.0.0.1", 8000)
     precious = tmp_path / "precious"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import shlex
 import signal
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from openai import APIStatusError, AuthenticationError, OpenAI, RateLimitError
 from openai import DefaultHttpxClient as OpenAIHttpxClient
 
 from pagewood.engine.text import Tokenizer
+from pagewood.server.cli.main import main
+from pagewood.server.console import Console
 from pagewood.server.http_server import http_server
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
@@ -200,3 +205,61 @@ def test_a_server_with_keys_and_a_certificate(tmp_path: Path, monkeypatch: pytes
         assert KEY not in server.stderr()
     finally:
         server.close()
+
+
+def code_of(message: str) -> str:
+    """Return the Python code of a start message."""
+    lines = [line[2:] for line in message.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith(("import os", "import ssl", "from openai")))
+    return "\n".join(lines[start : lines.index("", start)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_keys", [True, False])
+async def test_the_commands_of_the_start_message_and_the_programs_reach_the_server(
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_keys: bool,
+) -> None:
+    tls = certificate(tmp_path)
+    for name in ("PAGEWOOD_API_KEY", "PAGEWOOD_ADMIN_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    keys = [ApiKey(digest=digest_of(KEY), tenant="a", name="a", admin=True)] if has_keys else []
+    gate = KeyGate(keys) if has_keys else KeyGate(run_key=digest_of(KEY))
+    server = MemoryServer(model_folder, tokenizer, limit=64, gate=gate)
+    await server.start()
+    try:
+        async with listening(server, tls) as port:
+            url = f"https://127.0.0.1:{port}"
+            console = Console(url=url, model_name="echo", has_keys=has_keys, certificate=tls[0])
+            console.show(server.service.status)
+            shown = capsys.readouterr().out
+            if has_keys:
+                bench = ["bench", url, "--ca-file", str(tls[0]), "--requests", "1"]
+                assert await asyncio.to_thread(main, bench) == 1
+                assert (
+                    "refuses the key (status 401); give one with --api-key or PAGEWOOD_API_KEY"
+                    in capsys.readouterr().err
+                )
+            monkeypatch.setenv("PAGEWOOD_API_KEY", KEY)
+            await asyncio.to_thread(exec, code_of(shown), {})
+            assert capsys.readouterr().out
+            curl = next(line.strip() for line in shown.splitlines() if line.strip().startswith("curl"))
+            assert f"curl --cacert {tls[0]} {url}/v1/chat/completions" in curl
+            assert ('-H "Authorization: Bearer $PAGEWOOD_API_KEY"' in curl) == has_keys
+            chat = next(line.strip() for line in shown.splitlines() if line.strip().startswith("pagewood chat"))
+            monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+            assert await asyncio.to_thread(main, [*shlex.split(chat)[1:], "--max-tokens", "2"]) == 0
+            assert await asyncio.to_thread(main, ["top", url, "--once", "--ca-file", str(tls[0])]) == 0
+            bench = ["bench", url, "--ca-file", str(tls[0]), "--requests", "1", "--output-tokens", "2"]
+            bench += ["--endpoint", "completions", "--vocab-size", "100", "--input-tokens", "8"]
+            command = [sys.executable, "-m", "pagewood.server", *bench]
+            measured = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            assert measured.returncode == 0, measured.stderr
+            assert await asyncio.to_thread(main, ["top", url, "--once", "--ca-file", str(tls[1])]) != 0
+            assert "--ca-file cannot be used" in capsys.readouterr().err
+    finally:
+        await server.stop()

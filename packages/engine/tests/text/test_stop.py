@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,3 +66,16 @@ def test_no_stop_strings_hold_nothing() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="stop must hold no empty string"):
         StopStrings(["a", ""])
+
+
+def test_searches_for_the_same_strings_share_their_tables() -> None:
+    stop = "ab" * 50_000
+    tracemalloc.start()
+    try:
+        searches = [StopStrings([stop]) for _ in range(8)]
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 8 * len(stop)  # a table of integers took 36 bytes a character, eight times
+    assert searches[7].push("x" + stop) == "x"
+    assert searches[0].matched is None

@@ -168,6 +168,7 @@ CASES: dict[str, Callable[[], tuple[str, str]]] = {
     "lark rules that double": lambda: ("lark", doubled(40, in_rules=True)),
     "lark terminal in a circle": lambda: ("lark", 'start: A\nA: B "a"\nB: A "b"'),
     "lark rule in a circle": lambda: ("lark", "start: start"),
+    "lark ambiguous": lambda: ("lark", 'start: start start | "a"' + ' | "b"' * 800),
     "lark many alternatives": lambda: ("lark", "start: " + " | ".join(f'"w{i}"' for i in range(8_000))),
     "lark huge counts": lambda: ("lark", 'start: (("a"{1,1000}){1,1000}){1,1000000000}'),
     "lark empty": lambda: ("lark", " \n "),

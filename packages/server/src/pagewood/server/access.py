@@ -51,8 +51,14 @@ class AccessRules:
                 code="host_not_allowed",
             )
 
-    def check_origin(self, headers: Headers, *, method: str) -> None:
+    def check_origin(self, headers: Headers, *, method: str, scheme: str) -> None:
         """Check that a request which may change something does not come from a foreign web page.
+
+        Args:
+            headers: of the request.
+            method: of the request.
+            scheme: `http` or `https`, by which the request came. A page of https may send it by http, because a proxy
+                may take off TLS; a page of http may not send it by https, because its text may be another's.
 
         Raises:
             ApiError: 403 if `Origin` is neither this server nor allowed.
@@ -60,7 +66,8 @@ class AccessRules:
         origin = headers.get("origin")
         if origin is None or method in _READING or self.allows_origin(origin):
             return
-        if origin.lower().rpartition("://")[2] != headers.get("host", "").strip().lower():
+        host = headers.get("host", "").strip().lower()
+        if origin.lower() not in (f"{scheme}://{host}", f"https://{host}"):
             raise ApiError(
                 f"Requests from the origin '{origin[:200]}' are not allowed. To allow them, start the server with "
                 "'--allowed-origin'.",

@@ -60,6 +60,8 @@ class ServeConfig:
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server, or `*`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` name the client."""
     root_path: str = ""
     """Prefix under which a proxy shows the server, such as `/llm`; empty: none."""
     api_keys: tuple[ApiKey, ...] = ()
@@ -166,6 +168,11 @@ class ServeConfig:
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"allowed_hosts must be names without scheme, port or path, got {host!r}")
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(f"trusted_proxies must be addresses or networks, got {proxy!r}: {error}") from error
         if not _ROOT_PATH.fullmatch(self.root_path) or {".", ".."} & {*self.root_path.split("/")}:
             raise ValueError(f"root_path must be like /llm, without a slash at its end, got {self.root_path!r}")
         for origin in self.allowed_origins:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagewood.server.keys.file import KEY_VARIABLE
 from pagewood.server.logs import announce
 from pagewood.server.status import EngineState, EngineStatus
 
@@ -21,6 +23,10 @@ class Console:
     model_name: str
     admin_key_path: Path | None = None
     """File with the admin key that the server made for its run; None: it has made none."""
+    has_keys: bool = False
+    """Whether callers need a key."""
+    certificate: Path | None = None
+    """Certificate of the server; None: it speaks HTTP without TLS."""
     clock: Callable[[], float] = time.monotonic
     started_s: float = field(init=False)
     last_detail: str = ""  # written by: show
@@ -48,20 +54,34 @@ class Console:
         if self.admin_key_path is not None:
             admin = f"\n{self.url}/dashboard and all admin routes need the key of this run, which is in\n"
             admin += f"  {self.admin_key_path}\n"
+        header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self.has_keys else ""
+        key = f'os.environ["{KEY_VARIABLE}"]' if self.has_keys else '"none"'
+        curl = "curl" if self.certificate is None else f"curl --cacert {shlex.quote(str(self.certificate))}"
+        trust = "" if self.certificate is None else f" --ca-file {shlex.quote(str(self.certificate))}"
         return f"""
 Pagewood serves {self.model_name} at {self.url} (ready after {self.clock() - self.started_s:.1f} s)
 
-  curl {self.url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  {curl} {self.url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
     -d '{{"model": "{self.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{self.url}/v1", api_key="none")
+{self._imports()}  client = OpenAI(base_url="{self.url}/v1", api_key={key}{self._http_client()})
   stream = client.chat.completions.create(
       model="{self.model_name}", messages=[{{"role": "user", "content": "Hello!"}}], stream=True)
   for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="")
 
-  pagewood chat --url {self.url}
+  pagewood chat --url {self.url}{trust}
 {admin}
 Ctrl-C stops the server.
 """
+
+    def _imports(self) -> str:
+        found = "  import os\n" if self.has_keys else ""
+        if self.certificate is not None:
+            found += "  import ssl\n  import httpx\n"
+        return f"{found}  from openai import OpenAI\n"
+
+    def _http_client(self) -> str:
+        if self.certificate is None:
+            return ""
+        return f", http_client=httpx.Client(verify=ssl.create_default_context(cafile={str(self.certificate)!r}))"

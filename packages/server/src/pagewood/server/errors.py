@@ -9,6 +9,11 @@ import msgspec
 
 from pagewood.engine.api import FinishReason, Overflow, Refusal
 
+MAX_MESSAGE = 2_000
+"""Longest message, in characters: some repeat what the client has sent."""
+MAX_PARAM = 200
+"""Longest name of a field, in characters."""
+
 
 class ErrorFields(msgspec.Struct, frozen=True):
     """OpenAI's error object."""
@@ -39,6 +44,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         overflow: Overflow | None = None,
     ) -> None:
+        message, param = _shortened(message, MAX_MESSAGE), param and _shortened(param, MAX_PARAM)
         super().__init__(message)
         self.status = status
         self.code = code
@@ -68,6 +74,10 @@ class ApiError(Exception):
             headers=self.headers,
             overflow=self.overflow,
         )
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def aborted() -> ApiError:

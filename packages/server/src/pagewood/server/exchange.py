@@ -23,6 +23,8 @@ from pagewood.server.keys.caller import Caller, set_caller
 from pagewood.server.keys.gate import KeyGate
 
 REQUEST_ID = "x-request-id"
+NO_SNIFFING = {"x-content-type-options": "nosniff"}
+"""Header of every answer: a browser takes none of them for a page or a script because of what is in it."""
 CLIENT_LEFT = 499
 """Status in the log for a request whose client left before it got an answer; the number is nginx's."""
 _SCOPE_KEY = "pagewood.exchange"
@@ -150,7 +152,7 @@ def new_id() -> str:
 
 def error_headers(request_id: str, error: ApiError) -> dict[str, str]:
     """Return the headers of an error response that does not pass through `FrontDoor`."""
-    return {"content-type": "application/json", REQUEST_ID: request_id, **error.headers}
+    return {"content-type": "application/json", REQUEST_ID: request_id, **NO_SNIFFING, **error.headers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,7 @@ class FrontDoor:
         if self.tracing is not None:
             exchange.span = self.tracing.open(headers)
         origin = headers.get("origin", "")
-        added = {REQUEST_ID: exchange.request_id, **self._cors_headers(origin)}
+        added = {REQUEST_ID: exchange.request_id, **NO_SNIFFING, **self._cors_headers(origin)}
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -233,7 +235,7 @@ class FrontDoor:
         """Return the answer to a request that goes no further; None: it may, and its caller is known."""
         try:
             self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
-            self.access.check_origin(headers, method=scope["method"])
+            self.access.check_origin(headers, method=scope["method"], scheme=scope.get("scheme", "http"))
             if self.is_crowded() and scope["path"] not in _HEALTH_PATHS:
                 raise too_many_connections()
             if (preflight := self._preflight(scope, headers)) is not None:  # browsers send no key with it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,12 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(
-    frontend: Frontend, *, stop_grace_s: int, tls_cert: Path | None = None, tls_key: Path | None = None
+    frontend: Frontend,
+    *,
+    stop_grace_s: int,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    trusted_proxies: Sequence[str] = (),
 ) -> HttpServer:
     """Return a server that is not started yet.
 
@@ -33,6 +38,7 @@ def http_server(
         stop_grace_s: time that requests get to end when the server stops, seconds.
         tls_cert: certificate chain, PEM; None: HTTP without TLS.
         tls_key: its private key, PEM.
+        trusted_proxies: addresses or networks of proxies whose `X-Forwarded-For` and `-Proto` name the client.
     """
     protocol = partial(HttpConnection, limits=frontend.limits, connections=frontend.connections)
     return HttpServer(
@@ -45,6 +51,8 @@ def http_server(
             log_level="error",  # refused requests are logged by this server
             access_log=False,
             server_header=False,
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
             timeout_keep_alive=frontend.limits.keep_alive_s,
             timeout_graceful_shutdown=stop_grace_s,
             ssl_certfile=tls_cert,

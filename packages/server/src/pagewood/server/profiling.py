@@ -18,7 +18,7 @@ from pagewood.server.live import new_request_id
 from pagewood.server.operations import Operation
 from pagewood.server.profiles import profile_file
 from pagewood.server.service import Service
-from pagewood.server.validation import parse
+from pagewood.server.validation import parser
 
 MAX_SECONDS = 60
 
@@ -66,7 +66,7 @@ class ProfileEndpoint:
 
     async def profile(self, request: Request) -> Response:
         """Record for some seconds what the engine and its device do; steps are slower meanwhile."""
-        said = parse(ProfileRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(ProfileRequest, is_optional=True))
         self.service.model(self.service.model_name)
         if self.folder is None:
             raise ApiError("This server takes no profiles.", code="profiling_unavailable")

@@ -7,8 +7,6 @@ import dataclasses
 from pagewood.engine.api import SamplingParams
 
 INT32_MAX = 2**31 - 1
-MAX_STOPS = 16
-"""Most stop strings of a request."""
 
 
 def chosen(

@@ -180,6 +180,8 @@ async def _serve(
         url=_url(listening, is_encrypted=config.tls_cert is not None),
         model_name=config.served_model_name,
         admin_key_path=None if run_key is None else run_key.path,
+        has_keys=config.has_keys,
+        certificate=config.tls_cert,
     )
     failures: list[tuple[int, str]] = []
 
@@ -270,6 +272,7 @@ async def _serve(
                 stop_grace_s=LAST_WORDS_S,
                 tls_cert=config.tls_cert,
                 tls_key=config.tls_key,
+                trusted_proxies=config.trusted_proxies,
             )
             pump = AnswerPump(
                 address(folder, HTTP),

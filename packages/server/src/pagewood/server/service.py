@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,15 @@ from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.respond import GroupResponse
 from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.tools import Tools
+
+T = TypeVar("T")
+MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
+"""Longest body that is parsed on the event loop, in which most bodies take less than a change of threads."""
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """Return a thread that starts with its first work. One, so that long bodies wait for each other."""
+    return ThreadPoolExecutor(1, "http-parser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +107,8 @@ class Service:
     """Unix time, seconds."""
     metrics: Metrics | None = None
     """None: nothing is measured."""
+    parsing: ThreadPoolExecutor = field(default_factory=_one_thread)
+    """Parses long bodies."""
 
     async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
         """Return the JSON body of a request.
@@ -108,6 +122,23 @@ class Service:
             ClientDisconnect: the client left before it was complete.
         """
         return await self.bodies.read(request, is_declared=is_declared)
+
+    async def read(self, request: Request, parse: Callable[[bytes], T], *, is_declared: bool = True) -> T:
+        """Return what the JSON body of a request says; see `body`. A long body is parsed in another thread.
+
+        Args:
+            request: its body has not been read.
+            parse: checks a body.
+            is_declared: as in `body`.
+
+        Raises:
+            ApiError: as in `body`, or of `parse`.
+            ClientDisconnect: as in `body`.
+        """
+        body = await self.body(request, is_declared=is_declared)
+        if len(body) <= MAX_PARSED_AT_ONCE_BYTES:
+            return parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
 
     def model(self, name: str) -> wire.Model:
         """Return the loaded model.

@@ -48,6 +48,9 @@ LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
+MAX_TEXT = 4 << 20
+"""Longest text that is encoded, in characters, which take 50 bytes each meanwhile. Longer than what models can read; a
+prompt that must fit the model's length has been refused before."""
 MAX_PIECES = 32_768
 """Most tokens of a prompt whose bytes are shown; the detokenizer looks them up between two steps."""
 
@@ -237,6 +240,8 @@ def commands(
                         result = _retained(tokenizer, message)
                     case wire.Generate():
                         result = _submits(tokenizer, message)
+            except _TextTooLong as error:
+                result = Refusal(message=str(error), param="prompt", code="text_too_long")
             except ChatTemplateError as error:
                 result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
@@ -254,6 +259,10 @@ def commands(
             if isinstance(result, Refusal):
                 return [Refuse(request_id=request_id, refusal=result) for request_id in message.request_ids]
             return result
+
+
+class _TextTooLong(Exception):
+    """A text is too long to be encoded."""
 
 
 def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
@@ -373,9 +382,15 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
 def _prompt_tokens(
     tokenizer: Tokenizer, prompt: wire.Prompt, text: str, *, add_special_tokens: bool | None = None
 ) -> NDArray[np.int32]:
-    """Return the ids of a prompt with that text, [num_tokens] int32."""
+    """Return the ids of a prompt with that text, [num_tokens] int32.
+
+    Raises:
+        _TextTooLong: the text is longer than `MAX_TEXT`.
+    """
     if isinstance(prompt, wire.TokenPrompt):
         return np.frombuffer(prompt.tokens, dtype="<i4")
+    if len(text) > MAX_TEXT:
+        raise _TextTooLong(f"the text must have at most {MAX_TEXT} characters, got {len(text)}")
     if add_special_tokens is None:  # a chat template writes them itself
         add_special_tokens = isinstance(prompt, wire.TextPrompt)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -10,8 +10,6 @@ from pagewood.server.errors import ApiError
 
 MAX_TOOLS = 1024
 """Most functions of a request."""
-MAX_NAME_LENGTH = 128
-"""Longest name of a function, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

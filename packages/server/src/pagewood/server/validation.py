@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -10,8 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from pagewood.server.errors import ApiError
+from pagewood.server.json_shape import check_shape, check_values
 
 T = TypeVar("T", bound=BaseModel)
+MAX_ERRORS = 1_000
+"""Most wrong fields of which the first is named."""
 
 _KINDS = {
     str: "a string",
@@ -65,8 +68,10 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
         ignored: fields that have no effect, whatever their value.
 
     Raises:
-        ApiError: the body is not a JSON object, or a field is unknown, wrong, missing or not supported.
+        ApiError: the body is not a JSON object or holds too many values, or a field is unknown, wrong, missing or not
+            supported.
     """
+    num_commas = check_shape(body)
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -74,6 +79,7 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
     if not isinstance(content, dict):
         raise ApiError(f"The body of your request must be a JSON object, but got {kind(content)} instead.")
     fields = cast("dict[str, Any]", content)
+    check_values(fields, num_commas)
     for name, allowed in neutral.items():
         if name in fields and not asks_for_nothing(fields[name], allowed):
             raise ApiError(
@@ -86,6 +92,15 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
     )
 
 
+def parser(model: type[T], *, is_optional: bool = False) -> Callable[[bytes], T]:
+    """Return what parses bodies without fields that are not supported; see `parse`. An optional one may be empty."""
+
+    def parse_body(body: bytes) -> T:
+        return parse(model, body or b"{}" if is_optional else body, neutral={}, ignored=frozenset())
+
+    return parse_body
+
+
 def validated(model: type[T], value: Any, *, at: tuple[int | str, ...] = ()) -> T:
     """Return a value as a model; `at` is its place in the request, such as ("tools", 0).
 
@@ -95,6 +110,10 @@ def validated(model: type[T], value: Any, *, at: tuple[int | str, ...] = ()) -> 
     try:
         return model.model_validate(value)
     except ValidationError as error:
+        if (number := error.error_count()) > MAX_ERRORS:  # to list them takes longer than to find them
+            raise ApiError(
+                f"The request has {number} fields that are wrong or unknown.", code="invalid_value"
+            ) from None
         details = error.errors(include_url=False)[0]
         details["loc"] = (*at, *details["loc"])
         raise _api_error(details) from error

@@ -17,6 +17,7 @@ import llguidance
 import numpy as np
 
 from pagewood.engine.api import Grammar
+from pagewood.engine.grammar.budget import GrammarBudget, check_budget
 from pagewood.engine.grammar.lark_limits import check_lark, with_schemas
 from pagewood.engine.grammar.limits import check_expression, read_choices, read_json
 from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
@@ -101,12 +102,15 @@ class LLGuidanceBackend:
         matcher = self._matcher(self._translate(grammar))
         if matcher.is_error():
             raise ValueError(_short(self._located(matcher.get_error(), grammar)))
-        prototype = LLGuidancePrototype(matcher, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
-        first = prototype.matcher(self._eos_token_ids)
+        first = self._prototype(matcher).matcher(self._eos_token_ids)
         first.fill(np.empty(mask_words(self._vocab_size), np.int32))
         if first.error is not None:
             raise ValueError(f"the grammar allows no first token: {first.error}")
-        return prototype
+        return self._prototype(matcher)
+
+    def _prototype(self, matcher: Any) -> LLGuidancePrototype:
+        """Return a prototype with a budget of its own: what compiling takes holds up no step."""
+        return LLGuidancePrototype(matcher, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
 
     def _matcher(self, grammars: str) -> Any:
         with _panics_as_errors():
@@ -185,9 +189,10 @@ class LLGuidancePrototype:
     one of them reaches a limit of the lexer, all have reached it.
     """
 
-    __slots__ = ("_matcher", "_vocab_size", "eos_token_ids", "is_spoiled")
+    __slots__ = ("_budget", "_matcher", "_vocab_size", "eos_token_ids", "is_spoiled")
 
     def __init__(self, matcher: Any, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._budget = GrammarBudget()
         self._matcher = matcher
         self._vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
@@ -198,11 +203,12 @@ class LLGuidancePrototype:
         """Return a matcher at the start of the grammar.
 
         Raises:
-            ValueError: an end token is not in the vocabulary.
+            ValueError: an end token is not in the vocabulary, or the grammar is too slow.
         """
+        check_budget(self._budget)
         ends = EndTokens(end_tokens, others=self.eos_token_ids, vocab_size=self._vocab_size)
         state = _LLGuidanceState(self, self._matcher.deep_copy(), 4 * mask_words(self._vocab_size))
-        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size)
+        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size, budget=self._budget)
 
 
 class _LLGuidanceState:

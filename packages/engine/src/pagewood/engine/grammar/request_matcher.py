@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from pagewood.engine.grammar.budget import TOO_SLOW, GrammarBudget
 from pagewood.engine.grammar.mask import EndTokens, Mask, check_row, mask_words
 
 
@@ -54,9 +55,10 @@ class LibraryState(Protocol):
 class RequestMatcher:
     """The state of one request in a grammar; see `Matcher`."""
 
-    __slots__ = ("_ends", "_error", "_has_ended", "_state", "_vocab_size")
+    __slots__ = ("_budget", "_ends", "_error", "_has_ended", "_state", "_vocab_size")
 
-    def __init__(self, state: LibraryState, *, ends: EndTokens, vocab_size: int) -> None:
+    def __init__(self, state: LibraryState, *, ends: EndTokens, vocab_size: int, budget: GrammarBudget) -> None:
+        self._budget = budget
         self._state = state
         self._ends = ends
         self._vocab_size = vocab_size
@@ -70,11 +72,12 @@ class RequestMatcher:
             ValueError: `row` is not one mask.
         """
         check_row(row, mask_words(self._vocab_size))
-        if self._error is not None or self._has_ended:
+        if self._failed() or self._has_ended:
             row[:] = 0
             self._ends.write(row, can_end=self._has_ended)
             return
-        self._state.fill(row)
+        with self._budget.mask():
+            self._state.fill(row)
         if self._failed():
             row[:] = 0
             return
@@ -101,19 +104,20 @@ class RequestMatcher:
                 break
             if not int(rows[num_consumed][draft // 32]) >> draft % 32 & 1:
                 break
-            if not self._state.consume([draft]):
+            if not self._consume([draft]):
                 break
             num_consumed += 1
             self.fill(rows[num_consumed])
         if not self._failed() and num_consumed:
-            self._state.roll_back(num_consumed)
+            with self._budget.other():
+                self._state.roll_back(num_consumed)
             self._has_ended = had_ended
             self._failed()
         return num_consumed + 1
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Go on by `tokens`; False if one of them is not allowed, or the library fails."""
-        if self._error is not None:
+        if self._failed():
             return False
         tokens = [int(token) for token in tokens]
         num_before = self._num_before_end(tokens)
@@ -122,7 +126,7 @@ class RequestMatcher:
             self._error = f"token {tokens[0]} follows the end"
         elif after and after[0] not in self._ends.tokens:
             self._error = f"token must be in [0, {self._vocab_size}), got {after[0]}"
-        elif before and not self._state.consume(before):
+        elif before and not self._consume(before):
             self._failed()
         elif after and not self._state.can_end:
             self._error = f"token {after[0]} ends the text before it is complete"
@@ -134,11 +138,12 @@ class RequestMatcher:
 
     def accepts(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` are allowed one after the other; the state is as before."""
-        if self._error is not None or self._has_ended:
+        if self._failed() or self._has_ended:
             return 0
         num_before = self._num_before_end(tokens)
         before = [int(token) for token in tokens[:num_before]]
-        num_allowed = self._state.num_allowed(before) if before else 0
+        with self._budget.other():
+            num_allowed = self._state.num_allowed(before) if before else 0
         if self._failed() or num_allowed < len(before) or num_allowed == len(tokens):
             return num_allowed
         if tokens[num_allowed] not in self._ends.tokens:
@@ -152,7 +157,8 @@ class RequestMatcher:
         """Return the tokens that come next in any case, as far as they are known."""
         if self._error is not None or self.is_finished:
             return ()
-        forced = self._state.forced()
+        with self._budget.other():
+            forced = self._state.forced()
         return forced[: self._num_before_end(forced)]
 
     @property
@@ -172,7 +178,7 @@ class RequestMatcher:
 
     def copy(self) -> RequestMatcher:
         """Return a matcher in the same state, that goes on by itself."""
-        copy = RequestMatcher(self._state.copy(), ends=self._ends, vocab_size=self._vocab_size)
+        copy = RequestMatcher(self._state.copy(), ends=self._ends, vocab_size=self._vocab_size, budget=self._budget)
         copy._error = self._error
         copy._has_ended = self._has_ended
         return copy
@@ -185,8 +191,12 @@ class RequestMatcher:
                 return index
         return len(tokens)
 
+    def _consume(self, tokens: list[int]) -> bool:
+        with self._budget.other():
+            return self._state.consume(tokens)
+
     def _failed(self) -> bool:
-        """Take over a failure of the library, and return whether there is one."""
+        """Take over a failure of the library or the end of the budget, and return whether there is one."""
         if self._error is None:
-            self._error = self._state.failure
+            self._error = TOO_SLOW if self._budget.is_spent else self._state.failure
         return self._error is not None

@@ -16,6 +16,7 @@ import tokenizers
 import xgrammar  # pyright: ignore[reportMissingImports]
 
 from pagewood.engine.api import Grammar
+from pagewood.engine.grammar.budget import GrammarBudget, check_budget
 from pagewood.engine.grammar.limits import MAX_LITERAL, check_expression, check_size, read_choices, read_json
 from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
 from pagewood.engine.grammar.request_matcher import RequestMatcher
@@ -107,9 +108,10 @@ class XGrammarBackend:
 class XGrammarPrototype:
     """A compiled grammar of xgrammar. Safe to use from all threads."""
 
-    __slots__ = ("_compiled", "_utf8", "_vocab_size")
+    __slots__ = ("_budget", "_compiled", "_utf8", "_vocab_size")
 
     def __init__(self, compiled: Any, *, utf8: Utf8, vocab_size: int) -> None:
+        self._budget = GrammarBudget()
         self._compiled = compiled
         self._utf8 = utf8
         self._vocab_size = vocab_size
@@ -123,15 +125,16 @@ class XGrammarPrototype:
         """Return a matcher at the start of the grammar.
 
         Raises:
-            ValueError: an end token is not in the vocabulary.
+            ValueError: an end token is not in the vocabulary, or the grammar is too slow.
         """
+        check_budget(self._budget)
         matcher = xgrammar.GrammarMatcher(self._compiled)
         stops = frozenset(matcher.stop_token_ids)
         ends = EndTokens(end_tokens, others=stops, vocab_size=self._vocab_size)
         nothing = EndTokens(frozenset(), others=stops, vocab_size=self._vocab_size)
         row = np.empty(mask_words(self._vocab_size), np.int32)
         state = _XGrammarState(matcher, stops, nothing, row, self._utf8)
-        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size)
+        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size, budget=self._budget)
 
 
 class _XGrammarState:

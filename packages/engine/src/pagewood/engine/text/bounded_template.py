@@ -10,6 +10,7 @@ times. No code in the same process can interrupt that; the server ends its token
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -25,6 +26,8 @@ MAX_SECONDS = 5.0
 """Longest time of the processor for one rendering."""
 MAX_LENGTH = 1 << 26
 """Most characters that one rendering may write, with those that it captures; and longest single text or list."""
+MAX_DEPTH = 1_000
+"""Levels of JSON, at most: Python's limit of recursion."""
 _MAX_BITS = 1 << 16
 """Of an integer."""
 _LONG_FORMAT = re.compile(r"%[^%a-zA-Z]*(\*|\d{5})")
@@ -96,7 +99,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Counts, and looks at the clock."""
         filters: dict[str, Any] = self.filters
         filters |= self.bounds.filters()
-        for name in ("center", "indent", "replace", "join", "format"):
+        for name in ("batch", "center", "format", "indent", "join", "replace", "round", "slice", "wordwrap"):
             filters[name] = _checked_filter(name, filters[name])
         self.globals.pop("lipsum", None)  # it writes as many words as it is asked for
 
@@ -189,8 +192,16 @@ def _checked_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         first = int(hasattr(function, "jinja_pass_arg"))
         before, value, rest = args[:first], args[first], list(args[first + 1 :])
         match name:
+            case "batch" | "slice":  # of lists, which take 56 bytes
+                number = _integer(rest, kwargs, "linecount" if name == "batch" else "slices")
+                _check_length(number * (56 if name == "slice" else 1))
             case "center":
                 _check_length(_integer(rest, kwargs, "width"))
+            case "round":  # computes 10 ** precision
+                _check_bits(4 * abs(_integer(rest, kwargs, "precision")))
+            case "wordwrap":
+                wrap = rest[2] if len(rest) > 2 else kwargs.get("wrapstring")
+                _check_length(len(str(value)) * max(1, len(str(wrap or ""))))
             case "indent":
                 width = rest[0] if rest else kwargs.get("width", 4)
                 unit = len(width) if isinstance(width, str) else _integer([width], {}, "")
@@ -200,15 +211,29 @@ def _checked_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
                 _check_method("replace", str(value), (str(old), str(new)))
             case "join":
                 attribute = rest[1] if len(rest) > 1 else kwargs.get("attribute")
+                between, value = str(rest[0] if rest else kwargs.get("d", "")), list(value)
                 if attribute is None:
-                    value = list(value)
-                    _check_method("join", str(rest[0] if rest else kwargs.get("d", "")), (value,))
+                    _check_method("join", between, (value,))
+                else:
+                    _check_length(len(between) * len(value))
             case _:
                 _check_format(str(value))
         return function(*before, value, *rest, **kwargs)
 
     checked.__dict__.update(function.__dict__)  # not ours; jinja2 marks what a filter needs there
     return checked
+
+
+def indented_json(value: Any, encoder: json.JSONEncoder, indent: int | str) -> str:
+    """Return the JSON of a value with line breaks, unless it would be too long: `indent` counts for each level."""
+    _check_length(MAX_DEPTH * (len(indent) if isinstance(indent, str) else indent))
+    parts: list[str] = []
+    length = 0
+    for part in encoder.iterencode(value):
+        length += len(part)
+        _check_length(length)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _check_method(name: str, text: str, args: Sequence[Any]) -> Sequence[Any]:

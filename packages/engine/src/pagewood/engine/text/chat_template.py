@@ -13,7 +13,13 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from pagewood.engine.text.bounded_template import MAX_LENGTH, MAX_SECONDS, BoundedEnvironment, TemplateTooLong
+from pagewood.engine.text.bounded_template import (
+    MAX_LENGTH,
+    MAX_SECONDS,
+    BoundedEnvironment,
+    TemplateTooLong,
+    indented_json,
+)
 
 ChatMessage = Mapping[str, Any]
 """`role`, `content` and any other keys that the template reads; plain JSON values."""
@@ -57,7 +63,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # The filter of jinja2 escapes HTML, which would change the prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return encoder.encode(value) if indent is None else indented_json(value, encoder, indent)
 
 
 def _environment() -> BoundedEnvironment:

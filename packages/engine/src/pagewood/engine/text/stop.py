@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
+
+_NUM_REMEMBERED = 128
+"""Tables of the latest stop strings, which the answers to one request share."""
 
 
-def _failures(pattern: str) -> list[int]:
+@lru_cache(maxsize=_NUM_REMEMBERED)
+def _failures(pattern: str) -> array[int]:
     """Return for each n in [0, len(pattern)] the longest proper suffix of pattern[:n] that begins the pattern."""
-    failures = [0, 0]
+    failures = array("i", (0, 0))
     length = 0
     for character in pattern[1:]:
         while length and character != pattern[length]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import re2
 
@@ -26,6 +27,8 @@ MAX_LENGTH = 512
 # than milliseconds to compile, or to search where RE2 cannot keep the states of its automaton.
 _MOST_COMPILED_BYTES = 1 << 17
 _SEARCH_BYTES = 1 << 20
+_NUM_REMEMBERED = 32
+"""Compiled expressions of the latest requests, which the answers to one request share."""
 # What can come after a match: RE2 only looks whether it is a letter, another character, or the end of line or text.
 _AFTER = ("x", "-", "\n", "")
 
@@ -48,12 +51,7 @@ class StopExpressions:
         """Search for `expressions`, in the syntax of RE2, and for `strings`."""
         if not all(strings):
             raise ValueError(f"stop must hold no empty string, got {list(strings)}")
-        widths = [_checked_width(one) for one in expressions]
-        together = "|".join([*(f"(?:{one})" for one in expressions), *(re2.escape(one) for one in strings)])
-        _check(together, "all together must be small enough for RE2")
-        self._pattern = re2.compile(together, _options(_SEARCH_BYTES))
-        self._looks_around = any(width.looks_around for width in widths)
-        longest = max(*(int(width.most) for width in widths), *map(len, strings), 0)
+        self._pattern, self._looks_around, longest = _compiled(tuple(expressions), tuple(strings))
         # A match that is not complete has a character less than the longest, unless it waits for the one after it.
         self._num_held = longest if self._looks_around else longest - 1
         self._before = ""  # written by: push, flush. Last character that was shown
@@ -123,6 +121,25 @@ def stops_of(strings: Sequence[str], expressions: Sequence[str]) -> Stops:
         ValueError: a string is empty, or an expression cannot be found in a stream (see `StopExpressions`).
     """
     return StopExpressions(expressions, strings=strings) if expressions else StopStrings(strings)
+
+
+class _Compiled(NamedTuple):
+    """What the searches for the same expressions and strings share."""
+
+    pattern: Any
+    looks_around: bool
+    longest: int
+    """Longest match, in characters."""
+
+
+@lru_cache(maxsize=_NUM_REMEMBERED)
+def _compiled(expressions: tuple[str, ...], strings: tuple[str, ...]) -> _Compiled:
+    widths = [_checked_width(one) for one in expressions]
+    together = "|".join([*(f"(?:{one})" for one in expressions), *(re2.escape(one) for one in strings)])
+    _check(together, "all together must be small enough for RE2")
+    longest = max(*(int(width.most) for width in widths), *map(len, strings), 0)
+    looks_around = any(width.looks_around for width in widths)
+    return _Compiled(re2.compile(together, _options(_SEARCH_BYTES)), looks_around, longest)
 
 
 def _checked_width(expression: str) -> Width:

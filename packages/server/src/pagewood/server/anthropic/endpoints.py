@@ -78,7 +78,7 @@ class AnthropicEndpoints:
 
     async def messages(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = fields.parse_messages(await self.service.body(request))
+        said = await self.service.read(request, fields.parse_messages)
         model = self.service.model(said.model)
         tools, constraint = fields.tools_of(said), fields.constraint(said)
         sampling = dataclasses.replace(
@@ -109,7 +109,7 @@ class AnthropicEndpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a prompt."""
-        said = fields.parse_count(await self.service.body(request))
+        said = await self.service.read(request, fields.parse_count)
         self.service.model(said.model)
         tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
         return json_response(TokenCount(len(tokens)))

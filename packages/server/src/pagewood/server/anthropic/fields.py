@@ -9,10 +9,11 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pagewood.engine.api import Grammar
 from pagewood.server.anthropic.blocks import Blocks, Strict, Texts
 from pagewood.server.errors import ApiError
+from pagewood.server.field_limits import MAX_STOPS, Name, StopString
 from pagewood.server.reasoning import reasoning_kwargs
-from pagewood.server.sampling import INT32_MAX, MAX_STOPS
+from pagewood.server.sampling import INT32_MAX
 from pagewood.server.structured import Constraint, constrained
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools
+from pagewood.server.tools import MAX_TOOLS, Function, Tools
 from pagewood.server.validation import WHOLE, parse
 
 IGNORED = frozenset(
@@ -67,7 +68,7 @@ def _custom_tools(value: Any) -> Any:
 class AnthropicTool(Strict):
     """A tool of the client."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -190,7 +191,7 @@ class MessagesRequest(PromptFields):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
 
 

@@ -102,17 +102,18 @@ class HttpClient:
     Args:
         url: such as `http://127.0.0.1:8000`; a path is put before that of each request.
         api_key: sent as `Authorization: Bearer`; None: not sent.
+        trust: what certificates are trusted; None: those of the system.
 
     Raises:
         ValueError: `url` is not one of http or https.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be such as http://127.0.0.1:8000, got '{url}'")
         self._host = parts.hostname
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._ssl = (trust or ssl.create_default_context()) if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._ssl else 80)
         self._base = parts.path.rstrip("/")
         fields = [f"Host: {parts.netloc.rpartition('@')[2]}", "Content-Type: application/json", "Accept: */*"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,12 +18,15 @@ from pagewood.server.bench.http_client import HttpClient, HttpError
 from pagewood.server.bench.records import Record, parse_objective, parse_seconds, summarise
 from pagewood.server.bench.run import Progress, run
 from pagewood.server.bench.workloads import Conversation, History, Lengths, Maker, Turn, Words, ids_below, words_of
+from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
+from pagewood.server.keys.file import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 _SHORT, _LONG = 24, 120  # words, to measure how many tokens a word has
 _REFRESH_S = 0.5
+_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
 _WARM_UP_TOKENS = 4
 
 
@@ -39,9 +41,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="name of the model (default: the server's first)")
     parser.add_argument("--endpoint", choices=tuple(PATHS), default="chat", help="what is sent (default: %(default)s)")
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="sent as bearer token (default: the environment's OPENAI_API_KEY)"
-    )
+    add_server_options(parser, variables=_VARIABLES)
     what = parser.add_argument_group("what is sent")
     what.add_argument(
         "--workload",
@@ -129,8 +129,8 @@ def run_bench(options: argparse.Namespace) -> int:
 
 async def _measure(options: argparse.Namespace) -> Progress:
     """Ask what is needed of the server, warm it up, and run."""
-    key = options.api_key or os.environ.get("OPENAI_API_KEY")
-    client = HttpClient(options.url.removesuffix("/").removesuffix("/v1"), api_key=key)
+    key, trust = key_of(options, variables=_VARIABLES), trust_of(options)
+    client = HttpClient(options.url.removesuffix("/").removesuffix("/v1"), api_key=key, trust=trust)
     try:
         model = options.model or await _first_model(client)
         fields: dict[str, Any] = {"temperature": options.temperature}
@@ -256,6 +256,11 @@ async def _first_model(client: HttpClient) -> str:
             return msgspec.json.decode(body)["data"][0]["id"]
     except (msgspec.DecodeError, KeyError, IndexError, TypeError):
         pass
+    if status in (401, 403):
+        names = " or ".join(_VARIABLES)
+        raise HttpError(
+            str(status), f"the server refuses the key (status {status}); give one with --api-key or {names}"
+        )
     raise HttpError(str(status), f"the server does not list its models (status {status}); give --model")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from pagewood.server.keys.file import KEY_VARIABLE
+from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -27,9 +26,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     server = parser.add_argument_group("server")
     server.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
     server.add_argument("--model", metavar="NAME", help="name of the model (default: the first model of the server)")
-    server.add_argument(
-        "--api-key", metavar="KEY", help=f"key for the server (default: {KEY_VARIABLE} of the environment, or none)"
-    )
+    add_server_options(server)
     answers = parser.add_argument_group("answers")
     answers.add_argument("--system", metavar="TEXT", help="system message (default: none)")
     answers.add_argument("--max-tokens", type=int, metavar="TOKENS", help="longest answer (default: as long as fits)")
@@ -39,9 +36,10 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Hold a conversation until the user quits."""
-    key = options.api_key or os.environ.get(KEY_VARIABLE)
+    key, trust = key_of(options), trust_of(options)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=options.url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
+    timeout = httpx.Timeout(10.0, read=None)
+    with httpx.Client(base_url=options.url, headers=headers, timeout=timeout, verify=trust or True) as client:
         try:
             model: str = options.model or _json(client.get("/v1/models"))["data"][0]["id"]
         except httpx.HTTPError as error:

@@ -69,6 +69,14 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "repeatable (default: none)",
     )
     http.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address or network of a reverse proxy, such as 127.0.0.1 or 10.0.0.0/8, whose X-Forwarded-For and "
+        "X-Forwarded-Proto name the client; repeatable (default: none, and these headers are ignored)",
+    )
+    http.add_argument(
         "--root-path",
         default="",
         metavar="PATH",
@@ -207,6 +215,7 @@ def run(options: argparse.Namespace) -> int:
         max_connections=options.max_connections,
         allowed_hosts=tuple(options.allowed_host),
         allowed_origins=tuple(options.allowed_origin),
+        trusted_proxies=tuple(options.trusted_proxy),
         root_path=options.root_path,
         api_keys=api_keys,
         api_key_file=options.api_key_file,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 import httpx
 import msgspec
 
+from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
 from pagewood.server.cli.top_screen import Screen, plain
 from pagewood.server.dashboard.live_data import Live
-from pagewood.server.keys.file import ADMIN_VARIABLE
+from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
 from pagewood.server.keys.run_key import LOCAL_HOSTS, find_run_key
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _SILENT_S = 10.0
 _NUM_FOR_RATES = 4
 """Messages after which rates are known: nearly a second."""
 _CLEAR = "\x1b[H\x1b[2J"
+_VARIABLES = (ADMIN_VARIABLE, KEY_VARIABLE)
 _DIRECT = dict.fromkeys(f"all://{host}" for host in LOCAL_HOSTS)
 """Routes of httpx without a proxy, which would get the keys of servers on this machine."""
 
@@ -43,18 +46,14 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
     )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"admin key (default: ${ADMIN_VARIABLE}, or the key that a server on this machine made for its run)",
-    )
+    add_server_options(parser, variables=_VARIABLES)
     parser.add_argument("--once", action="store_true", help="print the state once, and end")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the live data until q is pressed, or the server ends the stream."""
-    feed = Feed(*_server(options.url, options.api_key or os.environ.get(ADMIN_VARIABLE)))
+    feed = Feed(*_server(options.url, options), trust=trust_of(options))
     screen = Screen()
     if options.once or not sys.stdout.isatty():
         with feed:
@@ -74,11 +73,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _server(url: str, key: str | None) -> tuple[str, str | None]:
-    """Return where to reach a server, and the key for it: the given one, or that of its run."""
+def _server(url: str, options: argparse.Namespace) -> tuple[str, str | None]:
+    """Return where to reach a server, and the key for it: an admin key, that of its run, or another one."""
+    key = key_of(options, variables=(ADMIN_VARIABLE,))
     if not key and (found := find_run_key(url)) is not None:
         return found.url, found.key
-    return url, key
+    return url, key or key_of(options, variables=_VARIABLES)
 
 
 class Feed:
@@ -87,14 +87,15 @@ class Feed:
     Args:
         url: address of the server.
         key: API key; None: none.
+        trust: what certificates are trusted; None: those of the system.
     """
 
     __slots__ = ("_changed", "_client", "_failure", "_headers", "_is_over", "_newest", "_thread", "_url")
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, *, trust: ssl.SSLContext | None = None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"accept": "text/event-stream", **({"authorization": f"Bearer {key}"} if key else {})}
-        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=_DIRECT)
+        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=_DIRECT, verify=trust or True)
         self._changed = threading.Condition()
         self._newest: Live | None = None  # written by: next, _read
         self._failure: str | None = None  # written by: _read

@@ -25,6 +25,8 @@ class Caller:
     name: str = ""
     """Of its key, for the log."""
     is_admin: bool = False
+    has_run_key: bool = False
+    """Whether the server has made an admin key for its run."""
     max_priority: int | None = None
     quota: Quota | None = None
     """What its key may use and has used; None: the server has no keys."""
@@ -71,12 +73,10 @@ class Caller:
             ApiError: 403 if it may not.
         """
         if not self.is_admin:
-            raise ApiError(
-                "This path is for admins: send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. A "
-                "server that was given no admin key has made one for its run; its start message names the file.",
-                status=403,
-                code="admin_key_required",
-            )
+            message = "This path is for admins: send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            if self.has_run_key:
+                message += " This server has made one for its run; its start message names the file."
+            raise ApiError(message, status=403, code="admin_key_required")
 
     def check_overview(self) -> None:
         """Check that the caller may see sums over all tenants; without keys there is only one.

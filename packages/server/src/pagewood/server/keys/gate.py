@@ -28,11 +28,12 @@ class KeyGate:
         ValueError: two keys are the same.
     """
 
-    __slots__ = ("_callers", "_operator")
+    __slots__ = ("_callers", "_nobody", "_operator")
 
     def __init__(self, keys: Sequence[ApiKey] = (), *, run_key: bytes | None = None) -> None:
-        self._callers = _callers(keys, {})  # written by: replace
         self._operator = {} if run_key is None else {run_key: Caller(name=RUN_KEY_NAME, is_admin=True)}
+        self._nobody = Caller(has_run_key=run_key is not None)
+        self._callers = _callers(keys, self._nobody, {})  # written by: replace
 
     @property
     def has_keys(self) -> bool:
@@ -47,7 +48,7 @@ class KeyGate:
         """
         if not keys:
             raise ValueError("keys must hold at least one key, got none")
-        self._callers = _callers(keys, self._callers)
+        self._callers = _callers(keys, self._nobody, self._callers)
 
     def caller(self, headers: Headers, *, is_open: bool) -> Caller:
         """Return who sends a request.
@@ -60,11 +61,11 @@ class KeyGate:
             ApiError: 401 if it needs a key and has none, or a wrong one.
         """
         if is_open:
-            return Caller()
+            return self._nobody
         key = _presented(headers)
         found = None if key is None else self._owner(digest_of(key))
         if found is None and not self._callers:
-            return Caller()  # also with some other key, because OpenAI's clients always send one
+            return self._nobody  # also with some other key, because OpenAI's clients always send one
         if key is None:
             raise _unauthorized(f"This server needs an API key: {_HOW}.", code="missing_api_key")
         if found is None:
@@ -80,7 +81,7 @@ class KeyGate:
         return found
 
 
-def _callers(keys: Sequence[ApiKey], before: dict[bytes, Caller]) -> dict[bytes, Caller]:
+def _callers(keys: Sequence[ApiKey], nobody: Caller, before: dict[bytes, Caller]) -> dict[bytes, Caller]:
     found: dict[bytes, Caller] = {}
     for key in keys:
         if key.digest in found:
@@ -91,6 +92,7 @@ def _callers(keys: Sequence[ApiKey], before: dict[bytes, Caller]) -> dict[bytes,
             tenant=key.tenant,
             name=key.name,
             is_admin=key.admin,
+            has_run_key=nobody.has_run_key,
             max_priority=key.max_priority,
             quota=quota if quota is not None and quota.key == key else Quota(key=key),
         )

@@ -143,9 +143,16 @@ def _make_private(folder: Path) -> None:
     """Make a folder that only this user can access.
 
     Raises:
-        OSError: it cannot be made, or is not the user's own.
+        OSError: it cannot be made, is not the user's own, or is in a folder of another user.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    above = folder.parent.stat()  # who owns it, or writes to it, may put another folder in the place of this one
+    is_open = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+    if above.st_uid not in (os.geteuid(), 0) or is_open:
+        raise PermissionError(
+            f"{folder.parent} must be a folder of the user who runs the server or of root, in which no "
+            "other user may rename files"
+        )
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

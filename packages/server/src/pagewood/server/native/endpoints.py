@@ -25,7 +25,7 @@ from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.structured import constraint
 from pagewood.server.token_ids import bytes_of, num_ids, written_ids_of
-from pagewood.server.validation import parse
+from pagewood.server.validation import parser
 
 TAG = "Native"
 _PACKAGES = (
@@ -152,7 +152,7 @@ class NativeEndpoints:
 
     async def generate(self, request: Request) -> ASGIApp:
         """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""
-        said = fields.parse_generate(await self.service.body(request))
+        said = await self.service.read(request, fields.parse_generate)
         model = self._model(said.model)
         prompts, prompt_param, is_many = said.prompts(vocab_size=model.vocab_size)
         try:
@@ -162,7 +162,7 @@ class NativeEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
-        said = parse(fields.TokenizeRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.TokenizeRequest))
         model = self._model(said.model)
         chat = said.chat()
         fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
@@ -188,7 +188,7 @@ class NativeEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
-        said = parse(fields.DetokenizeRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.DetokenizeRequest))
         check_tokens(said.tokens, param="tokens", vocab_size=self._model(said.model).vocab_size)
         message = wire.Encode(
             request_id=new_request_id("req"),
@@ -201,7 +201,7 @@ class NativeEndpoints:
 
     async def apply_template(self, request: Request) -> Response:
         """Return the text that the model's chat template makes of a conversation."""
-        said = parse(fields.TemplateRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.TemplateRequest))
         self._model(said.model)
         chat = said.chat()
         fields.check_one({"messages": said.messages})
@@ -213,7 +213,7 @@ class NativeEndpoints:
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
-        said = parse(fields.AbortRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.AbortRequest))
         num_aborted = self.service.live.abort(said.rid)
         if not num_aborted:
             raise ApiError(f"No request '{said.rid}' is queued or running.", status=404, code="request_not_found")
@@ -221,7 +221,7 @@ class NativeEndpoints:
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
-        said = parse(fields.FlushRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
         self._model(None)
         answer = await self.service.ask(wire.Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
@@ -231,7 +231,7 @@ class NativeEndpoints:
 
         No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
         """
-        said = parse(fields.PauseRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.PauseRequest, is_optional=True))
         self._model(None)
         if said.rid is not None:
             if said.mode == "abort":
@@ -245,7 +245,7 @@ class NativeEndpoints:
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
-        said = parse(fields.ResumeRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.ResumeRequest, is_optional=True))
         self._model(None)
         if said.rid is not None:
             return self._hold(said.rid, "resume")
@@ -255,7 +255,7 @@ class NativeEndpoints:
 
     async def retain(self, request: Request) -> Response:
         """Keep the cached KV of a text for some time, or drop what no other cached text needs of it."""
-        said = parse(fields.RetainRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        said = await self.service.read(request, parser(fields.RetainRequest))
         prompt, param = said.prompt(vocab_size=self._model(said.model).vocab_size)
         message = wire.Retain(
             request_id=new_request_id("req"), prompt=prompt, seconds=said.seconds, namespace=said.cache_salt or None

@@ -10,8 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.field_limits import Id, Label, Name, Salt
 from pagewood.server.openai.completions import MAX_PROMPTS
-from pagewood.server.openai.fields import INT32_MAX, MAX_ANSWERS, MAX_SALT_LENGTH, SamplingFields, TokenId, check_tokens
+from pagewood.server.openai.fields import INT32_MAX, MAX_ANSWERS, SamplingFields, TokenId, check_tokens
 from pagewood.server.openai.messages import Message, ToolFields
 from pagewood.server.token_ids import bytes_of
 from pagewood.server.tools import MAX_TOOLS
@@ -22,8 +23,6 @@ MAX_DEADLINE_S = 1e6
 """Longest `deadline`."""
 MAX_RETAIN_S = 1e6
 """Longest `retain`."""
-MAX_NAME_LENGTH = 128
-"""Longest `rid`, in characters."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # SGLang
@@ -184,7 +183,7 @@ class GenerateRequest(Conversation):
     model: str | None = None
     sampling_params: NativeSampling | None = None
     stream: bool | None = None
-    rid: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    rid: Name | None = None
     """Name of the request: the `id` of its answers, by which it can be aborted."""
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
@@ -199,11 +198,11 @@ class GenerateRequest(Conversation):
     deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     """Seconds from the arrival of the request in which it must be complete; it ends with an error otherwise."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
-    service_class: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    service_class: Label | None = None
     """Classes take turns where the server schedules by `wrr`."""
-    tag: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    tag: Label | None = None
     """Requests run next to others with the same tag where the server schedules by `tag`."""
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    cache_salt: Salt | None = None
     """Requests share cached prefixes only with requests that have the same one."""
     retain: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)] | None = None
     """Seconds after its end for which its text is likely to return; 0: it is done."""
@@ -295,7 +294,7 @@ class TemplateRequest(Conversation):
 class AbortRequest(_Strict):
     """The body of `/abort`."""
 
-    rid: Annotated[str, Field(min_length=1)]
+    rid: Id
     """The id of a request or of its answers."""
 
 
@@ -305,14 +304,14 @@ class PauseRequest(_Strict):
     mode: Literal["in_place", "retract", "abort"] = "in_place"
     """in_place: running requests keep their memory; retract: they give it back, as if they were preempted; abort: all
     requests end first."""
-    rid: Annotated[str, Field(min_length=1)] | None = None
+    rid: Id | None = None
     """The id of a request or of its answers: only this one is paused. Without it the engine is."""
 
 
 class ResumeRequest(_Strict):
     """The body of `/resume`."""
 
-    rid: Annotated[str, Field(min_length=1)] | None = None
+    rid: Id | None = None
     """The id of a request or of its answers that is paused alone."""
 
 
@@ -331,7 +330,7 @@ class RetainRequest(Conversation):
     model: str | None = None
     seconds: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)]
     """0: the text is done, and what no other cached text needs of it is dropped."""
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    cache_salt: Salt | None = None
 
     def prompt(self, *, vocab_size: int) -> tuple[wire.Prompt, str]:
         """Return the text, and the name of its field.

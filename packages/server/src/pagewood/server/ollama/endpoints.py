@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -30,6 +31,7 @@ OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients compare it before they use a field."""
 TAG = "Ollama"
 _LATEST = ":latest"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +132,27 @@ class OllamaEndpoints:
 
     async def chat(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = fields.parse_chat(await self._body(request))
+        said = await self._read(request, fields.parse_chat)
         tools = fields.tools_of(said)
         prompt = fields.chat_prompt(said, tools) if said.messages else None
         return self._respond(request, said, prompt, prompt_param="messages", tools=tools)
 
     async def generate(self, request: Request) -> ASGIApp:
         """Answer or continue one prompt."""
-        said = fields.parse_generate(await self._body(request))
+        said = await self._read(request, fields.parse_generate)
         prompt = fields.generate_prompt(said) if said.prompt else None
         return self._respond(request, said, prompt, prompt_param="prompt")
 
     async def embed(self, request: Request) -> ASGIApp:
         """Return the vectors of texts."""
-        said = embeddings.parse_embed(await self._body(request))
+        said = await self._read(request, embeddings.parse_embed)
         model, exchange = self._model(said), exchange_of(request.scope)
         work = embeddings.embed(said, self.service.recipe, model, started_s=exchange.started_s)
         return respond(self.service.live, work, names=names_of(request, exchange.request_id))
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """Return the vector of one text."""
-        said = embeddings.parse_embeddings(await self._body(request))
+        said = await self._read(request, embeddings.parse_embeddings)
         work = embeddings.embeddings(said, self.service.recipe, self._model(said))
         return respond(self.service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
 
@@ -160,7 +162,7 @@ class OllamaEndpoints:
 
     async def show(self, request: Request) -> Response:
         """Describe the one model."""
-        self.service.check_name(self._own_name(fields.parse_show(await self._body(request))))
+        self.service.check_name(self._own_name(await self._read(request, fields.parse_show)))
         template, model = self.service.template, self.service.status.model
         kinds = {field.kind for field in template.fields} if template is not None else set[str]()
         read = {"calls": "tools", "reasoning": "thinking"}
@@ -187,9 +189,9 @@ class OllamaEndpoints:
         """Return the version of the API."""
         return json_response(models.ApiVersion(OLLAMA_VERSION))
 
-    async def _body(self, request: Request) -> bytes:
-        """Return the body of a request. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
-        return await self.service.body(request, is_declared=False)
+    async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
+        """Return what a body says. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
+        return await self.service.read(request, parse, is_declared=False)
 
     def _respond(
         self,

@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Field
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.field_limits import Name
 from pagewood.server.ollama.lenient import Lenient, log_ignored
 from pagewood.server.ollama.options import OllamaOptions, OptionsField
 from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.sampling import chosen
 from pagewood.server.structured import ANY_OBJECT, Constraint, constrained
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools
+from pagewood.server.tools import MAX_TOOLS, Function, Tools
 from pagewood.server.validation import WHOLE, kind, parse
 
 IGNORED = frozenset(
@@ -129,7 +130,7 @@ class OllamaMessage(Lenient):
 class OllamaFunction(Lenient):
     """`function` of a tool."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from pagewood.server.field_limits import MAX_STOPS, StopString
 from pagewood.server.ollama.lenient import Lenient
-from pagewood.server.sampling import INT32_MAX, MAX_STOPS
+from pagewood.server.sampling import INT32_MAX
 from pagewood.server.validation import WHOLE, describe_unused
 
 IGNORED = frozenset(
@@ -45,7 +46,7 @@ class OllamaOptions(Lenient):
     """Below 0: another one in each request."""
     num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), WHOLE] | None = None
     """At most 0: as many tokens as fit."""
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     repeat_last_n: Annotated[int, WHOLE] | None = None
     """0: there are no penalties. Any other number: they count the whole text, as they always do here."""

@@ -140,7 +140,7 @@ class OpenAIEndpoints:
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = chat.parse_chat(await self.service.body(request))
+        said = await self.service.read(request, chat.parse_chat)
         model = self.service.model(said.model)
         extent, tools = chat.extent(said), tools_of(said)
         answer_id = new_request_id("chatcmpl")
@@ -159,7 +159,7 @@ class OpenAIEndpoints:
 
     async def completions(self, request: Request) -> ASGIApp:
         """Continue one or more prompts."""
-        said = completions.parse_completion(await self.service.body(request))
+        said = await self.service.read(request, completions.parse_completion)
         model = self.service.model(said.model)
         extent = completions.extent(said)
         format = completions.CompletionFormat(
@@ -177,7 +177,7 @@ class OpenAIEndpoints:
     async def priority(self, request: Request) -> Response:
         """Change the priority of a request that is queued, running or streaming."""
         name: str = request.path_params["name"]
-        priority = parse_priority(await self.service.body(request))
+        priority = await self.service.read(request, parse_priority)
         if not self.service.live.prioritize(name, priority):
             raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
         return json_response(ChangedRequest(name, priority))

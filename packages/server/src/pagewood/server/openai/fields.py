@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pagewood.engine.api import (
-    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGITS_PROCESSORS,
     MAX_LOGPROBS,
@@ -20,18 +19,21 @@ from pagewood.engine.api import (
     SamplingParams,
 )
 from pagewood.server.errors import ApiError
-from pagewood.server.sampling import INT32_MAX, MAX_STOPS, chosen
+from pagewood.server.field_limits import (
+    MAX_STOP_EXPRESSION_LENGTH,
+    MAX_STOP_EXPRESSIONS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_WORD_LENGTH,
+    MAX_WORDS,
+    Salt,
+    StopString,
+)
+from pagewood.server.sampling import INT32_MAX, chosen
 from pagewood.server.structured import StructuredFields
 from pagewood.server.validation import WHOLE, kind
 
-MAX_STOP_EXPRESSIONS = 4
-"""They are compiled in the HTTP process and in the detokenizer, a few milliseconds each."""
-MAX_WORDS = MAX_BAD_WORDS // 2
-"""Most bad words: each is two sequences of tokens, without and with a space before it."""
-MAX_WORD_LENGTH = 256
-"""Longest bad word, in characters."""
-MAX_SALT_LENGTH = 512
-"""Longest `cache_salt`, in characters."""
 MAX_ANSWERS = 128
 """Most answers of one HTTP request, to all its prompts together."""
 
@@ -78,7 +80,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that this server does not support -> the values that ask for nothing, which are accepted."""
 
 
-def _strings(value: Any, most: int, name: str) -> list[str]:
+def _strings(value: Any, most: int, name: str, *, longest: int) -> list[str]:
     if value is None or isinstance(value, str):
         value = [] if value is None else [value]
     strings = cast("list[Any]", value)
@@ -88,24 +90,24 @@ def _strings(value: Any, most: int, name: str) -> list[str]:
         raise ValueError(f"expected at most {most} {name}s, but got {len(strings)}")
     if not all(strings):
         raise ValueError(f"a {name} must not be empty")
+    length = max(map(len, strings), default=0)
+    if length > longest:
+        raise ValueError(f"expected at most {longest} characters in a {name}, but got {length}")
     return strings
 
 
 def _stops(value: Any) -> list[str]:
-    return _strings(value, MAX_STOPS, "stop string")
+    return _strings(value, MAX_STOPS, "stop string", longest=MAX_STOP_LENGTH)
 
 
 def _expressions(value: Any) -> list[str]:
-    return _strings(value, MAX_STOP_EXPRESSIONS, "stop expression")
+    return _strings(value, MAX_STOP_EXPRESSIONS, "stop expression", longest=MAX_STOP_EXPRESSION_LENGTH)
 
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
         raise ValueError("expected an array of strings, but got a string instead")
-    words = _strings(value, MAX_WORDS, "bad word")
-    if any(len(word) > MAX_WORD_LENGTH for word in words):
-        raise ValueError(f"expected at most {MAX_WORD_LENGTH} characters in a bad word, but got {max(map(len, words))}")
-    return words
+    return _strings(value, MAX_WORDS, "bad word", longest=MAX_WORD_LENGTH)
 
 
 def _biases(value: Any) -> list[tuple[int, float]]:
@@ -171,9 +173,9 @@ def false_as_null(value: Any) -> Any:
 # What these validators accept, for the schemas of bodies.
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None
-_String = Annotated[str, Field(min_length=1)]
-_Stops = _String | Annotated[list[_String], Field(max_length=MAX_STOPS)] | None
-_Expressions = _String | Annotated[list[_String], Field(max_length=MAX_STOP_EXPRESSIONS)] | None
+_Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None
+_Expression = Annotated[str, Field(min_length=1, max_length=MAX_STOP_EXPRESSION_LENGTH)]
+_Expressions = _Expression | Annotated[list[_Expression], Field(max_length=MAX_STOP_EXPRESSIONS)] | None
 _Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_LENGTH)]
 _Words = Annotated[list[_Word], Field(max_length=MAX_WORDS)] | None
 _Biases = (
@@ -250,7 +252,7 @@ class SamplingFields(StructuredFields):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     logprobs_kind: Literal["raw", "processed"] | None = None
 
 
@@ -263,7 +265,7 @@ class GenerationFields(SamplingFields):
 
     # Beyond OpenAI's API, too.
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    cache_salt: Salt | None = None
     """Requests share cached prefixes only with requests that have the same one."""
     return_timings: bool | None = None
     """Whether each choice says when it was queued, admitted, computed and preempted, in its last chunk of a stream."""

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools, check_known
+from pagewood.server.field_limits import Name
+from pagewood.server.tools import MAX_TOOLS, Function, Tools, check_known
 from pagewood.server.validation import WHOLE, kind
 
 
@@ -159,7 +160,7 @@ def _misplaced(param: str, role: str) -> ApiError:
 class FunctionFields(_Strict):
     """`function` of a tool."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -112,7 +112,7 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = parse_request(await self.service.body(request))
+        said = await self.service.read(request, parse_request)
         model = self.service.model(said.model)
         earlier = items_of(self._conversation(said.previous_response_id))
         items = [*earlier, *items_of(said.input)]

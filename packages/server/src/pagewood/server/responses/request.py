@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
+from pagewood.server.field_limits import Name
 from pagewood.server.openai import fields
 from pagewood.server.openai.fields import INT32_MAX, GenerationFields
 from pagewood.server.responses.items import Item
 from pagewood.server.structured import JsonSchemaFormat, ResponseFormat
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS
+from pagewood.server.tools import MAX_TOOLS
 from pagewood.server.validation import WHOLE, kind, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
@@ -107,7 +108,7 @@ class FunctionTool(_Strict):
     """A function. What it returns and from where it is called do not change what the model is told."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -135,7 +136,7 @@ class CustomTool(_Strict):
     """A tool that takes a text."""
 
     type: Literal["custom"]
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     description: str | None = None
     format: Annotated[TextInput | GrammarInput, Field(discriminator="type")] | None = None
     allowed_callers: list[str] | None = None
@@ -147,7 +148,7 @@ class NamespaceTool(_Strict):
     """Functions and custom tools with a common name before theirs."""
 
     type: Literal["namespace"]
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     description: str | None = None
     tools: list[dict[str, Any]]
 

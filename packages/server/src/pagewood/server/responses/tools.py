@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from pagewood.server.errors import ApiError
+from pagewood.server.field_limits import MAX_NAME_LENGTH
 from pagewood.server.responses.custom_input import PARAMETER
 from pagewood.server.responses.items import SEARCH, AdditionalToolsItem, Item, SearchOutputItem, function_name
 from pagewood.server.responses.request import (
@@ -22,7 +23,7 @@ from pagewood.server.responses.request import (
     SearchTool,
     ToolChoice,
 )
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools, check_known
+from pagewood.server.tools import MAX_TOOLS, Function, Tools, check_known
 from pagewood.server.validation import validated
 
 _CUSTOM_INPUT: dict[str, Any] = {

@@ -69,14 +69,14 @@ class VectorEndpoints:
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """Return the vectors of texts."""
-        said = embeddings.parse_embeddings(await self.service.body(request))
+        said = await self.service.read(request, embeddings.parse_embeddings)
         model = self.service.model(said.model)
         work = embeddings.embeddings(said, self.service.recipe, model, model_name=self.service.model_name)
         return self._collect(request, work, new_request_id("embd"))
 
     async def rerank(self, request: Request) -> ASGIApp:
         """Return documents in the order of their relevance for a query."""
-        said = rerank.parse_rerank(await self.service.body(request))
+        said = await self.service.read(request, rerank.parse_rerank)
         model, answer_id = self.service.model(said.model), new_request_id("rerank")
         name = self.service.model_name
         work = rerank.rerank(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
@@ -84,7 +84,7 @@ class VectorEndpoints:
 
     async def score(self, request: Request) -> ASGIApp:
         """Return the scores of pairs of texts."""
-        said = rerank.parse_score(await self.service.body(request))
+        said = await self.service.read(request, rerank.parse_score)
         model, answer_id = self.service.model(said.model), new_request_id("score")
         name = self.service.model_name
         work = rerank.score(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
