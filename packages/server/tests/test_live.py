@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.server import wire
+from pagewood.server.answer_queue import Take
 from pagewood.server.errors import ApiError, unavailable
-from pagewood.server.live import LiveGroup, LiveRequests, Take
+from pagewood.server.live import LiveRequests
+from pagewood.server.live_group import LiveGroup
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 

@@ -18,7 +18,8 @@ from pagewood.engine.text import Tokenizer
 from pagewood.server import live as live_module
 from pagewood.server import wire
 from pagewood.server.errors import ApiError, unavailable
-from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.live import LiveRequests
+from pagewood.server.live_group import LiveGroup
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.status import EngineState
 from pagewood.server.testing import MemoryServer

@@ -27,7 +27,8 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import Choice, Format, Tally, Usage, usage
-from pagewood.server.live import LiveGroup, LiveRequests, new_request_id
+from pagewood.server.live import LiveRequests, new_request_id
+from pagewood.server.live_group import LiveGroup
 from pagewood.server.respond import error_response, json_response, until_disconnect
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +18,6 @@ from pagewood.server.errors import (
     ApiError,
     aborted,
     deadline_exceeded,
-    failed,
     overloaded,
     too_late,
     too_many_at_once,
@@ -28,10 +27,9 @@ from pagewood.server.errors import (
 from pagewood.server.forecast import Forecast, retry_after
 from pagewood.server.incidents import Incidents
 from pagewood.server.keys.caller import Caller, current_caller
-from pagewood.server.keys.quota import Quota
 from pagewood.server.links import Sender
+from pagewood.server.live_group import HoldMode, LiveGroup, Repeat
 from pagewood.server.loads import TokenizerLoads
-from pagewood.server.unread import Item, Restarted, Unread
 
 HELD = -1
 MAX_KEPT_BYTES = 64 * 1024 * 1024
@@ -40,153 +38,6 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 A message is kept until its answers have ended, or a stream has given its client something of them. So these are mostly
 the open requests whose answers come whole: a thousand of them with 64 KiB each, about 16,000 tokens of text.
 """
-
-Take = Callable[[int, wire.Answer], bool]
-"""Takes an answer at once, with the index of its request; False: it must be queued."""
-HoldMode = Literal["in_place", "retract", "resume"]
-"""How requests are paused, or that they go on."""
-Forget = Callable[[Set[int]], None]
-"""Drops what was collected of the answers to the requests with these indices: the answers begin again."""
-
-
-class AnswerQueue:
-    """A queue with one reader. While the reader waits, its `take` may accept answers on the spot.
-
-    Every token passes here. An answer that is taken wakes no task, which would cost more than to write it.
-    """
-
-    __slots__ = ("_items", "_reader", "_take")
-
-    def __init__(self) -> None:
-        self._items = Unread()
-        self._reader: asyncio.Future[None] | None = None
-        """Set while the reader waits."""  # written by: _wake, get
-        self._take: Take | None = None
-        """Of the reader that waits."""  # written by: _wake, get
-
-    def empty(self) -> bool:
-        """Return whether it holds nothing."""
-        return not self._items
-
-    def put(self, index: int, answer: wire.Answer) -> bool:
-        """Pass an answer to the reader, or append it; return whether more is unread than any reader may leave."""
-        if self._take is not None:
-            try:
-                if self._take(index, answer):
-                    return False
-            except Exception as error:  # it ends this reader, and no other one
-                self._append(error)
-                return False
-        self._append((index, answer))
-        return self._items.is_overfull
-
-    def fail(self, error: ApiError) -> None:
-        """Append an error."""
-        self._append(error)
-
-    def restart(self, indices: Set[int]) -> None:
-        """Drop the answers of the requests with these indices, and tell the reader that they begin again."""
-        self._items.restart(indices)
-        self._wake()
-
-    def get_nowait(self) -> Item:
-        """Return the oldest item; there is one."""
-        return self._items.popleft()
-
-    async def get(self, take: Take | None = None) -> Item:
-        """Wait for an item, and return the oldest; `take` gets the answers that come meanwhile."""
-        while not self._items:
-            self._reader, self._take = asyncio.get_running_loop().create_future(), take
-            try:
-                await self._reader
-            finally:
-                self._take = None
-        return self._items.popleft()
-
-    def _append(self, item: tuple[int, wire.Answer] | Exception) -> None:
-        self._items.append(item)
-        self._wake()
-
-    def _wake(self) -> None:
-        reader, self._reader, self._take = self._reader, None, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Repeat:
-    """The messages of a group, to be sent again. Then they have other ids, and the same seeds."""
-
-    prompts: list[wire.Generate | wire.Encode]  # written by: LiveRequests
-    num_bytes: int
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LiveGroup:
-    """The requests of one HTTP request. `next` returns its answers, each with the index of its request.
-
-    The requests are those of the first prompt, in the order of its answers, then those of the next prompt.
-    """
-
-    prompt_param: str
-    """The client's name of the prompt field."""
-    grammar_param: str | None = None
-    """The client's name of the field with the grammar; None: it sent none."""
-    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The client's names of further fields of the engine, where they differ."""
-    names: frozenset[str] = frozenset()
-    """Names by which a client may refer to the HTTP request."""
-    caller: Caller = field(default_factory=Caller)
-    """Who sent it."""
-    quota: Quota | None = None  # written by: LiveRequests
-    """In which it is counted until it is closed."""
-    queue: AnswerQueue = field(default_factory=AnswerQueue)
-    open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
-    """Requests of this group that still wait for their last answer."""
-    room: int = 0
-    """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
-    priority: int | None = None  # written by: LiveRequests
-    """Of further requests, if it was changed."""
-    is_sending: bool = False  # written by: respond
-    """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
-    not slow: its answer is large, or is collected because it is sent whole."""
-    hold: HoldMode | None = None  # written by: LiveRequests
-    """How it was paused last, or that it goes on; None: it was never paused."""
-    deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
-    """Ends it when its time is over; None: it has no deadline."""
-    num_repeats_left: int = 0  # written by: LiveRequests
-    """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
-    repeat: Repeat | None = None  # written by: LiveRequests
-    """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether further requests, and those that are sent again, begin paused."""
-        return self.hold not in (None, "resume")
-
-    async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
-        """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
-
-        A request may be sent again as long as the reader has not called `LiveRequests.given`, and its answer has not
-        ended. `forget` must then drop what was collected of the answer. None: nothing is ever collected, because the
-        requests are probes, or have one answer each.
-
-        Raises:
-            ApiError: a request of the group was refused, or a process that held it died.
-            Exception: `take` has failed.
-        """
-        while isinstance(item := await self.queue.get(take), Restarted):
-            assert forget is not None
-            forget(item.indices)
-        if isinstance(item, Exception):
-            raise item
-        index, answer = item
-        if answer.finish is not None:
-            names = {"prompt": self.prompt_param, "grammar": self.grammar_param, **self.param_names}
-            error = failed(answer.finish, answer.refusal, names=names)
-            if error is not None:
-                raise error
-        return index, answer
 
 
 class RequestWatch(Protocol):

@@ -13,11 +13,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewood.server import wire
+from pagewood.server.answer_queue import Take
 from pagewood.server.connections import BodyWriter, body_writer_of
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import Choice, EventStream, Format, Tally, Usage, usage
-from pagewood.server.live import Forget, LiveGroup, LiveRequests, Take
+from pagewood.server.live import LiveRequests
+from pagewood.server.live_group import Forget, LiveGroup
 from pagewood.server.prompt_sharing import PromptSharing
 
 _STREAM_HEADERS = [

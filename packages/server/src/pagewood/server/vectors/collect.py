@@ -12,7 +12,8 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import PromptTokensDetails, Tally, usage
-from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.live import LiveRequests
+from pagewood.server.live_group import LiveGroup
 from pagewood.server.respond import error_response, json_response, until_disconnect
 
 
