@@ -259,7 +259,7 @@ def test_parameters_out_of_range_are_refused(options: dict[str, Any], message: s
 def test_arguments_are_checked_before_anything_is_computed(tiny: LLM) -> None:
     before = tiny.counters().num_steps
     wide = BeamSearchParams(beam_width=63, stop_token_ids=(5,))
-    with pytest.raises(ValueError, match="beam_width must be at most 62, which is 64 less the number of stop tokens"):
+    with pytest.raises(ValueError, match="beam_width must be at most 61, which is 64 less the number of stop tokens"):
         tiny.beam_search([1], wide)
     with pytest.raises(TypeError, match="params must be BeamSearchParams, got"):
         tiny.beam_search([1], SamplingParams())  # pyright: ignore[reportArgumentType]

@@ -159,6 +159,7 @@ def _head(
         "norm_before_residual": norm_before_residual,
         "use_sliding_window": False,
         "sliding_window": None,
+        "layer_types": None,
     }
     _change_config(target, folder, values)
     return folder

@@ -62,14 +62,12 @@ class ModelDigest:
     __slots__ = ("_digest", "_folder", "_paths", "_states", "_thread")
 
     def __init__(self, folder: Path) -> None:
-        """Look at the files; nothing is read.
-
-        Raises:
-            FileNotFoundError: there are no weights in the folder.
-            ValueError: its index is not valid.
-        """
+        """Look at the files; nothing is read. A folder that cannot be loaded has no digest."""
         self._folder = folder
-        self._paths = _files(folder)
+        try:
+            self._paths = _files(folder)
+        except (OSError, ValueError):  # loading it says so
+            self._paths = []
         self._states = _states(self._paths)
         self._digest: bytes | None = None  # written by: begin, _find
         self._thread: Thread | None = None  # written by: begin
@@ -79,7 +77,7 @@ class ModelDigest:
 
         Repeated calls do nothing.
         """
-        if self._thread is not None or self._digest is not None:
+        if self._thread is not None or self._digest is not None or not self._paths:
             return
         self._digest = self._recorded()
         if self._digest is None:

@@ -111,6 +111,8 @@ class ModelConfig:
             ValueError: see `from_folder`.
         """
         traits = replace(_TRAITS["LlamaForCausalLM"], qk_norm=qk_norm, windows="some")
+        if set(fields.texts("layer_types") or ()) == {"full_attention"}:  # of all layers of the target
+            fields = replace(fields, values={**fields.values, "layer_types": None})
         return _read(fields, fields.empty("generation"), "LlamaForCausalLM", traits)
 
 
