@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +78,7 @@ class _Cache(FunctionCache):
             return self._load_overload(sig, target_context)
         except OSError:  # `save_overload` will find out too
             return None
-        except (EOFError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, ImportError) as error:
+        except Exception as error:  # damaged code is noticed in many ways
             _log.warning(
                 "%s is compiled again, because its code in %s is damaged: %s", self.name, self.cache_path, error
             )
