@@ -206,6 +206,17 @@ def test_held_requests_return_by_priority() -> None:
     assert bench.started[1:5] == ["a007", "high", "a000", "a002"]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_new_priority_does_not_cost_a_held_request_its_turn(overlap: bool) -> None:
+    """It comes after the end of the request that it waits for, and before the next pass."""
+    bench = Bench(quotas=(TenantQuota("a", max_running=1),), overlap=overlap)
+    bench.step(submit("first", "a"), submit("held", "a"))
+    while bench.finish("first") is None:
+        bench.step()
+    bench.step(SetPriority(request_id="held", priority=2))
+    bench.until_done("held")
+
+
 def test_what_a_quota_never_allows_is_refused_on_arrival() -> None:
     quotas = (TenantQuota("a", max_tokens_in_flight=15), TenantQuota("*", max_kv_tokens=7))
     bench = Bench(quotas=quotas)

@@ -126,8 +126,10 @@ class HeldBack:
 
     def update(self, request: Request) -> None:
         """Note that the priority of a request that is held back has changed."""
+        has_room = self._tenants[request.tenant].has_room
         self._remove(request)
         self._add(request)
+        self._tenants[request.tenant].has_room = has_room
 
     def discard(self, request: Request) -> None:
         """Forget a waiting request that has ended, held back or not."""
