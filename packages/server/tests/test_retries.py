@@ -335,6 +335,8 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     server.gate.allow(5)
     given = {"model": "echo", "prompt": "Hi", "max_tokens": 99, "ignore_eos": True, "stream": True}
     running = Client(server, given, path="/v1/completions")
+    received = running.messages()
+    messages = [await anext(received), await anext(received)]  # the second one has text
     await server.until(lambda: server.gate.is_held)
     body = {"model": "echo", "prompt": "A question", "max_tokens": 20, "temperature": 1.0, "seed": 3, "stream": stream}
     late = Client(server, body, path="/v1/completions")
@@ -342,7 +344,7 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     await server.until(lambda: live.num_live == 2)
     status.lost(next_incarnation=1)
     live.lost(LOST)
-    messages = [message async for message in running.messages()]
+    messages += [message async for message in received]
     assert messages[0]["status"] == 200
     assert json.loads(messages[-1]["body"][6:])["error"]["code"] == "engine_lost"  # it has text already
     assert (live.num_held, status.state) == (1, EngineState.DOWN)
