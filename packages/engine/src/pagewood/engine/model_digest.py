@@ -119,7 +119,7 @@ class ModelDigest:
         self._record(digest, began_ns)
 
     def _recorded(self) -> bytes | None:
-        """Return the digest that a record has, or None if there is none that counts."""
+        """Return the digest that a record has, or or None without a valid one."""
         try:
             found = json.loads(_record_file(self._folder).read_text(encoding="utf-8"))
             began_ns = int(found["began_ns"])
