@@ -458,8 +458,8 @@ def test_programs_of_high_priority_go_first(make: Any, monkeypatch: pytest.Monke
         first = one("first", 2000).start(on=backend)
         next(first.stream("text"))
         results = [first]
-        # The one that ends last is long, so that the thread of the other has time to say that it has ended.
-        for name, length, priority in (("low", 300, 0), ("high", 5, 5)):
+        # Those that end later are long, so that the thread of the one before has time to say that it has ended.
+        for name, length, priority in (("low", 300, 0), ("high", 300, 5)):
             results.append(one(name, length).start(on=backend, priority=priority))
             while num_sent < len(results):
                 time.sleep(0.001)
