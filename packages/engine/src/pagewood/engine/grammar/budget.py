@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 PER_MASK_S = 0.01
-"""Time of a mask that costs nothing; those of ordinary grammars take less."""
+"""Time of a mask that costs nothing."""
 MAX_DEBT_S = 0.5
 """Most time beyond that, at once or over many masks. It pays for masks that meet states of a lexer first."""
 

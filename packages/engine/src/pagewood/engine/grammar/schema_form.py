@@ -1,4 +1,4 @@
-"""JSON schemas in a form that llguidance keeps to the letter, or the keyword for which there is none.
+"""JSON schemas in a form that llguidance keeps exactly, or the keyword that has no such form.
 
 The library reads bounds as 64-bit floats, fails on unknown formats, lets a comma precede a property that no name can
 begin, and drops characters that may not be escaped. What follows from a schema is mended or refused here, and the
@@ -50,7 +50,7 @@ def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Sch
         begins: whether a text in compact JSON is the beginning of an instance of a schema.
 
     Raises:
-        ValueError: there is none; the message has the keyword and its place.
+        ValueError: no such form exists; the message has the keyword and its place.
     """
     return cast("Schema", _Form(begins).schema(schema, "#"))
 
