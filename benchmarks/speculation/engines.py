@@ -60,7 +60,7 @@ class _Resting:
         """Return none; it is not called."""
         return [0] * len(requests)
 
-    def observe(self, *_: Any, **__: Any) -> None:
+    def observe(self, report: object) -> None:
         """Do nothing."""
 
     def forget(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.speculation import Speculation
+from pagewood.engine.core.speculation import Speculation, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.runner import CPURunner
 from speculating import runner_of
@@ -41,7 +41,7 @@ class Resting:
         """Fail: nothing asks for it."""
         raise AssertionError("a step that rests asks for no lengths")
 
-    def observe(self, *_: Any, **__: Any) -> None:
+    def observe(self, report: StepsReport) -> None:
         """Do nothing."""
 
     def forget(self, request: Request) -> None:
@@ -65,7 +65,6 @@ def num_calls(function: Callable[[], None]) -> int:
 
 
 def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_requests() -> None:
-    """Both functions look at no request, 31 of 32 times."""
     counts: list[list[int]] = []
     for num_requests in (2, 200):
         speculation = Speculation(drafting=Resting(), kv=None)  # type: ignore[arg-type]
@@ -76,11 +75,10 @@ def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_request
             assert speculation.extend(grants) is grants
             speculation.settle(grants, result, is_drafting=False)
 
-        for _ in range(3):  # the first ones are observed
-            step()
+        step()
         counts.append([num_calls(step) for _ in range(28)])
     assert counts[0] == counts[1]
-    assert max(counts[0]) <= 7  # with the two calls of this test
+    assert max(counts[0]) <= 8  # with the two calls of this test
 
 
 def request_named(name: str) -> Request:
@@ -93,89 +91,72 @@ def request_named(name: str) -> Request:
 
 
 class Listening(Resting):
-    """Never drafts, and keeps what is reported of several steps."""
+    """Never drafts, and keeps what is reported."""
 
     def __init__(self) -> None:
-        self.kept: list[dict[str, Any]] = []
-        self.requests: list[Request] = []
+        self.kept: list[StepsReport] = []
 
-    def observe(self, requests: list[Request], *_: Any, **report: Any) -> None:
+    def observe(self, report: StepsReport) -> None:
         """Keep the report."""
-        self.requests = self.requests or requests
         self.kept.append(report)
 
-    def passed(self) -> list[tuple[float, ...]]:
-        """Return what the reports say of all steps, and forget them."""
-        names = ("num_steps", "passed_steps", "passed_load", "passed_tokens", "passed_s")
-        found = [tuple(report[name] for name in names) for report in self.kept]
+    def numbers(self) -> list[tuple[int, ...]]:
+        """Return the numbers of the reports, with microseconds, and forget them."""
+        found = [
+            (one.num_steps, one.num_decoding, one.num_tokens, one.num_draft_tokens, round(1e6 * one.draft_s),
+             round(1e6 * one.taken_s)) for one in self.kept
+        ]  # fmt: skip
         self.kept.clear()
         return found
 
 
-def test_the_policy_hears_what_all_steps_have_yielded_and_taken() -> None:
-    drafting, now = Listening(), 0.0
-    speculation = Speculation(drafting=drafting, kv=None, clock=lambda: now)  # type: ignore[arg-type]
-
-    def settle(num_requests: int, *, num_prompts: int = 0, seconds: float = 1.0) -> None:
-        nonlocal now
-        now += seconds
-        decodes = [Grant(None, 0, 1, 1)] * num_requests  # type: ignore[arg-type]
-        prompts = [Grant(None, 0, 9, 1)] * num_prompts  # type: ignore[arg-type]
-        num = num_requests + num_prompts
-        result = StepResult(tokens=np.zeros(num, np.int32), counts=np.ones(num, np.int32), verify_s=0.75)
-        speculation.settle([*decodes, *prompts], result, is_drafting=False)
-
-    for _ in range(32):
-        settle(16)
-    assert drafting.passed() == [(1, 1, 16, 16, 1.0), (1, 1, 16, 16, 1.0), (32, 30, 16, 30 * 16, 30.0)]
-    for _ in range(16):
-        settle(16)
-    for _ in range(13):
-        settle(7)
-    settle(6, num_prompts=1)
-    settle(7, seconds=60.0)  # a pause does not count
-    settle(0, num_prompts=7)  # nor does a step of prompts alone
-    assert drafting.passed() == [(32, 31, (16 * 16 + 15 * 7) / 31, 16 * 16 + 15 * 7, 30.75)]
-
-
-def test_short_steps_with_drafts_are_reported_together_and_none_is_lost() -> None:
-    """A report ends with a millisecond, another number of requests, prompts, a plain step, and at idle."""
+def test_steps_that_are_alike_are_reported_together_and_none_is_lost() -> None:
+    """A report ends with four milliseconds, another number of requests, prompts, another kind of step, and at idle."""
     drafting, now = Listening(), 0.0
     speculation = Speculation(drafting=drafting, kv=None, clock=lambda: now)  # type: ignore[arg-type]
     first, second = request_named("a"), request_named("b")
 
-    def settle(grants: list[Grant], counts: list[int], *, is_drafting: bool = True, seconds: float = 3e-4) -> None:
+    def settle(grants: list[Grant], counts: list[int], *, is_drafting: bool = True, seconds: float = 1.2e-3) -> None:
         nonlocal now
         now += seconds
         drafted = np.array([max(0, grant.num_promised - 1) for grant in grants], np.int32)
         result = StepResult(tokens=np.zeros(sum(counts), np.int32), counts=np.array(counts, np.int32),
-                            num_drafted=drafted, draft_s=1e-4, verify_s=seconds - 1e-4)  # fmt: skip
+                            num_drafted=drafted, draft_s=1e-4, verify_s=min(seconds, 1.2e-3) - 1e-4)  # fmt: skip
         speculation.settle(grants, result, is_drafting=is_drafting)
 
-    def reported() -> list[tuple[int, ...]]:
-        found = [(one["num_steps"], one["num_tokens"], one["num_others"], one["num_yielded"], one["passed_steps"],
-                  round(1e6 * one["draft_s"]), round(1e6 * one["verify_s"])) for one in drafting.kept]  # fmt: skip
-        drafting.kept.clear()
-        return found
+    def plain(num_requests: int, *, num_prompts: int = 0, seconds: float = 1.2e-3) -> None:
+        decodes = [Grant(first, 9, 1, 1)] * num_requests
+        prompts = [Grant(second, 0, 9, 1)] * num_prompts
+        settle([*decodes, *prompts], [1] * (num_requests + num_prompts), is_drafting=False, seconds=seconds)
 
     pair = [Grant(first, 9, 4, 4), Grant(second, 9, 1, 1)]
     for _ in range(5):
         settle(pair, [3, 1])
-    assert drafting.requests == [first] * 4
-    assert reported() == [(4, 20, 4, 16, 4, 400, 800)]  # 1.2 ms
+    [four] = drafting.kept
+    assert four.requests == [first] * 4
+    assert (four.granted, four.drafted, four.accepted) == ([3] * 4, [3] * 4, [2] * 4)
+    assert drafting.numbers() == [(4, 8, 20, 12, 400, 4800)]
     settle(pair[:1], [2])
-    assert reported() == [(1, 5, 1, 4, 1, 100, 200)]  # another number of requests
+    assert drafting.numbers() == [(1, 2, 5, 3, 100, 1200)]  # another number of requests
     settle([pair[0], Grant(second, 0, 8, 1)], [2, 1])
-    assert reported() == [(1, 4, 0, 2, 1, 100, 200), (1, 12, 0, 3, 1, 100, 200)]  # a prompt
+    assert drafting.numbers() == [(1, 1, 4, 3, 100, 1200), (1, 1, 12, 3, 100, 1200)]  # a prompt
     settle(pair, [4, 1])
-    settle([Grant(first, 9, 1, 1), Grant(second, 9, 1, 1)], [1, 1], is_drafting=False)
-    assert reported() == [(1, 5, 1, 5, 1, 100, 200), (1, 2, 2, 2, 1, 100, 200)]  # a plain step
-    settle(pair, [4, 1])
-    assert reported() == [(1, 5, 1, 5, 1, 100, 200)]  # the first step after one
-    settle(pair, [4, 1])
+    plain(2)
+    assert drafting.numbers() == [(1, 2, 5, 3, 100, 1200)]  # a plain step
+    plain(2, seconds=60.0)  # a pause does not count
+    for _ in range(3):
+        plain(7)
+    plain(6, num_prompts=1)
+    plain(0, num_prompts=7)
+    assert drafting.numbers() == [
+        (2, 4, 4, 0, 200, 2400), (3, 21, 21, 0, 300, 3600), (1, 6, 15, 0, 100, 1200), (1, 0, 63, 0, 100, 1200)
+    ]  # fmt: skip
+    settle(pair, [4, 0])  # the second has ended
+    settle(pair, [0, 1])  # and the first
     speculation.report()
     speculation.report()
-    assert reported() == [(1, 5, 1, 5, 1, 100, 200)]
+    assert drafting.kept[0].requests == [first]
+    assert drafting.numbers() == [(2, 4, 10, 6, 200, 2400)]
 
 
 class Full:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, weight_by_priority
-from pagewood.schedpolicy.testing import FakeRequest
+from pagewood.schedpolicy.testing import FakeRequest, OneStep
 
 Control = DraftControl[FakeRequest]
 
@@ -12,176 +12,130 @@ def requests(*priorities: int) -> list[FakeRequest]:
     return [FakeRequest(arrival=arrival, priority=priority) for arrival, priority in enumerate(priorities)]
 
 
-def known(cost: StepCost, num_tokens: int) -> StepCost:
-    """Return the table with steps of `num_tokens` observed, so that no plain step must be measured first."""
-    for _ in range(20):
-        cost.observe(num_tokens, cost.seconds(num_tokens))
-    return cost
+def control(cost: StepCost, *, max_tokens: int = 4, **arguments: Any) -> Control:
+    return Control(max_tokens, cost, draft_cost=DraftCost(per_pass_s=1e-9), **arguments)
 
 
-def control(cost: StepCost, num_tokens: int, *, max_tokens: int = 4, **arguments: Any) -> Control:
-    return Control(max_tokens, known(cost, num_tokens), draft_cost=DraftCost(per_pass_s=1e-9), **arguments)
-
-
-def test_fixed_is_always_the_most():
+def test_fixed_is_always_the_most() -> None:
     fixed = Control(3, mode="fixed")
+    assert not fixed.rests(2)
     assert fixed.lengths(requests(0, 0), 100) == [3, 3]
     assert fixed.reason == "fixed"
 
 
-def test_without_a_table_nothing_is_drafted():
+def test_without_a_table_nothing_is_drafted() -> None:
     unknown = Control(3)
-    assert unknown.lengths(requests(0), 0) == [0]
+    assert unknown.rests(1)
     assert unknown.reason == "cost unknown"
-    unknown.observe(requests(0), [0], [0], [0], num_tokens=1, verify_s=0.01)
-    unknown.set_cost(known(StepCost([1, 64], [0.01, 0.01]), 1))
-    unknown.lengths(requests(0), 0)
-    assert unknown.reason == "probe"  # one token, to learn what drafting costs
+    assert unknown.lengths(requests(0), 0) == [0]
+    unknown.observe(OneStep.of(requests(0), [0], [0], [0], num_tokens=1, taken_s=0.01))
+    unknown.set_cost(StepCost([1, 64], [0.01, 0.01]))
+    assert not unknown.rests(1)
+    assert unknown.lengths(requests(0), 0) == [3]
 
 
-def test_no_request_needs_no_lengths():
+def test_no_request_needs_no_lengths() -> None:
     idle = Control(3)
     assert idle.lengths([], 12) == []
     assert idle.reason == "idle"
-    idle.observe([], [], [], [], num_tokens=12, verify_s=0.1)
+    idle.observe(OneStep.of([], [], [], [], num_tokens=12, taken_s=0.1))
 
 
-def test_free_tokens_are_all_drafted():
-    free = control(StepCost([1, 64], [0.01, 0.01]), 2)
+def test_free_tokens_are_all_drafted() -> None:
+    free = control(StepCost([1, 64], [0.01, 0.01]))
     assert free.lengths(requests(0, 0), 0) == [4, 4]
     assert free.reason == "gain"
 
 
-def test_all_prefixes_are_compared_because_the_cost_has_steps():
+def test_all_prefixes_are_compared_because_the_cost_has_steps() -> None:
     # Two more tokens nearly double the cost of a step; from there to 16 they are free.
-    steps = control(StepCost([1, 3, 4, 16], [0.01, 0.01, 0.019, 0.019]), 2, prior_acceptance=0.9)
-    assert steps.lengths(requests(0, 0), 0) == [4, 4]
-    steps = control(StepCost([1, 3, 4, 16], [0.01, 0.01, 0.019, 0.019]), 2, prior_acceptance=0.5)
-    assert steps.lengths(requests(0, 0), 0) == [1, 0]
+    table = [1, 3, 4, 16], [0.01, 0.01, 0.019, 0.019]
+    assert control(StepCost(*table), prior_acceptance=0.9).lengths(requests(0, 0), 0) == [4, 4]
+    assert control(StepCost(*table), prior_acceptance=0.5).lengths(requests(0, 0), 0) == [1, 0]
 
 
-def test_prompt_tokens_in_the_step_can_take_the_room():
-    cost = StepCost([1, 16, 32], [0.01, 0.01, 0.15])
-    assert control(cost, 1).lengths(requests(0), 0) == [4]
-    busy = control(cost, 16)
+def test_prompt_tokens_in_the_step_can_take_the_room() -> None:
+    cost = StepCost([1, 16, 32], [0.01, 0.01, 0.25])
+    assert control(cost).lengths(requests(0), 0) == [4]
+    busy = control(cost)
     assert busy.lengths(requests(0), 15) == [0]
     assert busy.reason == "load"
+    assert busy.lengths(requests(0), 0) == [4]  # it says nothing of a step without prompts
 
 
-def test_what_would_not_be_accepted_is_not_drafted():
-    hopeless = control(StepCost([1, 2, 64], [0.01, 0.015, 0.5]), 1, prior_acceptance=0.05)
+def test_what_would_not_be_accepted_is_not_drafted() -> None:
+    hopeless = control(StepCost([1, 2, 64], [0.01, 0.015, 0.5]), prior_acceptance=0.05)
     assert hopeless.lengths(requests(0), 0) == [0]
     assert hopeless.reason == "acceptance"
 
 
-def test_a_slow_drafter_is_not_used():
-    slow = Control(4, known(StepCost([1, 64], [0.01, 0.01]), 1), draft_cost=DraftCost(per_pass_s=0.02))
+def test_after_a_decision_for_none_steps_rest_until_the_load_falls() -> None:
+    cost = StepCost([1, 2, 3, 64], [0.01, 0.01, 0.02, 0.9])
+    full = control(cost)
+    assert full.lengths(requests(*[0] * 8), 0) == [0] * 8
+    assert [full.rests(8) for _ in range(17)] == [True] * 16 + [False]
+    full.lengths(requests(*[0] * 8), 0)
+    assert full.rests(8)
+    assert full.is_far
+    assert not full.rests(1)
+    assert full.lengths(requests(0), 0) == [1]
+
+
+def test_a_slow_drafter_is_not_used() -> None:
+    slow = Control(4, StepCost([1, 64], [0.01, 0.01]), draft_cost=DraftCost(per_pass_s=0.02))
     assert slow.lengths(requests(0), 0) == [0]
 
 
-def test_one_step_risks_at_most_half_of_the_account():
-    # At the start the account holds 2 plain steps, so that a step may cost 1 more than a plain one.
-    rising = control(StepCost([1, 2, 3], [0.01, 0.0175, 0.025]), 1, prior_acceptance=0.95)
-    assert rising.lengths(requests(0), 0) == [1]
-    rising = control(StepCost([1, 2], [0.01, 0.0201]), 1, prior_acceptance=0.99, max_tokens=1)
-    assert rising.lengths(requests(0), 0) == [0]
-    rising = control(StepCost([1, 2], [0.01, 0.0205]), 1, prior_acceptance=0.99, max_tokens=1, max_slowdown=0.01)
-    assert rising.lengths(requests(0), 0) == [0]
+def test_only_the_passes_of_the_longest_draft_cost() -> None:
+    """Four requests draft one token each in one pass."""
+    cost = StepCost([1, 64], [0.01, 0.01])
+    drafts = Control(4, cost, draft_cost=DraftCost(per_pass_s=0.005), prior_acceptance=0.7)
+    assert drafts.lengths(requests(0, 0, 0, 0), 0) == [1] * 4
 
 
-def test_the_account_is_short_is_said():
-    short = control(StepCost([1, 5], [0.01, 0.035]), 1, prior_acceptance=0.95, max_slowdown=0.001)
-    assert short.lengths(requests(0), 0) == [0]
-    assert short.reason == "account"
-
-
-def test_a_higher_priority_is_drafted_first():
+def test_a_higher_priority_is_drafted_first() -> None:
     cost = StepCost([1, 6, 7, 64], [0.01, 0.01, 0.02, 0.5])
-    assert control(cost, 2).lengths(requests(0, 6), 0) == [1, 3]
-    assert control(cost, 2).lengths(requests(0, 0), 0) == [2, 2]
+    assert control(cost).lengths(requests(0, 6), 0) == [1, 3]
+    assert control(cost).lengths(requests(0, 0), 0) == [2, 2]
 
     def first_only(request: FakeRequest) -> float:
         return 5.0 if request.arrival == 0 else 1.0
 
-    own = control(cost, 2, weight=first_only)
+    own = control(cost, weight=first_only)
     assert own.lengths(requests(0, 0), 0) == [4, 0]
 
 
-def test_weights_are_limited():
+def test_weights_are_limited() -> None:
     assert weight_by_priority(FakeRequest(arrival=0, priority=1)) == 1.25
     assert weight_by_priority(FakeRequest(arrival=0, priority=100)) == 1.25**6
     assert weight_by_priority(FakeRequest(arrival=0, priority=-100)) == 1.25**-6
 
 
-def test_a_new_size_is_first_taken_plain():
-    fresh = Control(4, StepCost([1, 64], [0.01, 0.01]), draft_cost=DraftCost(per_pass_s=1e-9))
-    assert fresh.lengths(requests(0), 0) == [0]
-    assert fresh.reason == "sample"
-    assert fresh.lengths(requests(0), 0) == [4]
-    assert fresh.lengths(requests(0, 0), 0) == [0, 0]
-
-
-def test_a_short_step_is_measured_between_two_others():
-    table = StepCost([1, 64], [0.0002, 0.0002])
-    fresh = Control(4, table, draft_cost=DraftCost(per_pass_s=1e-9))
-    for _ in range(3):
-        assert fresh.lengths(requests(0), 0) == [0]
-        assert fresh.reason == "sample"
-    for seconds in (0.0009, 0.0003, 0.0008):  # the host works longer where drafts are near
-        fresh.observe([], [], [], [], num_tokens=1, num_others=1, verify_s=seconds)
-    assert table.seconds(1) == pytest.approx(0.0003)
-
-
-def test_the_account_pays_for_what_steps_really_take():
-    # By the table drafts are nearly free; but the host's work makes steps with them longer, and others too.
-    cost = known(StepCost([1, 64], [2e-4, 2.1e-4]), 2)
-    real = Control(4, cost, draft_cost=DraftCost(per_pass_s=1e-9), max_slowdown=0.01)
-    batch = requests(0, 0)
-    assert sum(real.lengths(batch, 0)) > 0
-    before_s = real.account_s
-    for _ in range(3):
-        real.observe([], [], [], [], num_tokens=2, num_others=2, num_steps=32, verify_s=2e-4, passed_steps=32,
-                     passed_load=2, passed_tokens=64, passed_s=0.0064)  # fmt: skip
-    gained_s = real.account_s - before_s
-    assert gained_s == pytest.approx(96 * 0.0075 * 2e-4, rel=0.01)
-    before_s = real.account_s
-    # Three tokens are worth 0.3 ms, and the step took 0.35.
-    real.observe(batch, [4, 4], [4, 4], [1, 0], num_tokens=10, num_yielded=3, verify_s=3.5e-4, passed_load=2)
-    assert real.account_s - before_s == pytest.approx(-5e-5, abs=5e-6)
-
-
-def test_large_batches_keep_their_lengths_for_a_few_steps():
+def test_short_steps_keep_their_lengths() -> None:
     batch = requests(*[0] * 40)
-    large = control(StepCost([1, 400], [0.01, 0.01]), 40)
+    large = control(StepCost([1, 400], [0.001, 0.001]))
     first = large.lengths(batch, 0)
     assert first == [4] * 40
-    large.observe(batch, first, first, [0] * 40, num_tokens=200, verify_s=0.01)
+    large.observe(OneStep.of(batch, first, first, [0] * 40, num_tokens=200, taken_s=0.001))
     assert large.lengths(batch, 0) == first
     assert large.lengths(batch[::-1], 0) == first
     assert large.lengths([*batch[1:], FakeRequest(arrival=99)], 0) == first
-    large.lengths(batch[:30], 0)
-    assert large.reason == "sample"
+    assert large.lengths(batch[:4], 0) != [4] * 4  # another load is decided anew
 
 
-def test_the_counters():
-    batch = requests(0, 0, 0)
+def test_the_reasons_are_counted() -> None:
     counted = Control(3, mode="fixed")
-    lengths = counted.lengths(batch, 0)
-    counted.observe(batch, lengths, [3, 2, 0], [3, 1, 0], num_tokens=8, draft_s=0.5, verify_s=1.0)
-    assert (counted.num_granted, counted.num_drafted, counted.num_accepted) == (9, 5, 4)
-    assert counted.accepted_by_position == [2, 1, 1]
-    assert (counted.draft_s, counted.verify_s) == (0.5, 1.0)
+    counted.lengths(requests(0, 0, 0), 0)
     assert counted.steps_by_reason["fixed"] == 1
     assert sum(counted.steps_by_reason.values()) == 1
 
 
-def test_a_late_result_of_a_forgotten_request_counts_but_is_not_kept():
+def test_a_late_result_of_a_forgotten_request_is_not_kept() -> None:
     batch = requests(0)
-    late = control(StepCost([1, 64], [0.01, 0.01]), 1)
+    late = control(StepCost([1, 64], [0.01, 0.01]))
     lengths = late.lengths(batch, 0)
     late.forget(batch[0])
-    late.observe(batch, lengths, lengths, lengths, num_tokens=5, verify_s=0.01)
-    assert late.num_accepted == 4
+    late.observe(OneStep.of(batch, lengths, lengths, lengths, num_tokens=5, taken_s=0.01))
     assert late.num_known == 0
     late.forget(batch[0])
 
@@ -191,27 +145,26 @@ def test_a_late_result_of_a_forgotten_request_counts_but_is_not_kept():
     [
         ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
         ({"max_tokens": 1, "mode": "auto"}, "mode must be one of adaptive, fixed, got 'auto'"),
-        ({"max_tokens": 1, "max_slowdown": 0.0}, r"max_slowdown must be in \(0, 1\), got 0.0"),
-        ({"max_tokens": 1, "prior_acceptance": 1.0}, r"prior must be in \(0, 1\), got 1.0"),
+        ({"max_tokens": 1, "prior_acceptance": 1.0}, r"prior_acceptance must be in \(0, 1\), got 1.0"),
+        ({"max_tokens": 3, "num_nodes": 2}, "num_nodes must be >= max_tokens, got 2 with max_tokens 3"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Control(**arguments)
 
 
-def test_while_other_work_takes_the_cores_nothing_is_drafted_or_learned():
+def test_while_other_work_takes_the_cores_nothing_is_drafted_or_learned() -> None:
     are_taken = False
     cost = StepCost([1, 64], [0.01, 0.01])
-    steps = control(cost, 2, are_cores_taken=lambda: are_taken)
+    steps = control(cost, are_cores_taken=lambda: are_taken)
     assert not steps.rests(2)
     assert steps.lengths(requests(0, 0), 0) == [4, 4]
     are_taken = True
     for _ in range(50):
         assert steps.rests(2)
         assert (steps.reason, steps.is_far) == ("cores", True)
-        steps.observe([], [], [], [], num_tokens=2, num_others=2, num_yielded=2, passed_load=2.0, passed_tokens=2,
-                      passed_s=0.5, verify_s=0.5)  # fmt: skip
+        steps.observe(OneStep.of(requests(0, 0), [0, 0], [0, 0], [0, 0], num_tokens=2, taken_s=0.5))
     assert steps.steps_by_reason["cores"] == 50
     assert cost.seconds(2) == 0.01
     are_taken = False
@@ -219,7 +172,47 @@ def test_while_other_work_takes_the_cores_nothing_is_drafted_or_learned():
     assert steps.lengths(requests(0, 0), 0) == [4, 4]
 
 
-def test_a_fixed_length_does_not_ask_for_the_cores():
+def test_a_fixed_length_does_not_ask_for_the_cores() -> None:
     steps = Control(4, StepCost([1, 64], [0.01, 0.01]), mode="fixed", are_cores_taken=lambda: True)
     assert not steps.rests(1)
     assert steps.lengths(requests(0), 0) == [4]
+
+
+CHEAP, DEAR = [0.01, 0.0101], [0.01, 0.4]
+
+
+def trees(cost: StepCost, **arguments: Any) -> Control:
+    """Return a policy for trees of 8 nodes, 3 deep."""
+    return control(cost, max_tokens=3, num_nodes=8, **arguments)
+
+
+def test_cheap_trees_are_whole() -> None:
+    cheap = trees(StepCost([1, 64], CHEAP))
+    assert cheap.lengths(requests(0, 0), 0) == [3, 3]
+    assert cheap.reason == "gain"
+
+
+def test_a_tree_costs_all_of_its_nodes() -> None:
+    """A chain of three tokens would pay here."""
+    cost = StepCost([1, 64], [0.01, 0.08])
+    assert trees(cost, prior_acceptance=0.4).lengths(requests(0), 0) == [0]
+    assert trees(cost, prior_acceptance=0.9).lengths(requests(0), 0) == [3]
+
+
+@pytest.mark.parametrize("num", [1, 2, 20])
+def test_dear_trees_are_not_made(num: int) -> None:
+    assert trees(StepCost([1, 64], DEAR)).lengths(requests(*[0] * num), 0) == [0] * num
+
+
+def test_there_are_trees_for_the_likeliest_requests_only() -> None:
+    some = trees(StepCost([1, 2, 10, 11, 64], [0.01, 0.01, 0.0101, 0.08, 0.5]))
+    both = requests(0, 0)
+    assert sorted(some.lengths(both, 0)) == [0, 3]
+    for _ in range(30):
+        some.observe(OneStep.of(both, [3, 3], [3, 3], [0, 3], num_tokens=18))
+    assert some.lengths(both, 0) == [0, 3]
+
+
+def test_trees_of_higher_priorities_come_first() -> None:
+    some = trees(StepCost([1, 2, 10, 11, 64], [0.01, 0.01, 0.0101, 0.08, 0.5]))
+    assert some.lengths(requests(0, 5), 0) == [0, 3]

@@ -31,7 +31,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core import speculation
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.speculation import Drafting, SpeculationCounts
+from pagewood.engine.core.speculation import Drafting, SpeculationCounts, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -118,26 +118,20 @@ class Watched:
         """Return the policy's lengths."""
         return self.policy.lengths(requests, num_other_tokens)
 
-    def observe(
-        self,
-        requests: Sequence[Request],
-        granted: Sequence[int],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        **measured: Any,
-    ) -> None:
-        """Check the numbers of a step."""
-        for some in zip(accepted, drafted, granted, strict=True):
+    def observe(self, report: StepsReport) -> None:
+        """Check the numbers of steps."""
+        for some in zip(report.accepted, report.drafted, report.granted, strict=True):
             assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
         if self.drafter.num_right is not None:
-            for request, count, num_accepted in zip(requests, drafted, accepted, strict=True):
+            for request, count, num_accepted in zip(report.requests, report.drafted, report.accepted, strict=True):
                 if request.finish is None:  # otherwise its last tokens were dropped
                     right = self.drafter.num_right(int(request.tokens[request.num_known - 1]), count)
                     assert num_accepted == right, f"{num_accepted} of {count} drafts accepted, {right} are right"
-        assert list(drafted) == list(granted) or not self.drafter.is_ready, f"{drafted} of {granted} drafted"
-        self.num_drafted += sum(drafted)
-        self.num_accepted += sum(accepted)
-        self.policy.observe(requests, granted, drafted, accepted, **measured)
+        is_whole = list(report.drafted) == list(report.granted)
+        assert is_whole or not self.drafter.is_ready, f"{report.drafted} of {report.granted} drafted"
+        self.num_drafted += sum(report.drafted)
+        self.num_accepted += sum(report.accepted)
+        self.policy.observe(report)
 
     def forget(self, request: Request) -> None:
         """Pass on the end of a request."""

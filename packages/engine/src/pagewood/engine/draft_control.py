@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter
+from time import monotonic
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.loop import EngineInfo, Runner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.step_times import measure_draft_times, measure_step_times
-from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, TreeControl, WeightByUrgency
+from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency
 
 _log = logging.getLogger(__name__)
-_MAX_SLOWDOWN = 0.01
-"""What drafts that are rejected may cost; the host's work for this policy costs something too."""
 
 
 def tree_shape(config: EngineConfig) -> TreeShape | None:
@@ -38,24 +36,12 @@ def draft_control(
     if config.speculative == "off":
         return None
     tree = tree_shape(config)
-    if tree is not None:
-        return TreeControl(
-            tree.depth,
-            num_nodes=tree.num_nodes,
-            mode=config.speculative_control,
-            max_slowdown=_MAX_SLOWDOWN,
-            computes_padding=computes_padding,
-            weight=WeightByUrgency(monotonic),
-            clock=perf_counter,
-            are_cores_taken=are_cores_taken,
-        )
     return DraftControl(
-        config.speculative_num_tokens,
+        config.speculative_num_tokens if tree is None else tree.depth,
         mode=config.speculative_control,
-        max_slowdown=_MAX_SLOWDOWN,
+        num_nodes=None if tree is None else tree.num_nodes,
         computes_padding=computes_padding,
         weight=WeightByUrgency(monotonic),
-        clock=perf_counter,
         are_cores_taken=are_cores_taken,
     )
 

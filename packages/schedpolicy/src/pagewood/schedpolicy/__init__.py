@@ -15,10 +15,9 @@ from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
-from pagewood.schedpolicy.drafting.control import DraftControl
-from pagewood.schedpolicy.drafting.request_estimates import Decoding
+from pagewood.schedpolicy.drafting.acceptance import Decoding
+from pagewood.schedpolicy.drafting.control import DraftControl, StepsReport
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
-from pagewood.schedpolicy.drafting.trees import TreeControl
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.hysteresis import PreemptionGuard
 from pagewood.schedpolicy.latency import StepModel, StepSample
@@ -74,9 +73,10 @@ __all__ = [
     "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt",
     "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
     "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
-    "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers",
-    "TooLate", "TreeControl", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named",
-    "by_arrival", "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority",
-    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
-    "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
+    "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "StepsReport", "Switch",
+    "TagAffinity", "Tiers", "TooLate", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__",
+    "budget_named", "by_arrival", "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority",
+    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving",
+    "fair_share", "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin",
+    "worth_preempting",
 ]  # fmt: skip

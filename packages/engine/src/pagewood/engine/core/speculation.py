@@ -25,12 +25,36 @@ _LONGEST_STEP = 2.0
 """A step that takes longer than this, relative to what the runner has measured, was preceded by a pause."""
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
-_NUM_OBSERVED = 2
-"""Steps without drafts in succession that are all observed."""
-_OBSERVE_EVERY = 32
-"""Of the steps without drafts that follow them, every 32nd is observed."""
-_REPORTED_S = 1e-3
-"""Shorter steps with drafts are reported together, until they have taken this many seconds."""
+_REPORTED_S = 4e-3
+"""Steps that are alike are reported together, until they have taken this many seconds."""
+
+
+@dataclass(slots=True)
+class StepsReport:
+    """What steps with the same number of grants have yielded: all with drafts, or all without."""
+
+    requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
+    """Requests that were given drafts, once for each step; for the next three, too."""
+    granted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    """Draft tokens that each was given."""
+    drafted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    """How many of them the drafter proposed."""
+    accepted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    """How many of those were accepted."""
+    num_grants: int = 0
+    """Grants of each step."""  # written by: settle
+    is_drafting: bool = False  # written by: settle
+    num_steps: int = 0  # written by: settle
+    num_decoding: int = 0
+    """Requests that decoded, with and without drafts, over all steps."""  # written by: settle
+    num_tokens: int = 0
+    """Positions that all steps have computed."""  # written by: settle
+    num_draft_tokens: int = 0
+    """Those of drafts among them."""  # written by: settle
+    draft_s: float = 0.0
+    """Seconds for drafts; 0: not measured."""  # written by: settle
+    taken_s: float = 0.0
+    """Seconds of the steps with all that the host did for them, drafts included."""  # written by: settle
 
 
 class Drafting(Protocol):
@@ -69,42 +93,8 @@ class Drafting(Protocol):
         """
         ...
 
-    def observe(
-        self,
-        requests: Sequence[Request],
-        granted: Sequence[int],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        *,
-        num_tokens: int,
-        num_others: int,
-        num_steps: int,
-        num_yielded: int,
-        passed_steps: int,
-        passed_load: float,
-        passed_tokens: int,
-        passed_s: float,
-        draft_s: float,
-        verify_s: float,
-    ) -> None:
-        """Note the results of steps: of some with drafts that are alike, or of one without that stands for others.
-
-        Args:
-            requests: those that were given drafts, once for each step.
-            granted: draft tokens that each was given.
-            drafted: how many of them the drafter really proposed.
-            accepted: how many of those were accepted.
-            num_tokens: positions that all reported steps computed.
-            num_others: requests that decoded without drafts in them.
-            num_steps: how many steps are reported; without drafts, how many the reported one stands for.
-            num_yielded: tokens of all reported steps.
-            passed_steps: steps since the last report, with the reported ones, in which requests decoded.
-            passed_load: requests that were to get tokens in each of them, with those that had ended, on average.
-            passed_tokens: tokens that they have yielded.
-            passed_s: their seconds, with all that the host did, but for pauses.
-            draft_s: seconds for drafts in all reported steps; 0: not measured.
-            verify_s: seconds for the rest of them; 0: not measured.
-        """
+    def observe(self, report: StepsReport) -> None:
+        """Note the results of steps; called when they have been retired."""
         ...
 
     def forget(self, request: Request) -> None:
@@ -137,26 +127,6 @@ class SpeculationCounts:
     """Why the draft lengths are what they are now."""
 
 
-@dataclass(slots=True)
-class _Report:
-    """Steps that are to be reported; see `Drafting.observe`."""
-
-    requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
-    granted: list[int] = field(default_factory=list[int])  # contents written by: settle
-    drafted: list[int] = field(default_factory=list[int])  # contents written by: settle
-    accepted: list[int] = field(default_factory=list[int])  # contents written by: settle
-    num_grants: int = 0
-    """Grants of the latest of them."""  # written by: settle
-    num_steps: int = 0
-    """Steps that they stand for."""  # written by: settle
-    num_tokens: int = 0  # written by: settle
-    num_decoding: int = 0
-    """Requests that decoded, with and without drafts."""  # written by: settle
-    num_yielded: int = 0  # written by: settle
-    draft_s: float = 0.0  # written by: settle
-    verify_s: float = 0.0  # written by: settle
-
-
 class Speculation:
     """Makes grants longer by drafts, and counts what they yielded.
 
@@ -172,8 +142,8 @@ class Speculation:
 
     __slots__ = (
         "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_kv", "_num_by_accepted", "_num_by_drafted",
-        "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_passed_rows", "_passed_s",
-        "_passed_steps", "_passed_tokens", "_report", "_seen", "_settled_s", "_tree", "_verify_s",
+        "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_report", "_seen", "_settled_s", "_tree",
+        "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -199,18 +169,8 @@ class Speculation:
         """Requests that `drafting` may know."""  # contents written by: speculation
         self._num_settled = 0
         """Steps since ended requests were forgotten."""  # written by: speculation
-        self._num_plain = 0
-        """Steps without drafts since the last one with drafts."""  # written by: settle
-        self._report: _Report | None = None
-        """Steps with drafts that are not reported yet."""  # written by: settle
-        self._passed_steps = 0
-        """Steps since the last report, see `Drafting.observe`."""  # written by: settle
-        self._passed_rows = 0
-        """Requests that were to get tokens in them, added up."""  # written by: settle
-        self._passed_tokens = 0
-        """Tokens that they have yielded."""  # written by: settle
-        self._passed_s = 0.0
-        """Their seconds."""  # written by: settle
+        self._report = StepsReport()
+        """Steps that are not reported yet."""  # written by: settle
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
         self._num_rebuilt = 0  # written by: speculation
@@ -275,70 +235,44 @@ class Speculation:
         device_s = result.draft_s + result.verify_s
         if elapsed_s >= _LONGEST_STEP * device_s:  # after a pause it is what the runner has measured
             elapsed_s = device_s
-        report = self._report
-        if report is not None and not (is_drafting and len(grants) == report.num_grants and _decodes(grants[-1])):
+        if not grants:
+            return
+        report, last, num_grants = self._report, grants[-1], len(grants)
+        # Those that decode come first.
+        only_decodes = last.num_promised > 1 or last.num_promised == last.num_tokens
+        if not only_decodes or report.is_drafting != is_drafting or report.num_grants != num_grants:
             self.report()
-            report = None
-        if grants and (grants[0].num_promised > 1 or grants[0].num_promised == grants[0].num_tokens):  # decodes first
-            self._passed_steps += 1
-            self._passed_rows += result.counts.size
-            self._passed_tokens += result.tokens.size
-            self._passed_s += elapsed_s
-        follows_plain, num_steps = self._num_plain > 0, 1
-        if is_drafting:
-            self._num_plain = 0
+            report = self._report
+            report.is_drafting, report.num_grants = is_drafting, num_grants
+        report.num_steps += 1
+        if only_decodes:
+            report.num_decoding += num_grants
         else:
-            self._num_plain += 1
-            if self._num_plain > _NUM_OBSERVED:  # plain decoding goes on; it must not cost much
-                num_steps = _OBSERVE_EVERY
-                if self._num_plain % num_steps:
-                    return
-        if report is None:
-            report = self._report = _Report()
+            report.num_decoding += sum([one.num_promised > 1 or one.num_promised == one.num_tokens for one in grants])
+        if only_decodes and not is_drafting:
+            report.num_tokens += num_grants
+        else:
+            report.num_tokens += sum([grant.num_tokens for grant in grants])
         if is_drafting:
             self._settle_drafts(report, grants, result)
-        counts = result.counts.tolist()
-        counted = _without_empty(grants, counts) if 0 in counts else grants
-        report.num_tokens += sum([grant.num_tokens for grant in counted])
-        report.num_decoding += sum([_decodes(grant) for grant in counted])
-        report.num_grants, report.num_steps = len(grants), report.num_steps + num_steps
-        report.num_yielded += result.tokens.size
         report.draft_s += result.draft_s
         # What a step has cost the engine is the time since the step before it was retired, with the host's work.
-        report.verify_s += max(elapsed_s, device_s) - result.draft_s
-        is_short = report.draft_s + report.verify_s < _REPORTED_S
-        if is_drafting and is_short and not follows_plain and report.num_decoding == report.num_steps * len(grants):
-            return
-        self.report()
+        report.taken_s += elapsed_s if elapsed_s > device_s else device_s
+        if not only_decodes or report.taken_s >= _REPORTED_S:
+            self.report()
 
     def report(self) -> None:
         """Report the steps that are not reported yet: the next one is not like them, or does not come."""
-        report, self._report = self._report, None
-        if report is None:
+        report = self._report
+        if not report.num_steps:
             return
+        self._report = StepsReport()
         self._num_settled += report.num_steps
         if self._num_settled >= _FORGET_EVERY:
             self._forget_ended()
-        self._drafting.observe(
-            report.requests,
-            report.granted,
-            report.drafted,
-            report.accepted,
-            num_tokens=report.num_tokens,
-            num_others=report.num_decoding - len(report.requests),
-            num_steps=report.num_steps,
-            num_yielded=report.num_yielded,
-            passed_steps=self._passed_steps,
-            passed_load=self._passed_rows / max(1, self._passed_steps),
-            passed_tokens=self._passed_tokens,
-            passed_s=self._passed_s,
-            draft_s=report.draft_s,
-            verify_s=report.verify_s,
-        )
-        self._passed_steps = self._passed_rows = self._passed_tokens = 0
-        self._passed_s = 0.0
+        self._drafting.observe(report)
 
-    def _settle_drafts(self, report: _Report, grants: Sequence[Grant], result: StepResult) -> None:
+    def _settle_drafts(self, report: StepsReport, grants: Sequence[Grant], result: StepResult) -> None:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
         promised = grants if len(grants) == result.counts.size else [grant for grant in grants if grant.num_promised]
         num_drafted_of = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
@@ -347,7 +281,10 @@ class Speculation:
         num_missing = 0
         for grant, count, num_drafted in zip(promised, result.counts.tolist(), num_drafted_of, strict=True):
             num_promised = grant.num_promised
-            if num_promised == 1 or not count:
+            if num_promised == 1:
+                continue
+            report.num_draft_tokens += grant.num_tokens - 1
+            if not count:  # its request has ended
                 continue
             request, num_accepted = grant.request, count - 1
             request.num_launched -= num_promised - count
@@ -365,6 +302,7 @@ class Speculation:
             if is_chain:
                 num_missing += num_promised - 1 - num_drafted
         report.num_tokens -= num_missing
+        report.num_draft_tokens -= num_missing
         self._num_rebuilt += result.num_rebuilt
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
@@ -406,14 +344,3 @@ class Speculation:
 def _by_position(num_by_length: Sequence[int]) -> tuple[int, ...]:
     """Return how often there was a first, a second, ... token, from how often there were 0, 1, 2, ... of them."""
     return tuple(accumulate(num_by_length[:0:-1]))[::-1]
-
-
-def _decodes(grant: Grant) -> bool:
-    """Return whether a grant is of a request that decodes, with or without drafts."""
-    return grant.num_promised > 1 or grant.num_promised == grant.num_tokens
-
-
-def _without_empty(grants: Sequence[Grant], counts: Sequence[int]) -> list[Grant]:
-    """Return the grants without those that promised tokens and yielded none: their requests end or have ended."""
-    each = iter(counts)
-    return [grant for grant in grants if not grant.num_promised or next(each)]

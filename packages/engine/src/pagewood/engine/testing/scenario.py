@@ -33,6 +33,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.speculation import StepsReport
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
@@ -184,33 +185,18 @@ class RandomDrafting:
         largest = self._rng.choice((0, self.max_tokens, self.max_tokens, self.max_tokens))
         return [self._rng.choice((self._rng.randint(0, largest), largest)) for _ in requests]
 
-    def observe(
-        self,
-        requests: Sequence[Request],
-        granted: Sequence[int],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        *,
-        num_tokens: int,
-        num_others: int,
-        num_steps: int,
-        num_yielded: int,
-        passed_steps: int,
-        passed_load: float,
-        passed_tokens: int,
-        passed_s: float,
-        draft_s: float,
-        verify_s: float,
-    ) -> None:
+    def observe(self, report: StepsReport) -> None:
         """Check that the numbers are possible."""
-        for some in zip(accepted, drafted, granted, strict=True):
+        for some in zip(report.accepted, report.drafted, report.granted, strict=True):
             assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
         if self._is_exact:
-            for request, num_drafted, num_accepted in zip(requests, drafted, accepted, strict=True):
+            for request, num_drafted, num_accepted in zip(
+                report.requests, report.drafted, report.accepted, strict=True
+            ):
                 assert request.matcher is not None or num_accepted == num_drafted, (
                     f"{num_accepted} of {num_drafted} drafts were accepted, which are all right"
                 )
-        assert num_tokens >= len(requests) + num_others
+        assert len(report.requests) <= report.num_decoding <= report.num_tokens - report.num_draft_tokens
 
     def forget(self, request: Request) -> None:
         """Check that the request has ended."""

@@ -1,170 +1,172 @@
-"""How many draft tokens of a request the target will accept: estimates by position, of a request and of all."""
+"""How many draft tokens of a request the target will accept."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-_PRIOR_RATE = 0.6
+_DECAY = 0.98
+_OWN_DECAY = 0.95
 _PRIOR_WEIGHT = 6.0
-_OWN_DECAY = 0.97
-_ALL_DECAY = 0.98
-_IDLE_DECAY = 0.995
-_IDLE_EVERY = 8
+_MOST = 0.98
+_NUM_IDLE = 16
+
+
+class Decoding(Protocol):
+    """The attributes of a decoding request that `DraftControl` reads."""
+
+    @property
+    def arrival(self) -> int:
+        """Sequence number of its first arrival, unique."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Higher is more urgent."""
+        ...
+
+
+class Own:
+    """What is known of one request: how its drafts fare beside those of all requests."""
+
+    __slots__ = ("accepted", "expected", "found", "granted", "length", "num_idle")
+
+    def __init__(self) -> None:
+        self.accepted = 0.0
+        """Accepted draft tokens, decayed."""  # written by: Acceptance
+        self.expected = 0.0
+        """Those that the rates of all requests made likely, decayed alike."""  # written by: Acceptance
+        self.granted = 0.0
+        """Granted draft tokens, decayed."""  # written by: Acceptance
+        self.found = 0.0
+        """Those that the drafter proposed, decayed alike."""  # written by: Acceptance
+        self.length = 0
+        """Draft tokens of the latest decision."""  # written by: DraftControl
+        self.num_idle = 0
+        """Decisions since then that gave it none."""  # written by: Acceptance
+
+    def halve(self) -> None:
+        """Believe half as much in what was observed."""
+        self.accepted /= 2
+        self.expected /= 2
+        self.granted /= 2
+        self.found /= 2
 
 
 class Acceptance:
-    """Acceptance of all requests by position; a new request starts from it.
+    """Rates of acceptance by position of all requests, and how each request differs from them.
 
-    The rate of a position is the probability that its draft token is accepted, given that it was drafted and that
-    those before it were accepted. It is a decayed mean with a Beta prior, whose mean is the rate of the position before
-    (that of the first is `prior`). Evidence of a position that is no longer drafted fades slowly, so that longer drafts
-    are tried again. Nothing fades while nothing is drafted: after a load without drafts, the rates are what they were.
+    The rate of a position is the probability that its draft token is accepted, if it was drafted and those before it
+    were accepted: a decayed mean with a Beta prior, whose mean is the rate of the position before. A request has a
+    factor of its own for all positions, and the part of its granted tokens that the drafter finds; both start as those
+    of all requests. Observations count for the past: nothing fades while nothing is drafted, but for a request that
+    others leave without drafts, which is forgotten by half from time to time, so that it is tried again.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_drafted",
-        "_num_found",
-        "_num_granted",
-        "_prior",
-        "_weight",
-        "fill",
-        "num_steps",
-        "rates",
-    )
+    __slots__ = ("_accepted", "_drafted", "_found", "_granted", "_known", "_prior", "rates")
 
-    def __init__(self, max_tokens: int, *, prior: float = _PRIOR_RATE, weight: float = _PRIOR_WEIGHT) -> None:
-        """Start without evidence.
+    def __init__(self, max_tokens: int, *, prior: float) -> None:
+        """Start without observations.
 
         Args:
             max_tokens: Positions, >= 1.
-            prior: Rate that is assumed without evidence, in (0, 1).
-            weight: Observations that the prior counts for, here and in each request, >= 0.
+            prior: Rate that is assumed without observations, in (0, 1).
 
         Raises:
-            ValueError: One of them is out of its range.
+            ValueError: `prior` is out of its range.
         """
         if not 0 < prior < 1:
-            raise ValueError(f"prior must be in (0, 1), got {prior}")
-        if not weight >= 0:
-            raise ValueError(f"weight must be >= 0, got {weight}")
-        self._prior, self._weight = prior, weight
+            raise ValueError(f"prior_acceptance must be in (0, 1), got {prior}")
+        self._prior = prior
         self._accepted = [0.0] * max_tokens  # written by: Acceptance
         self._drafted = [0.0] * max_tokens  # written by: Acceptance
-        self._num_granted = weight  # written by: Acceptance
-        self._num_found = weight  # written by: Acceptance
-        self.num_steps = 0
-        """Steps that drafted."""  # written by: Acceptance
+        self._granted = self._found = _PRIOR_WEIGHT  # written by: Acceptance
+        self._known: dict[int, Own] = {}
+        """By arrival."""  # written by: Acceptance
         self.rates = [prior] * max_tokens
-        """[max_tokens], the rate of each position."""  # written by: Acceptance
-        self.fill = 1.0
-        """Drafted tokens as a part of granted ones."""  # written by: Acceptance
+        """[max_tokens], of all requests."""  # written by: Acceptance
 
-    def observe(self, granted: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Learn from a step that drafted: granted, drafted and accepted tokens of each of its requests."""
-        max_tokens = len(self.rates)
+    def __len__(self) -> int:
+        """Return of how many requests something is kept."""
+        return len(self._known)
+
+    def of(self, request: Decoding) -> Own:
+        """Return what is known of a request."""
+        own = self._known.get(request.arrival)
+        if own is None:
+            own = self._known[request.arrival] = Own()
+        return own
+
+    def latest_length(self, request: Decoding, usual: int) -> int:
+        """Return the draft tokens of a request in the latest decision, or `usual` if it is new since then."""
+        own = self._known.get(request.arrival)
+        return usual if own is None else own.length
+
+    def forget(self, request: Decoding) -> None:
+        """Drop what is known of a request."""
+        self._known.pop(request.arrival, None)
+
+    def fill(self, own: Own) -> float:
+        """Return the part of the granted draft tokens of a request that the drafter finds."""
+        everyone = self._found / self._granted
+        return (own.found + _PRIOR_WEIGHT * everyone) / (own.granted + _PRIOR_WEIGHT)
+
+    def survival(self, own: Own) -> list[float]:
+        """Return the probabilities that the first i + 1 drafts of a request are all accepted, if they are found."""
+        factor = (own.accepted + _PRIOR_WEIGHT) / (own.expected + _PRIOR_WEIGHT)
+        product, survival = 1.0, list[float]()
+        for rate in self.rates:
+            product *= min(_MOST, rate * factor)
+            survival.append(product)
+        return survival
+
+    def skip(self, own: Own) -> None:
+        """Note that a decision gave a request no drafts, but others some."""
+        own.num_idle += 1
+        if own.num_idle % _NUM_IDLE == 0:
+            own.halve()
+
+    def hope(self) -> None:
+        """Believe less in what was bad: drafts are tried again after a time without."""
+        for own in self._known.values():
+            if own.accepted < own.expected:
+                own.halve()
+        for index, (accepted, drafted) in enumerate(zip(self._accepted, self._drafted, strict=True)):
+            if accepted < self._prior * drafted:
+                self._accepted[index], self._drafted[index] = accepted / 4, drafted / 4
+        self._granted, self._found = (self._granted + 3 * _PRIOR_WEIGHT) / 4, (self._found + 3 * _PRIOR_WEIGHT) / 4
+        self._update_rates()
+
+    def observe(
+        self, requests: Sequence[Decoding], granted: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """Learn from drafts: granted, found and accepted tokens of each of some requests."""
+        max_tokens, rates = len(self.rates), self.rates
         tried, passed = [0] * (max_tokens + 1), [0] * (max_tokens + 1)
-        for found, taken in zip(drafted, accepted, strict=True):
+        for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):
             tried[min(found, taken + 1)] += 1
             passed[taken] += 1
-        self.num_steps += 1
-        self._num_granted = self._num_granted * _ALL_DECAY + sum(granted)
-        self._num_found = self._num_found * _ALL_DECAY + sum(drafted)
-        self.fill = self._num_found / max(self._num_granted, 1e-9)
+            own = self._known.get(request.arrival)
+            if own is None:
+                continue
+            own.num_idle = 0
+            own.accepted = own.accepted * _OWN_DECAY + taken
+            own.expected = own.expected * _OWN_DECAY + sum(rates[: min(found, taken + 1)])
+            own.granted = own.granted * _OWN_DECAY + allowed
+            own.found = own.found * _OWN_DECAY + found
+        self._granted = self._granted * _DECAY + sum(granted)
+        self._found = self._found * _DECAY + sum(drafted)
         num_tried = num_passed = 0
         for index in range(max_tokens - 1, -1, -1):
             num_tried += tried[index + 1]
             num_passed += passed[index + 1]
-            decay = _ALL_DECAY if num_tried else _IDLE_DECAY
-            self._drafted[index] = self._drafted[index] * decay + num_tried
-            self._accepted[index] = self._accepted[index] * decay + num_passed
-        rate, weight = self._prior, self._weight
+            if num_tried:
+                self._drafted[index] = self._drafted[index] * _DECAY + num_tried
+                self._accepted[index] = self._accepted[index] * _DECAY + num_passed
+        self._update_rates()
+
+    def _update_rates(self) -> None:
+        rate = self._prior
         for index, (num_drafted, num_accepted) in enumerate(zip(self._drafted, self._accepted, strict=True)):
-            if num_drafted + weight:
-                rate = (num_accepted + weight * rate) / (num_drafted + weight)
+            rate = (num_accepted + _PRIOR_WEIGHT * rate) / (num_drafted + _PRIOR_WEIGHT)
             self.rates[index] = rate
-
-    def estimate(self) -> "Estimate":
-        """Return the estimate of a new request."""
-        return Estimate(self, self._weight)
-
-
-class Estimate:
-    """Acceptance of one request, shrunk towards that of all requests.
-
-    `survival[i]` is the probability that positions 0 to i are all accepted, if they are drafted. The prior mean of a
-    position is the rate of all requests there, times the ratio by which this request differs from it at the position
-    before. Invariant: `survival` never rises from one position to the next.
-    """
-
-    __slots__ = ("_accepted", "_all", "_drafted", "_num_found", "_num_granted", "_num_seen", "_seen_at", "_weight",
-                 "fill", "is_stale", "length", "survival")  # fmt: skip
-
-    def __init__(self, everyone: Acceptance, weight: float) -> None:
-        """Start from the acceptance of all requests.
-
-        Args:
-            everyone: That acceptance.
-            weight: Observations that it counts for.
-        """
-        self._all, self._weight = everyone, weight
-        self._accepted = [0.0] * len(everyone.rates)  # written by: Estimate
-        self._drafted = [0.0] * len(everyone.rates)  # written by: Estimate
-        self._num_granted = self._num_found = 0.0  # written by: Estimate
-        self._num_seen = 0  # written by: Estimate
-        self._seen_at = everyone.num_steps  # written by: Estimate
-        self.length = -1
-        """Draft tokens of the latest decision; -1 before the first."""  # written by: drafting.decisions
-        self.is_stale = False
-        """Whether there are observations that `survival` does not have yet."""  # written by: Estimate
-        self.survival: list[float] = []
-        """[max_tokens], as above."""  # written by: Estimate
-        self.fill = 1.0
-        """Drafted tokens as a part of granted ones."""  # written by: Estimate
-        self.refresh()
-
-    @property
-    def num_observations(self) -> float:
-        """Observations of the first position, decayed."""
-        return self._drafted[0]
-
-    def observe(self, granted: int, drafted: int, accepted: int) -> None:
-        """Learn from a step that granted at least one token."""
-        own_drafted, own_accepted = self._drafted, self._accepted
-        for index in range(accepted):
-            own_drafted[index] = own_drafted[index] * _OWN_DECAY + 1
-            own_accepted[index] = own_accepted[index] * _OWN_DECAY + 1
-        if accepted < drafted:
-            own_drafted[accepted] = own_drafted[accepted] * _OWN_DECAY + 1
-            own_accepted[accepted] *= _OWN_DECAY
-        self._num_granted = self._num_granted * _OWN_DECAY + granted
-        self._num_found = self._num_found * _OWN_DECAY + drafted
-        self._num_seen += 1
-        if self._num_seen % _IDLE_EVERY == 0:
-            self._fade(_IDLE_DECAY**_IDLE_EVERY, first=min(accepted + 1, drafted))
-        self._seen_at = self._all.num_steps
-        self.is_stale = True
-
-    def refresh(self) -> None:
-        """Compute `survival` and `fill` anew, with the rates of all requests as they are now."""
-        num_idle = self._all.num_steps - self._seen_at
-        if num_idle > 1:
-            self._fade(_IDLE_DECAY**num_idle, first=0)
-            self._seen_at = self._all.num_steps
-        weight = self._weight
-        ratio = product = 1.0
-        survival: list[float] = []
-        for accepted, drafted, rate in zip(self._accepted, self._drafted, self._all.rates, strict=True):
-            mean = rate * ratio
-            if mean > 0.98:
-                mean = 0.98
-            if drafted + weight:
-                mean = (accepted + weight * mean) / (drafted + weight)
-            ratio = mean / rate if rate else 1.0
-            product *= mean
-            survival.append(product)
-        self.survival = survival
-        self.fill = (self._num_found + weight * self._all.fill) / max(self._num_granted + weight, 1e-9)
-        self.is_stale = False
-
-    def _fade(self, factor: float, *, first: int) -> None:
-        self._drafted[first:] = [value * factor for value in self._drafted[first:]]
-        self._accepted[first:] = [value * factor for value in self._accepted[first:]]

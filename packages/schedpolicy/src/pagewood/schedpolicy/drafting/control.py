@@ -1,71 +1,118 @@
-"""The policy of draft lengths as an engine calls it: it passes steps to be decided, and their results, to its parts."""
+"""The policy of draft lengths as an engine calls it."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Generic, get_args
+from typing import Generic, Literal, Protocol, TypeVar, get_args
 
-from pagewood.schedpolicy.drafting.acceptance import Acceptance
-from pagewood.schedpolicy.drafting.account import DraftAccount
-from pagewood.schedpolicy.drafting.chains import Chains
-from pagewood.schedpolicy.drafting.decisions import D, Decisions, Mode
-from pagewood.schedpolicy.drafting.decode_pace import DecodePace
-from pagewood.schedpolicy.drafting.host_time import HostTime
-from pagewood.schedpolicy.drafting.plain_samples import PlainSamples
-from pagewood.schedpolicy.drafting.request_estimates import RequestEstimates
-from pagewood.schedpolicy.drafting.rest_clock import RestClock
-from pagewood.schedpolicy.drafting.shape import DraftShape, Reason
-from pagewood.schedpolicy.drafting.step_cost import Costs, DraftCost, StepCost
-from pagewood.schedpolicy.drafting.trial import Trial
-from pagewood.schedpolicy.urgency import weight_by_priority
+from pagewood.schedpolicy.drafting.acceptance import Acceptance, Decoding, Own
+from pagewood.schedpolicy.drafting.comparison import Comparison
+from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
+from pagewood.schedpolicy.urgency import relative_weights, weight_by_priority
 
-_SURPRISE = 1.25
-"""Times the expected duration of a step; what is longer counts as an interruption."""
+Mode = Literal["adaptive", "fixed"]
+Reason = Literal["gain", "load", "acceptance", "rest", "cores", "cost unknown", "fixed", "idle"]
+"""Why the lengths of a step are what they are:
+
+- gain: they have the most expected tokens per second.
+- load: no drafts, because they cost too much at this load even if all were accepted.
+- acceptance: no drafts, because too few would be accepted.
+- rest: no drafts in this period, to compare it with those that have some, or because it is the faster kind.
+- cores: no drafts, because other work takes the cores that compute them.
+- cost unknown: no drafts without a table of costs.
+- fixed: the mode is "fixed".
+- idle: no request decodes.
+"""
+
+_MIN_SPEEDUP = 1.02
+_LEAST_SURVIVAL = 0.05
+_DECISION_S = 1e-5
+_DECISION_SHARE = 0.01
+_MOST_KEPT = 16
+_NUM_DECLINED = 16
+_MOST_DECLINES = 8
+
+D = TypeVar("D", bound=Decoding)
+D_co = TypeVar("D_co", bound=Decoding, covariant=True)
+
+
+class StepsReport(Protocol[D_co]):
+    """What steps with the same number of decoding requests have yielded: all with drafts, or all without."""
+
+    @property
+    def requests(self) -> Sequence[D_co]:
+        """Requests that were given drafts, once for each step; for the next three, too."""
+        ...
+
+    @property
+    def granted(self) -> Sequence[int]:
+        """Draft tokens that each was given, >= 1."""
+        ...
+
+    @property
+    def drafted(self) -> Sequence[int]:
+        """How many of them the drafter proposed."""
+        ...
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """How many of those were accepted."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps, >= 1."""
+        ...
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that decoded, with and without drafts, over all steps."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that all steps have computed."""
+        ...
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Those of drafts among them."""
+        ...
+
+    @property
+    def draft_s(self) -> float:
+        """Seconds for drafts; 0: not measured."""
+        ...
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds of the steps with all that the host did for them, drafts included; 0: not measured."""
+        ...
 
 
 class DraftControl(Generic[D]):
     """Decides how many tokens are drafted for each decoding request of a step.
 
-    In the mode "adaptive" it chooses the drafts with the most expected tokens per second (`Chains`), as far as an
-    account of time can pay for them if nothing is accepted (`DraftAccount`). Where steps are short, lengths are kept
-    for some more steps (`KeptLengths`), and decisions and learning take a small part of the time (`HostTime`). While
-    nothing is drafted most steps rest (`RestClock`). When a probe is due, a few requests (all, where padding makes that
-    free) draft one or two tokens in two steps, and not before 0.4 of `max_slowdown` pays for both, with what drafters
-    take to follow the text before and to wake (`WakeDebt`). Some steps are plain to measure plain decoding
-    (`PlainSamples`).
-
-    All of that happens in periods of drafting. What these yield is compared with what periods of rest yield, and the
-    faster kind gets more of the time (`Trial`).
-
-    Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
-    whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
-
-    Invariant: with a correct table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts,
-    plus what the account held at the start.
+    1. The expected tokens of a step with drafts come from rates of acceptance by position and a factor for each
+       request (`Acceptance`).
+    2. What it takes comes from a table by the number of its tokens, measured at start (`StepCost`), and the cost of
+       drafting (`DraftCost`).
+    3. Drafts are sorted by their probability, and as many are made as give the most expected tokens per second.
+    4. They are made if that is at least 2% more than without drafts.
+    5. If not, the next 16 steps get none either, then the next 32, up to 128, unless the load falls.
+    6. Periods with drafts and without are compared at each load by what they really yield, with the work of the host
+       in it; the faster kind goes on, and the other is tried as often as costs a hundredth of the time (`Comparison`).
+    7. Where steps are short, lengths are kept for some more steps, so that decisions take a hundredth of the time.
+    8. When drafts are tried again, what was observed counts half.
+    9. While other work takes the cores, nothing is drafted.
+    10. Weights change which requests get the drafts, and not how many there are.
     """
 
     __slots__ = (
-        "_account",
-        "_are_cores_taken",
-        "_clock",
-        "_computes_padding",
-        "_costs",
-        "_decisions",
-        "_estimates",
-        "_host",
-        "_num_accepted_lengths",
-        "_pace",
-        "_samples",
-        "_shape",
-        "_trial",
-        "draft_s",
-        "is_far",
-        "max_tokens",
-        "num_drafted",
-        "num_granted",
-        "reason",
+        "_acceptance", "_are_cores_taken", "_comparisons", "_computes_padding", "_cost", "_draft_cost",
+        "_kept", "_mode", "_num_declined", "_num_declines", "_num_nodes", "_weight", "is_far", "max_tokens", "reason",
         "steps_by_reason",
-        "verify_s",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -74,30 +121,24 @@ class DraftControl(Generic[D]):
         *,
         mode: Mode = "adaptive",
         draft_cost: DraftCost | None = None,
-        max_slowdown: float = 0.02,
+        num_nodes: int | None = None,
         weight: Callable[[D], float] = weight_by_priority,
         computes_padding: bool = False,
         prior_acceptance: float = 0.6,
-        prior_weight: float = 6.0,
-        shape: DraftShape | None = None,
-        clock: Callable[[], float] | None = None,
         are_cores_taken: Callable[[], bool] | None = None,
     ) -> None:
         """Start without observations.
 
         Args:
-            max_tokens: Most draft tokens of a request in a step, >= 1.
+            max_tokens: Most draft tokens of a request in a step, >= 1; for trees, their depth.
             cost: Cost of steps on this machine; None if not measured yet (nothing is drafted until `set_cost`).
             mode: "adaptive", or "fixed" for always `max_tokens`.
-            draft_cost: Cost of drafting; None to learn it from the first steps.
-            max_slowdown: Part of the time that speculation may lose against plain decoding, in (0, 1).
+            draft_cost: Cost of drafting; None to learn it.
+            num_nodes: Tokens of a tree of drafts, >= `max_tokens`; a request gets a whole tree, whose length is
+                `max_tokens`, or none. None: drafts are chains.
             weight: Weight of a request, > 0; read in every decision.
             computes_padding: Whether a granted token that the drafter does not find is computed nevertheless.
             prior_acceptance: Probability of acceptance that is assumed before the first observation, in (0, 1).
-            prior_weight: Observations that the average of all requests counts for in the estimate of one, >= 0.
-            shape: What drafts look like, with the same `max_tokens`; None: chains.
-            clock: Returns seconds, as `time.perf_counter`; measures what decisions and learning take. None: they are
-                assumed to take what they take in a loop of their own, and equal calls make equal decisions.
             are_cores_taken: Returns whether other work takes the cores that compute steps; asked in every step of mode
                 "adaptive". While it does, nothing is drafted, and durations say nothing of drafts. None: it never does.
 
@@ -108,251 +149,219 @@ class DraftControl(Generic[D]):
             raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-        if not 0 < max_slowdown < 1:
-            raise ValueError(f"max_slowdown must be in (0, 1), got {max_slowdown}")
-        if shape is not None and shape.max_tokens != max_tokens:
-            raise ValueError(f"shape must have max_tokens {max_tokens}, got {shape.max_tokens}")
+        if num_nodes is not None and num_nodes < max_tokens:
+            raise ValueError(f"num_nodes must be >= max_tokens, got {num_nodes} with max_tokens {max_tokens}")
         self.max_tokens = max_tokens
         self.reason: Reason = "idle"
         """Why the latest lengths are what they are."""  # written by: DraftControl
         self.steps_by_reason: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
         """Steps that rested or were decided, by reason."""  # written by: DraftControl
         self.is_far = False
-        """Whether the next steps get no drafts for some time, if the load does not fall."""  # written by: DraftControl
-        self.num_granted = 0
-        """Draft tokens granted, over all observed steps."""  # written by: DraftControl
-        self.num_drafted = 0
-        """Draft tokens verified."""  # written by: DraftControl
-        self.draft_s = 0.0
-        """Measured seconds of drafting."""  # written by: DraftControl
-        self.verify_s = 0.0
-        """Measured seconds of steps, without drafting."""  # written by: DraftControl
-        self._num_accepted_lengths = [0] * (max_tokens + 1)
-        """[max_tokens + 1], drafts by how many of their tokens were accepted."""  # written by: DraftControl
+        """Whether the next steps get no drafts for some time, if the load stays."""  # written by: DraftControl
+        self._mode, self._num_nodes, self._weight = mode, num_nodes, weight
         self._computes_padding = computes_padding
-        self._shape = shape or Chains(max_tokens, computes_padding=computes_padding)
-        self._estimates = RequestEstimates(Acceptance(max_tokens, prior=prior_acceptance, weight=prior_weight))
-        self._costs, self._pace = Costs(cost, draft_cost or DraftCost()), DecodePace()
-        self._account, self._clock, self._samples = DraftAccount(max_slowdown), RestClock(), PlainSamples()
-        self._host = HostTime(max_tokens, clock)
+        self._acceptance = Acceptance(max_tokens, prior=prior_acceptance)
+        self._cost, self._draft_cost = cost, draft_cost or DraftCost()  # written by: DraftControl
         self._are_cores_taken = are_cores_taken if mode == "adaptive" else None
-        self._trial = Trial(self._pace)
-        self._decisions = Decisions[D](
-            shape=self._shape,
-            mode=mode,
-            max_slowdown=max_slowdown,
-            weight=weight,
-            costs=self._costs,
-            account=self._account,
-            clock=self._clock,
-            estimates=self._estimates,
-            host=self._host,
-            samples=self._samples,
-            trial=self._trial,
-        )
-
-    @property
-    def num_accepted(self) -> int:
-        """Draft tokens accepted."""
-        return sum(self.accepted_by_position)
-
-    @property
-    def accepted_by_position(self) -> list[int]:
-        """[max_tokens], accepted draft tokens at each position of a draft."""
-        return list(accumulate(self._num_accepted_lengths[:0:-1]))[::-1]
+        self._comparisons: dict[int, Comparison] = {}
+        """By load."""  # written by: DraftControl
+        self._num_declined = 0
+        """Steps that get no drafts because the latest decision was for none."""  # written by: DraftControl
+        self._num_declines = 0
+        """Decisions in succession for none."""  # written by: DraftControl
+        self._kept = _Kept()
 
     @property
     def acceptance(self) -> list[float]:
         """[max_tokens], present rate of acceptance at each position, of those before it accepted."""
-        return list(self._estimates.everyone.rates)
-
-    @property
-    def account_s(self) -> float:
-        """Seconds that speculation may lose now."""
-        return self._account.balance_s
+        return list(self._acceptance.rates)
 
     @property
     def num_known(self) -> int:
         """Requests of which something is kept; `forget` drops them."""
-        return len(self._estimates)
+        return len(self._acceptance)
 
     def set_cost(self, cost: StepCost, draft_cost: DraftCost | None = None) -> None:
         """Replace the costs, for example when they have been measured; None: the cost of drafting stays."""
-        self._costs.steps = cost
-        self._costs.drafts = draft_cost or self._costs.drafts
-        self._account.close()
+        self._cost, self._draft_cost = cost, draft_cost or self._draft_cost
 
     def forget(self, request: D) -> None:
         """Drop what is known of a request that has ended."""
-        self._estimates.forget(request)
+        self._acceptance.forget(request)
 
     def rests(self, num_requests: int) -> bool:
-        """Return whether a step with this number of requests gets no drafts; the requests themselves are not read.
+        """Return whether a step with this number of requests gets no drafts; called once for each step.
 
-        While nothing is drafted, that is so in seven of eight steps, or in more if decisions take long; and in all
-        steps while other work takes the cores. Call it before `lengths`, which need not be called if it returns True.
+        If it returns False, `lengths` is called next.
         """
-        clock = self._clock
-        if self._are_cores_taken is not None and self._are_cores_taken():
-            self.is_far, self.reason = True, "cores"
-        elif clock.rests(num_requests):
-            self.is_far, self.reason = clock.is_far, clock.reason
-        else:
+        if self._mode == "fixed":
             return False
-        self.steps_by_reason[self.reason] += 1
-        return True
+        if self._are_cores_taken is not None and self._are_cores_taken():
+            return self._rest("cores", is_far=True)
+        if self._cost is None:
+            return self._rest("cost unknown", is_far=False)
+        load = _load(num_requests)
+        comparison = self._comparisons.get(load)
+        if comparison is None:
+            comparison = self._comparisons[load] = Comparison()
+        if comparison.is_resting:
+            return self._rest("rest", is_far=True)
+        if self._num_declined and num_requests >= self._kept.size:
+            self._num_declined -= 1
+            return self._rest(self.reason, is_far=self._num_declines > 1)
+        return False
 
     def lengths(self, requests: Sequence[D], num_other_tokens: int) -> list[int]:
-        """Return the draft tokens of each request, in [0, max_tokens].
-
-        Call it once for every step that does not rest, before the results of earlier steps if these are not there yet.
+        """Return the draft tokens of each request, in [0, max_tokens]; for trees, 0 or `max_tokens`.
 
         Args:
-            requests: All requests that decode in the step.
+            requests: All requests that decode in the step and may get drafts.
             num_other_tokens: Prompt tokens that the step computes as well.
         """
-        self._clock.is_far = False
-        self.reason, lengths = self._decisions.decide(requests, num_other_tokens)
-        self.is_far = self._clock.is_far
-        self.steps_by_reason[self.reason] += 1
+        reason, lengths = self._decide(requests, num_other_tokens)
+        self.reason = reason
+        self.steps_by_reason[reason] += 1
+        self.is_far = False
         return lengths
 
-    def observe(
-        self,
-        requests: Sequence[D],
-        granted: Sequence[int],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        *,
-        num_tokens: int,
-        num_others: int = 0,
-        num_steps: int = 1,
-        num_yielded: int = 0,
-        passed_steps: int = 1,
-        passed_load: float = 0.0,
-        passed_tokens: int = 0,
-        passed_s: float = 0.0,
-        draft_s: float = 0.0,
-        verify_s: float = 0.0,
-    ) -> None:
-        """Learn from steps that ended: from some with drafts, or from one without that stands for others.
+    def observe(self, report: StepsReport[D]) -> None:
+        """Learn from steps."""
+        if report.requests:
+            self._acceptance.observe(report.requests, report.granted, report.drafted, report.accepted)
+        cost, num_steps = self._cost, report.num_steps
+        if cost is None or self._mode == "fixed" or self.reason == "cores":
+            return
+        num_tokens, num_decoding = report.num_tokens // num_steps, report.num_decoding // num_steps
+        has_drafts, taken_s = bool(report.requests), report.taken_s / num_steps
+        if has_drafts and report.draft_s > 0:
+            num_drafts = max(1, report.num_draft_tokens // num_steps)
+            self._draft_cost.observe(max(report.granted), num_drafts, report.draft_s / num_steps)
+        if taken_s <= 0 or not num_decoding:
+            return
+        cost.observe(num_tokens, max(taken_s - report.draft_s / num_steps, 0.1 * taken_s), has_drafts=has_drafts)
+        num_accepted, num_plain = sum(report.accepted), num_tokens - report.num_draft_tokens // num_steps
+        worth_s = num_steps * cost.as_measured(num_plain) + num_accepted * cost.as_measured(num_decoding) / num_decoding
+        comparison = self._comparisons.get(_load(num_decoding))
+        if comparison is None:
+            return
+        was_resting = comparison.is_resting
+        if comparison.observe(num_steps, worth_s, report.taken_s) and was_resting:
+            self._acceptance.hope()
+            self._num_declined = self._num_declines = 0
 
-        Args:
-            requests: The requests that decoded, once for each step; those that ended meanwhile may be among them.
-                Requests without drafts may be left out and counted in `num_others` instead.
-            granted: Draft tokens that each was allowed.
-            drafted: Draft tokens of each that were verified, at most `granted`.
-            accepted: Draft tokens of each that were accepted, at most `drafted`.
-            num_tokens: Tokens that the steps computed, with drafts (and padding) and prompt tokens.
-            num_others: Requests that decoded without drafts and are not in `requests`.
-            num_steps: Steps with drafts, which are alike; or steps without drafts that the observed one stands for.
-            num_yielded: Tokens that the observed steps have yielded.
-            passed_steps: Steps since those that were observed before, with these, in which requests decoded.
-            passed_load: Requests that were to get tokens in each of them, with those that had ended, on average.
-            passed_tokens: Tokens that they have yielded.
-            passed_s: Their seconds, with all that the host does; 0 if not measured.
-            draft_s: Seconds of drafting; 0 if not measured. A head that follows the text takes some in every step.
-            verify_s: Seconds of the rest of the steps; 0 if not measured.
+    def _rest(self, reason: Reason, *, is_far: bool) -> bool:
+        self.reason, self.is_far = reason, is_far
+        self.steps_by_reason[reason] += 1
+        return True
+
+    def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
+        """Return the lengths of a step, and why they are what they are."""
+        size = len(requests)
+        if not size:
+            return "idle", []
+        if self._mode == "fixed":
+            return "fixed", [self.max_tokens] * size
+        cost = self._cost
+        if cost is None:
+            return "cost unknown", [0] * size
+        kept, acceptance = self._kept, self._acceptance
+        if kept.num_left and kept.size <= 2 * size <= 4 * kept.size and num_other_tokens <= kept.num_others:
+            kept.num_left -= 1
+            return "gain", [acceptance.latest_length(request, kept.usual) for request in requests]
+        owns = [acceptance.of(request) for request in requests]
+        reason, lengths = self._best(requests, owns, cost, num_other_tokens)
+        kept.size, kept.num_others, kept.num_left = size, num_other_tokens, 0
+        if reason != "gain":
+            if not num_other_tokens:
+                self._num_declines += 1
+                self._num_declined = _NUM_DECLINED * min(self._num_declines, _MOST_DECLINES)
+            return reason, lengths
+        self._num_declines = 0
+        for own, length in zip(owns, lengths, strict=True):
+            own.length = length
+            if not length:
+                acceptance.skip(own)
+        kept.usual = sum(lengths) // size
+        decision_s = _DECISION_S * (1 + size) / 2
+        kept.num_left = min(_MOST_KEPT, int(decision_s / _DECISION_SHARE / cost.seconds(size + num_other_tokens)))
+        return reason, lengths
+
+    def _best(
+        self, requests: Sequence[D], owns: Sequence[Own], cost: StepCost, num_other_tokens: int
+    ) -> tuple[Reason, list[int]]:
+        """Return the lengths with the most expected tokens per second; all 0 if they gain nothing."""
+        size, length = len(requests), self.max_tokens
+        drafts = self._sorted_drafts(requests, owns)
+        num_plain = size + num_other_tokens
+        plain_s, worth_s = cost.seconds(num_plain), cost.seconds(size) / size
+        best, num_best = _MIN_SPEEDUP, 0
+        gained = num_tokens = 0.0
+        num_passes = 0
+        for number, (_, survival, num_computed, depth, _) in enumerate(drafts, 1):
+            gained += survival
+            num_tokens += num_computed
+            num_passes = max(num_passes, depth)
+            taken_s = cost.seconds(num_plain + round(num_tokens), has_drafts=True)
+            taken_s += self._draft_cost.seconds(num_passes, max(1, round(num_tokens)))
+            speedup = (plain_s + gained * worth_s) / taken_s
+            if speedup >= best:
+                best, num_best = speedup, number
+        lengths = [0] * size
+        if num_best:
+            step = 1 if self._num_nodes is None else length
+            for *_, index in drafts[:num_best]:
+                lengths[index] += step
+            return "gain", lengths
+        one, most = (1, length) if self._num_nodes is None else (self._num_nodes, length)
+        taken_s = cost.seconds(num_plain + one, has_drafts=True) + self._draft_cost.seconds(1, one)
+        return "acceptance" if plain_s + (1 if one == 1 else most) * worth_s > taken_s else "load", lengths
+
+    def _sorted_drafts(self, requests: Sequence[D], owns: Sequence[Own]) -> list[tuple[float, float, float, int, int]]:
+        """Return what may be drafted, best first.
+
+        Each is (rank, expected tokens, tokens to compute, depth, index of the request). A draft token never comes
+        before the one that it follows.
         """
-        self.draft_s += draft_s
-        self.verify_s += verify_s
-        cost = self._costs.steps
-        if self.reason == "cores":
-            if not any(granted):
-                self._account.wake.rest(num_steps)
-                return
-        elif cost is not None and self._trial.observe(passed_load, passed_steps, passed_tokens, passed_s):
-            self._clock.end_period()
-        if not any(granted):
-            if cost is not None and num_tokens >= 1:
-                num_requests = len(requests) + num_others
-                self._observe_plain(cost, num_requests, num_tokens, num_steps, draft_s, verify_s,
-                                    passed_steps, passed_load, passed_tokens, passed_s)  # fmt: skip
-            return
-        num_accepted = self._count(granted, drafted, accepted)
-        host = self._host
-        is_learned, began_s = host.may_learn(len(requests), draft_s + verify_s), host.now_s()
-        if is_learned:
-            self._estimates.observe(requests, granted, drafted, accepted)
-        draft_cost, num_computed = self._costs.drafts, self._shape.num_computed
-        if cost is None or num_tokens < num_steps:
-            return
-        num_plain = num_tokens - num_computed(granted if self._computes_padding else drafted)
-        if num_steps > 1:  # what follows is of a step
-            num_tokens, num_plain = round(num_tokens / num_steps), round(num_plain / num_steps)
-            draft_s, verify_s = draft_s / num_steps, verify_s / num_steps
-        num_requests, longest = max(1, (len(requests) + num_others) // num_steps), max(granted)
-        num_drafts, num_prompt = num_computed(granted) // num_steps, max(0, num_plain - num_requests)
-        has_rested = self._account.wake.end_rest()
-        self._account.settle_drafts(
-            cost.seconds(num_plain),
-            num_accepted / num_steps * cost.seconds(num_requests) / num_requests,
-            _taken_s(cost, num_tokens, verify_s, has_drafts=True),
-            draft_s,
-            draft_cost.seconds(longest, num_drafts, num_prompt),
-            num_steps,
-            has_rested=has_rested,
-            is_priced=draft_cost.is_known,
-            pace_s=num_yielded / num_steps * (self._pace.token_s(passed_load) or 0.0),
-            elapsed_s=draft_s + verify_s,
-        )
-        self._samples.observe_drafts()
-        if not is_learned:
-            return
-        if verify_s > 0:
-            cost.observe(num_tokens, verify_s, has_drafts=True)
-        # After a rest, a drafter first reads what it has left out.
-        if not (has_rested and draft_cost.is_known):
-            draft_cost.observe(longest, num_drafts, draft_s, num_prompt)
-        host.note_lesson(len(requests), began_s)
-
-    def _observe_plain(
-        self,
-        cost: StepCost,
-        num_requests: int,
-        num_tokens: int,
-        num_steps: int,
-        draft_s: float,
-        verify_s: float,
-        passed_steps: int,
-        passed_load: float,
-        passed_tokens: int,
-        passed_s: float,
-    ) -> None:
-        """Learn from a step without drafts."""
-        account = self._account
-        account.wake.rest(num_steps)
-        if num_requests:
-            plain_s = cost.seconds(num_tokens)
-            taken_s = _taken_s(cost, num_tokens, verify_s, has_drafts=False)
-            if self._trial.is_resting:
-                account.settle_rest(plain_s, taken_s, num_steps)
-            else:
-                account.settle_plain(plain_s, taken_s, draft_s, num_steps)
-        follows_plain = self._samples.observe_plain()
-        if follows_plain and passed_tokens and passed_s > 0:
-            self._pace.observe(passed_load, passed_steps, passed_tokens, passed_s)
-        if self._samples.is_typical(cost, num_tokens, num_steps) and verify_s > 0:
-            if num_requests:
-                self._samples.compare(verify_s / cost.seconds(num_tokens))
-            cost.observe(num_tokens, verify_s)
-
-    def _count(self, granted: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> int:
-        """Count the drafts of a step, and return how many of their tokens were accepted."""
-        num_drafted, num_accepted = sum(drafted), sum(accepted)
-        self.num_granted += sum(granted)
-        self.num_drafted += num_drafted
-        if 2 * num_accepted > num_drafted:
-            self._clock.hasten()
-        lengths = self._num_accepted_lengths
-        for allowed, taken in zip(granted, accepted, strict=True):
-            if allowed:
-                lengths[taken] += 1
-        return num_accepted
+        acceptance, num_nodes = self._acceptance, self._num_nodes
+        weights = relative_weights(requests, self._weight) if len(requests) > 1 else None
+        drafts: list[tuple[float, float, float, int, int]] = []
+        for index, own in enumerate(owns):
+            weight, fill = weights[index] if weights else 1.0, acceptance.fill(own)
+            survival = acceptance.survival(own)
+            if num_nodes is not None:
+                expected = fill * sum(survival)
+                drafts.append((expected * weight, expected, num_nodes, self.max_tokens, index))
+                continue
+            num_computed = 1.0 if self._computes_padding else fill
+            for depth, value in enumerate(survival, 1):
+                if value < _LEAST_SURVIVAL:
+                    break
+                drafts.append((value * weight, value * fill, num_computed, depth, index))
+        drafts.sort(key=_rank, reverse=True)
+        return drafts
 
 
-def _taken_s(cost: StepCost, num_tokens: int, verify_s: float, *, has_drafts: bool) -> float:
-    """Return the seconds that a step took, as far as they are its own work; the expected if it was not measured."""
-    if verify_s > 0:
-        return cost.credible(num_tokens, verify_s, _SURPRISE, has_drafts=has_drafts)
-    return cost.seconds(num_tokens, has_drafts=has_drafts)
+class _Kept:
+    """The latest decision, for steps that are like it."""
+
+    __slots__ = ("num_left", "num_others", "size", "usual")
+
+    def __init__(self) -> None:
+        self.num_left = 0
+        """Steps that may still take them."""  # written by: DraftControl
+        self.size = 0
+        """Requests of the step."""  # written by: DraftControl
+        self.num_others = 0
+        """Its prompt tokens."""  # written by: DraftControl
+        self.usual = 0
+        """Length of a request that is new since then."""  # written by: DraftControl
+
+
+def _load(num_requests: int) -> int:
+    """Return a number for loads that are alike: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, 13 to 16, 17 to 24, ..."""
+    width = max(0, (num_requests - 1).bit_length() - 2)
+    return (width << 2) + ((num_requests - 1) >> width)
+
+
+def _rank(draft: tuple[float, float, float, int, int]) -> float:
+    return draft[0]

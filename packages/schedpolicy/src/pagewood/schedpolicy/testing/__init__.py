@@ -19,7 +19,13 @@ from pagewood.schedpolicy.testing.oracles import (
     response_ratio,
 )
 from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
-from pagewood.schedpolicy.testing.speculation import Drafting, SpeculativeMachine, SpeculativeRun, check_drafting
+from pagewood.schedpolicy.testing.speculation import (
+    Drafting,
+    OneStep,
+    SpeculativeMachine,
+    SpeculativeRun,
+    check_drafting,
+)
 from pagewood.schedpolicy.testing.traffic import Traffic, check_order, check_same_order, longest_wait
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "NaiveDeferral",
     "NaiveShares",
     "NaiveTags",
+    "OneStep",
     "SpeculativeMachine",
     "SpeculativeRun",
     "Traffic",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from pagewood.schedpolicy.drafting.control import StepsReport
 from pagewood.schedpolicy.drafting.step_cost import StepCost
 from pagewood.schedpolicy.testing.requests import FakeRequest
 
@@ -36,27 +37,56 @@ class Drafting(Protocol):
         """Return the draft tokens of each request."""
         ...
 
-    def observe(
-        self,
+    def observe(self, report: StepsReport[Any]) -> None:
+        """Learn from steps."""
+        ...
+
+    def forget(self, request: Any) -> None:
+        """Drop what is known of a request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneStep:
+    """A `StepsReport` of one step, made of what each of its requests got."""
+
+    requests: Sequence[Any]
+    """Requests with drafts, as the next three."""
+    granted: Sequence[int]
+    drafted: Sequence[int]
+    accepted: Sequence[int]
+    num_decoding: int
+    num_tokens: int
+    num_draft_tokens: int
+    draft_s: float = 0.0
+    taken_s: float = 0.0
+    num_steps: int = 1
+
+    @classmethod
+    def of(
+        cls,
         requests: Sequence[Any],
         granted: Sequence[int],
         drafted: Sequence[int],
         accepted: Sequence[int],
         *,
         num_tokens: int,
-        num_yielded: int,
-        passed_load: float,
-        passed_tokens: int,
-        passed_s: float,
-        draft_s: float,
-        verify_s: float,
-    ) -> None:
-        """Learn from a step."""
-        ...
-
-    def forget(self, request: Any) -> None:
-        """Drop what is known of a request."""
-        ...
+        draft_s: float = 0.0,
+        taken_s: float = 0.0,
+    ) -> "OneStep":
+        """Return the report of a step of these requests; those that were granted nothing decode without drafts."""
+        some = [index for index, length in enumerate(granted) if length]
+        return cls(
+            requests=[requests[index] for index in some],
+            granted=[granted[index] for index in some],
+            drafted=[drafted[index] for index in some],
+            accepted=[accepted[index] for index in some],
+            num_decoding=len(requests),
+            num_tokens=num_tokens,
+            num_draft_tokens=sum(drafted),
+            draft_s=draft_s,
+            taken_s=taken_s,
+        )
 
 
 @dataclass(slots=True)
@@ -198,12 +228,12 @@ class SpeculativeMachine:
         jitter = max(0.1, 1 + self.noise * rng.gauss(0, 1)) if self.is_measured else 0.0
 
         def report() -> None:
+            taken_s = (step_s + draft_s + host_s) * jitter
             control.observe(
-                batch, granted, drafted, accepted,
-                num_tokens=num_tokens, num_yielded=len(batch) + sum(accepted), passed_load=len(batch),
-                passed_tokens=len(batch) + sum(accepted), passed_s=(step_s + draft_s + host_s) * jitter,
-                draft_s=draft_s * jitter, verify_s=step_s * jitter,
-            )  # fmt: skip
+                OneStep.of(
+                    batch, granted, drafted, accepted, num_tokens=num_tokens, draft_s=draft_s * jitter, taken_s=taken_s
+                )
+            )
 
         return report
 
