@@ -558,8 +558,10 @@ class EchoStep:
 
     def wait(self) -> StepResult:
         """Return the tokens of each sampled grant."""
-        self.waited = True
-        return self._runner.finish(self)
+        if not self.waited or self.result is None:
+            self.waited = True
+            self.result = self._runner.finish(self)
+        return self.result
 
 
 def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:
