@@ -290,7 +290,10 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def emulated(session: nox.Session) -> None:
-    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels."""
+    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels.
+
+    Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s emulated`
+    """
     compile_flashinfer(session, "--ptx")
     session.run("python", "tools/emulated_check.py", *(session.posargs or ["--all"]))
     session.run("python", "tools/emulated_check.py", "--run", "python", "-m", "pytest", "-m", "gpu")
@@ -298,17 +301,30 @@ def emulated(session: nox.Session) -> None:
 
 @nox.session
 def hollow(session: nox.Session) -> None:
-    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores."""
+    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores.
+
+    Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s hollow`
+    """
     compile_flashinfer(session)
     session.run("python", "tools/hollow_check.py", *session.posargs)
 
 
 def compile_flashinfer(session: nox.Session, *options: str) -> None:
-    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100."""
+    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100.
+
+    `TORCH_INDEX_URL` is the package index that torch comes from; without it, pip decides.
+    """
+    index = os.environ.get("TORCH_INDEX_URL")
+    if index:  # alone, because pip prefers 2.13.0+cpu of any other index to 2.13.0
+        only_there = {"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+        session.install("-c", "constraints.txt", "--index-url", index, "torch", env=only_there)
     install_everything(session, *TEST_TOOLS, *EXTRAS, "flashinfer-python", "openai")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
-        session.skip("this session needs the CUDA build of torch, but the CPU build is installed")
+        session.error(
+            "this session needs torch's CUDA build, but pip has chosen the CPU build; name an index that has it: "
+            f"`TORCH_INDEX_URL=https://pypi.org/simple nox -s {session.name}`"
+        )
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = str(session.run("python", "-c", where, silent=True)).strip()
     session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, *options)

@@ -221,6 +221,7 @@ class Intake:
             self._state.has_priorities = False
         self._state.has_priorities |= request.priority != 0
         self._state.by_id[request.request_id] = request
+        self._state.num_reported += sampling.logprobs is not None
         if self._max_queue_s is not None:
             self._fresh.append(request)
         if sampling.grammar is None or self._compiler is None:

@@ -312,6 +312,7 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
     request.finish = finish
     del state.by_id[request.request_id]
     state.num_constrained -= request.matcher is not None
+    state.num_reported -= request.sampling.logprobs is not None
     if request.row < 0 and request in state.compiling:
         state.compiling.remove(request)
         return

@@ -1,7 +1,8 @@
 """Test an engine without weights: an echo model, random scenarios that compare it with a sequential oracle, and a
-simulated device that makes the work of the host measurable.
+simulated device that makes the work of the host measurable. Test a runner: `check_runner`.
 """
 
+from pagewood.engine.testing.conformance import RunnerSize, check_runner
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens, oracle_vector
 from pagewood.engine.testing.faulty import Fault, random_faults
 from pagewood.engine.testing.made_up_tokens import MadeUpTokens, made_up_token
@@ -29,11 +30,13 @@ __all__ = [
     "EchoRunner",
     "Fault",
     "MadeUpTokens",
+    "RunnerSize",
     "Scenario",
     "SimulatedDevice",
     "SimulatedEngine",
     "VirtualClock",
     "WallClock",
+    "check_runner",
     "made_up_token",
     "make_queue",
     "make_request",
