@@ -9,6 +9,7 @@ from typing import Protocol
 from pagewood.engine.core.giving_way import GivingWay, stop_all
 from pagewood.engine.core.holding import give_back, settle
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.mask_turns import MaskTurns
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
@@ -182,7 +183,7 @@ class Planner:
     """
 
     __slots__ = (
-        "_budget", "_chunk_align", "_giving_way", "_kv", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead",
+        "_budget", "_chunk_align", "_giving_way", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead",
         "_victim",
     )  # fmt: skip
 
@@ -226,6 +227,7 @@ class Planner:
         self._reserve = reserve
         self._victim = victim
         self._skip_ahead = skip_ahead
+        self._mask_turns = MaskTurns(notes)
 
     def plan(self, state: EngineState, now_s: float) -> StepPlan:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
@@ -237,19 +239,20 @@ class Planner:
         room = None if self._pace is None else self._pace.max_prefill_tokens(state)
         if room is not None and self._notes is not None:
             self._notes.note(Reason.LIMITED_BY_TARGET, None, None, room)
+        sitting_out = self._mask_turns.sitting_out(state)
         budget = self._budget.open(len(state.running), max_prefill_tokens=room)
         grants: list[Grant] = []
         if self._budget.prefill_first:
-            self._plan_prompts(state, budget, grants, shortage)
+            self._plan_prompts(state, budget, grants, shortage, sitting_out)
             self._admit(state, now_s, budget, grants, shortage, num_decodes=0)
             num_others = len(grants)
             if not grants:
-                self._plan_decodes(state, budget, grants, shortage)
+                self._plan_decodes(state, budget, grants, shortage, sitting_out)
             self._preempt(state, shortage)
         else:
-            self._plan_decodes(state, budget, grants, shortage)
+            self._plan_decodes(state, budget, grants, shortage, sitting_out)
             num_decodes = len(grants)
-            self._plan_prompts(state, budget, grants, shortage)
+            self._plan_prompts(state, budget, grants, shortage, sitting_out)
             self._preempt(state, shortage)
             self._admit(state, now_s, budget, grants, shortage, num_decodes=num_decodes)
             num_others = len(grants) - num_decodes
@@ -301,12 +304,21 @@ class Planner:
         else:
             self._reserve.on_step()
 
-    def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
+    def _plan_decodes(
+        self,
+        state: EngineState,
+        budget: StepBudget,
+        grants: list[Grant],
+        shortage: Shortage,
+        sitting_out: Container[Request],
+    ) -> None:
         """Grant one position to every request whose other positions have all been launched."""
         page_size, excluded = self._kv.page_size, shortage.excluded
         running = state.running
         if excluded:  # they may have lost their pages to a prompt
             running = [request for request in running if request not in excluded]
+        if sitting_out:
+            running = [request for request in running if request not in sitting_out]
         decoding, full = self._next_decodes(running)
         grown = self._kv.add_page_to_each(full)
         if grown and not excluded:
@@ -342,7 +354,14 @@ class Planner:
                     full.append(request)
         return decoding, full
 
-    def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
+    def _plan_prompts(
+        self,
+        state: EngineState,
+        budget: StepBudget,
+        grants: list[Grant],
+        shortage: Shortage,
+        sitting_out: Container[Request],
+    ) -> None:
         """Continue the prompts in progress; part of the step is left for requests that wait to start."""
         if len(grants) == len(state.running):  # all decode
             return
@@ -353,6 +372,8 @@ class Planner:
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
             if num_missing <= (request.pool is None) or request in shortage.excluded:  # a last token alone is decoded
+                continue
+            if request in sitting_out:
                 continue
             count = self._chunk(request, start, num_missing, min(budget.offer_prefill(num_missing), room))
             if count < num_missing and self._notes is not None:

@@ -99,6 +99,10 @@ class Request:
     """Known tokens, the last ones, that no launched step has drawn or been given."""  # written by: retire, loop
     matcher: Matcher | None = None
     """Its state in its grammar, after all known tokens; None: it has no grammar."""  # written by: intake
+    mask_ms: int = 0
+    """Milliseconds that its grammar has lately taken for a token; 0 for nearly all grammars."""  # written by: retire
+    mask_turn: int = 0
+    """When its slow grammar last had its turn."""  # written by: mask_turns
     compiling: Compiling | None = None
     """Its grammar, while it is being compiled."""  # written by: intake
     num_in_flight: int = 0

@@ -163,6 +163,7 @@ def _retire(
             if failure is not None:
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure)))
                 continue
+            request.mask_ms = request.matcher.slow_ms
             if reason is None:
                 reason, tokens = _follow(request, request.matcher, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))

@@ -251,6 +251,13 @@ class _RecordedMatcher:
     def error(self) -> str | None:
         return self._inner.error
 
+    @property
+    def slow_ms(self) -> int:
+        slow_ms = self._inner.slow_ms
+        if slow_ms:
+            self._answered("slow_ms", slow_ms)
+        return slow_ms
+
     def _answered(self, method: str, answer: Any) -> None:
         self._recorder.turn.matchers.append((self._index, self._place, method, answer))
 

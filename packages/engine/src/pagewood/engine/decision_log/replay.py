@@ -377,6 +377,11 @@ class _ReplayedMatcher:
         """Why it failed, if it did."""
         return "as in the log" if self._said("error", False) else None
 
+    @property
+    def slow_ms(self) -> int:
+        """How slow it was."""
+        return self._said("slow_ms", 0)
+
     def copy(self) -> _ReplayedMatcher:
         """Return another one in the same state."""
         copy = _ReplayedMatcher(self._index, self._source)

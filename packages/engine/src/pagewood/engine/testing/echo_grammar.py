@@ -16,6 +16,8 @@ from pagewood.engine.grammar.later import LaterMatcher
 from pagewood.engine.grammar.mask import EndTokens
 from pagewood.engine.grammar.matcher import Matcher
 
+_SLOW_MS = (0, 3, 15, 60)
+"""How long a slow grammar says that a token has taken, one of these."""
 _KINDS = (1, 1, 2, 3, 5)
 """How many tokens may follow a text, one of these."""
 
@@ -121,6 +123,12 @@ class EchoMatcher:
     def can_end(self) -> bool:
         """Whether the text is complete."""
         return self.is_finished or not self._end_tokens.isdisjoint(self._next())
+
+    @property
+    def slow_ms(self) -> int:
+        """Milliseconds that a token is said to have taken: more than 0 for every third grammar."""
+        seed = int(self._grammar.text.split()[0])
+        return 0 if seed % 3 else _SLOW_MS[(seed // 3 + len(self._text)) % len(_SLOW_MS)]
 
     def copy(self) -> EchoMatcher:
         """Return another one in the same state."""
