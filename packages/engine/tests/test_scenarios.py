@@ -514,7 +514,7 @@ FAULTS_OF_VECTORS: dict[str, list[Edit]] = {
     ],
     "states that are not numbers": [(retire, "_pool", "not pool.add(total, num)", "pool.add(total, num) is None")],
     "a token drawn": [(Request, "num_promised_at", "and self.pool is None", "")],
-    "last token left to decoding": [(plan.Planner, "_plan_prompts", "<= (request.pool is None)", "<= 1")],
+    "last token left to decoding": [(plan, "_is_in_progress", "> (request.pool is None)", "> 1")],
 }
 
 DEGENERATIONS: dict[str, list[Edit]] = {
@@ -540,8 +540,8 @@ QUEUE_FAULTS: dict[str, list[Edit]] = {
     "preempted not watched": [(waiting.WaitingQueue, "_enter", "if self._group is not None:", "if request.row == -2:")],
     "priority not reported": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
     "running not sorted": [(intake.Intake, "_set_priority", "self._state.sort_running()", "pass")],
-    "parked forever": [(waiting.WaitingQueue, "examine", "self._deferral.ready()", "()")],
-    "leader's end unnoticed": [(waiting.WaitingQueue, "stopped", "self._deferral.stop(request)", "pass")],
+    "parked forever": [(waiting.WaitingQueue, "_unpark", "self._deferral.ready()", "()")],
+    "leader's end unnoticed": [(waiting.WaitingQueue, "suspended", "self._deferral.stop(request)", "pass")],
 }
 _RARE = {"leader's end unnoticed": 1150}
 """From which scenario on rare faults are looked for; it is rare that nothing else lets a parked request go."""
@@ -682,6 +682,7 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
 FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "give way in flight": [
         UNCHECKED,
+        (plan.Planner, "plan", "if self._giving_way is not None and (", "if False and ("),  # so they have grants
         (giving_way, "stop_all", "if not request.num_in_flight", ""),
         (retire, "_retire", "if request.finish is not None:", "if request.finish is not None or request.row < 0:"),
     ],
