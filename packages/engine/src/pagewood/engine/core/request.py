@@ -38,7 +38,11 @@ class Request:
     sampling: SamplingParams
     seed: int
     stop_ids: frozenset[int]
-    priority: int  # written by: intake
+    priority: int
+    """What decisions read: its own, or the higher one of a request that is parked behind its prompt."""
+    # written by: intake, waiting
+    own_priority: int = field(init=False)
+    """What it was submitted with, or was given since."""  # written by: intake
     namespace: str | None
     carry: bytes
     arrival: int
@@ -129,6 +133,9 @@ class Request:
     # written by: kv
     lease: object = None
     """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
+
+    def __post_init__(self) -> None:
+        self.own_priority = self.priority
 
     @property
     def has_ended(self) -> bool:

@@ -59,7 +59,7 @@ def retire(
         deltas += _retire(state, kv, grants, result, False)
     release_drained(state, kv)
     if state.has_priorities:
-        priorities = {grant.request.request_id: -grant.request.priority for grant in grants}
+        priorities = {grant.request.request_id: -grant.request.own_priority for grant in grants}
         deltas.sort(key=lambda delta: priorities[delta.request_id])
     return deltas
 

@@ -182,8 +182,9 @@ class _RecordedCompiler:
         self._inner = inner
         self._recorder = recorder
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Compiling:
-        return _RecordedCompiling(self._inner.compile(grammar, end_tokens=end_tokens), self._recorder)
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Compiling:
+        inner = self._inner.compile(grammar, end_tokens=end_tokens, priority=priority)
+        return _RecordedCompiling(inner, self._recorder)
 
     def close(self) -> None:
         self._inner.close()
@@ -194,6 +195,7 @@ class _RecordedCompiling:
         self._inner = inner
         self._recorder = recorder
         self._index = recorder.next_grammar()
+        self.prefer = inner.prefer
 
     def done(self) -> bool:
         return self._inner.done()

@@ -311,7 +311,7 @@ class _ReplayedCompiler:
         self._source = source
         self._num = 0  # written by: compile
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> _ReplayedCompiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> _ReplayedCompiling:
         """Return a grammar that is ready when it was ready."""
         self._num += 1
         return _ReplayedCompiling(self._num - 1, self._source)
@@ -324,6 +324,9 @@ class _ReplayedCompiling:
     def __init__(self, index: int, source: _Replay) -> None:
         self._index = index
         self._source = source
+
+    def prefer(self, priority: int) -> None:
+        """Do nothing: when it is done is known."""
 
     def done(self) -> bool:
         return self._index in self._source.grammars

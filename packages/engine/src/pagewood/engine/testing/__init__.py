@@ -20,6 +20,7 @@ from pagewood.engine.testing.scenario import (
     with_logprobs,
     with_pooling,
     with_trees,
+    with_urgency,
 )
 from pagewood.engine.testing.simulated_device import DeviceTimes, SimulatedDevice, VirtualClock, WallClock, seconds_by
 from pagewood.engine.testing.simulated_engine import SimulatedEngine, simulated_engine
@@ -56,4 +57,5 @@ __all__ = [
     "with_logprobs",
     "with_pooling",
     "with_trees",
+    "with_urgency",
 ]

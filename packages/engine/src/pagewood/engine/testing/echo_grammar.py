@@ -144,7 +144,7 @@ class EchoCompiler:
         self._rng = rng
         self._vocab_size = vocab_size
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> EchoCompiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> EchoCompiling:
         """Return a grammar that is done later."""
         if grammar.text.endswith("1"):
             return EchoCompiling(self._rng.randrange(9), Refusal(message="wrong", code="invalid_grammar"))
@@ -162,6 +162,9 @@ class EchoCompiling:
     def __init__(self, num_polls: int, result: Matcher | Refusal) -> None:
         self._num_polls = num_polls  # written by: done
         self._result = result
+
+    def prefer(self, priority: int) -> None:
+        """Do nothing."""
 
     def done(self) -> bool:
         """Count a poll."""
