@@ -139,8 +139,9 @@ def soak(session: nox.Session) -> None:
 
     Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
     the server, whose answers are compared with its OpenAPI document, and draw texts from the masks of 40,000 random
-    schemas for each grammar library. At last 4,000 requests, some of which are aborted
-    or left, must leave the memory of every process flat.
+    schemas for each grammar library. While each of some eighty attacks runs, short requests of another client must not
+    wait half a second longer than without it. At last 4,000 requests, some of which are aborted or left, must leave
+    the memory of every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
@@ -149,6 +150,7 @@ def soak(session: nox.Session) -> None:
         env={"PAGEWOOD_TEST_SCALE": "27"},
     )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
+    session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
     session.run("python", "-m", "pytest", "-m", "slow", "packages/engine/tests/grammar/test_combinations.py")
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
