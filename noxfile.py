@@ -138,9 +138,10 @@ def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
     Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
-    the server, whose answers are compared with its OpenAPI document, draw texts from the masks of 40,000 random schemas
-    for each grammar library, and calls for 1,000 random tools in each format. At last 4,000 requests, some of which are
-    aborted or left, must leave the memory of every process flat.
+    the server, whose answers are compared with its OpenAPI document, send what exhausts a server while a client's short
+    requests must hardly wait, draw texts from the masks of 40,000 random schemas for each grammar library, and from
+    1,000 of tools for each format. At last 4,000 requests, some of which are aborted or left, must leave the memory of
+    every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
@@ -149,6 +150,7 @@ def soak(session: nox.Session) -> None:
         env={"PAGEWOOD_TEST_SCALE": "27"},
     )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
+    session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
     schemas = [f"packages/engine/tests/grammar/test_{name}.py" for name in ("combinations", "tool_schemas")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *schemas)
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]

@@ -69,9 +69,13 @@ def test_beside_others_a_step_has_as_many_slow_grammars_as_fit_in_turn() -> None
     assert turns_of(running(0, 8, 8, 8, 8), 4) == [[1, 2], [3, 4], [1, 2], [3, 4]]
 
 
-def test_one_that_takes_longer_than_all_may_has_its_turn_alone() -> None:
-    turns = turns_of(running(0, STEP_MS + 1, 2, STEP_MS * 5), 9)
-    assert turns == [[1], [2], [3]] * 3
+def test_a_turn_that_takes_longer_than_a_step_may_is_paid_by_the_steps_after_it() -> None:
+    turns = turns_of(running(0, STEP_MS + 1, 2, STEP_MS * 3), 8)
+    assert turns == [[1], [2], [3], [], [], [1], [2], [3]]
+
+
+def test_one_that_is_alone_has_its_turn_in_every_step() -> None:
+    assert turns_of(running(ALONE_MS * 3), 3) == [[0]] * 3
 
 
 def test_alone_they_get_more_of_a_step() -> None:
@@ -122,12 +126,16 @@ def test_turns_change_no_output(rng: random.Random, overlap: bool, kind: str) ->
 
 def test_requests_of_scenarios_sit_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault([(MaskTurns, "sitting_out", "found.add(request)", "raise ZeroDivisionError")], monkeypatch)
-    with pytest.raises(ZeroDivisionError):
+
+    def run_some() -> None:
         for seed in range(50):
             run_scenario(slow_scenario(random.Random(seed), overlap=seed % 2 == 0))
 
+    with pytest.raises(ZeroDivisionError):
+        run_some()
+
 
 def test_a_slow_grammar_that_never_has_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = (MaskTurns, "sitting_out", "request.mask_turn = self._num_steps", "pass")
+    fault = (MaskTurns, "sitting_out", "request.mask_turn = self._num_turns", "pass")
     seed_fault([fault], monkeypatch)
     assert turns_of(running(0, 15, 16), 4) == [[1]] * 4

@@ -200,8 +200,8 @@ class Planner:
     """
 
     __slots__ = (
-        "_budget", "_chunk_align", "_giving_way", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead",
-        "_victim",
+        "_budget", "_chunk_align", "_giving_way", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_reserve",
+        "_skip_ahead", "_victim",
     )  # fmt: skip
 
     def __init__(

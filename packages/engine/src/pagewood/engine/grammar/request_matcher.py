@@ -9,7 +9,6 @@ from typing import Protocol
 from pagewood.engine.grammar.budget import PER_MASK_S, TOO_SLOW, GrammarBudget
 from pagewood.engine.grammar.mask import EndTokens, Mask, check_row, mask_words
 
-
 _KEPT = 0.9
 """What is left of the work of a token when the next one comes, to tell how slow a matcher is."""
 

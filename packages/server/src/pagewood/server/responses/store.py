@@ -45,8 +45,8 @@ class ResponseStore:
     """The latest responses, by id, in memory.
 
     Invariant: holds at most `max_responses` of at most `max_bytes` together; the one that was used least recently goes
-    first. Each holds its whole conversation, so none needs another one. Safe to use from all threads, because long answers
-    are written in another one than the event loop's.
+    first. Each holds its whole conversation, so none needs another one. Safe to use from all threads, because
+    long answers are written in another one than the event loop's.
 
     Args:
         max_responses: most responses.
