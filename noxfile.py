@@ -138,9 +138,10 @@ def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
     Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
-    the server, whose answers are compared with its OpenAPI document, and draw texts from the masks of 40,000 random
-    schemas for each grammar library. At last 4,000 requests, some of which are aborted
-    or left, must leave the memory of every process flat.
+    the server, whose answers are compared with its OpenAPI document, send what exhausts a server while a client's short
+    requests must hardly wait, draw texts from the masks of 40,000 random schemas for each grammar library, and from
+    1,000 of tools for each format. At last 4,000 requests, some of which are aborted or left, must leave the memory of
+    every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
@@ -149,7 +150,9 @@ def soak(session: nox.Session) -> None:
         env={"PAGEWOOD_TEST_SCALE": "27"},
     )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
-    session.run("python", "-m", "pytest", "-m", "slow", "packages/engine/tests/grammar/test_combinations.py")
+    session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
+    schemas = [f"packages/engine/tests/grammar/test_{name}.py" for name in ("combinations", "tool_schemas")]
+    session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *schemas)
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
     session.run("python", "tools/soak_server.py", "--requests", "4000")
@@ -290,7 +293,10 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def emulated(session: nox.Session) -> None:
-    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels."""
+    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels.
+
+    Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s emulated`
+    """
     compile_flashinfer(session, "--ptx")
     session.run("python", "tools/emulated_check.py", *(session.posargs or ["--all"]))
     session.run("python", "tools/emulated_check.py", "--run", "python", "-m", "pytest", "-m", "gpu")
@@ -298,17 +304,30 @@ def emulated(session: nox.Session) -> None:
 
 @nox.session
 def hollow(session: nox.Session) -> None:
-    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores."""
+    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores.
+
+    Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s hollow`
+    """
     compile_flashinfer(session)
     session.run("python", "tools/hollow_check.py", *session.posargs)
 
 
 def compile_flashinfer(session: nox.Session, *options: str) -> None:
-    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100."""
+    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100.
+
+    `TORCH_INDEX_URL` is the package index that torch comes from; without it, pip decides.
+    """
+    index = os.environ.get("TORCH_INDEX_URL")
+    if index:  # alone, because pip prefers 2.13.0+cpu of any other index to 2.13.0
+        only_there = {"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+        session.install("-c", "constraints.txt", "--index-url", index, "torch", env=only_there)
     install_everything(session, *TEST_TOOLS, *EXTRAS, "flashinfer-python", "openai")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
-        session.skip("this session needs the CUDA build of torch, but the CPU build is installed")
+        session.error(
+            "this session needs torch's CUDA build, but pip has chosen the CPU build; name an index that has it: "
+            f"`TORCH_INDEX_URL=https://pypi.org/simple nox -s {session.name}`"
+        )
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = str(session.run("python", "-c", where, silent=True)).strip()
     session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, *options)

@@ -122,8 +122,10 @@ def texts(trace: Trace) -> list[Int32]:
 class Script:
     """Draws tokens that are written in advance, and notes the grants of each step."""
 
-    def __init__(self, scripts: Sequence[Int32]) -> None:
+    def __init__(self, scripts: Sequence[Int32], first_decodes: Sequence[int]) -> None:
         self.scripts = scripts
+        self.first_decodes = first_decodes
+        """The first position of each that can be decoded."""
         self.engine: Engine | None = None
         self.steps: list[Step] = []
 
@@ -136,7 +138,7 @@ class Script:
         decodes: list[tuple[int, int]] = []
         prompts: list[tuple[int, int, int]] = []
         for index, grant in enumerate(zip(numbers, batch.starts.tolist(), batch.counts.tolist(), strict=True)):
-            if grant[2] == 1 and index in decoding:
+            if grant[2] == 1 and index in decoding and grant[1] >= self.first_decodes[grant[0]]:
                 decodes.append(grant[:2])
             else:
                 prompts.append(grant)
@@ -167,7 +169,9 @@ class Written:
 
 def steps_of_engine(trace: Trace, setting: Setting, *, overlap: bool = False) -> tuple[list[Step], int]:
     """Return the grants of the engine, and how many requests it has preempted."""
-    script, clock = Script(texts(trace)), VirtualClock()
+    # Where prompts come first, their last token alone is computed as the rest of them is.
+    first_decodes = [request.num_prompt if setting.prefill_first else 0 for request in trace.requests]
+    script, clock = Script(texts(trace), first_decodes), VirtualClock()
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = script.engine = assemble(
         EngineConfig(

@@ -26,8 +26,10 @@ NAME = "request-1"
 class NeverCompiles:
     """A compiler that is never done."""
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Compiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Compiling:
         return self
+
+    def prefer(self, priority: int) -> None: ...
 
     def done(self) -> bool:
         return False
@@ -45,12 +47,12 @@ class GatedLane(ThreadLane):
         super().__init__("gated", max_bytes_in_flight=2**20)
         self.gate = gate
 
-    def submit(self, work: Callable[[Transfer], None], num_bytes: int) -> Transfer | None:
+    def submit(self, work: Callable[[Transfer], None], num_bytes: int, *, priority: int = 0) -> Transfer | None:
         def gated(transfer: Transfer) -> None:
             assert self.gate.wait(10)
             work(transfer)
 
-        return super().submit(gated, num_bytes)
+        return super().submit(gated, num_bytes, priority=priority)
 
 
 @dataclass

@@ -134,8 +134,17 @@ def test_results_are_those_of_transformers_where_any_token_may_come_next(
             assert FinishReason.STOP in finishes
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("width", [2, 4, 7])
+_IN_SHORT = ((2, "never"), (4, True), (7, False))
+"""Each width and each way to stop once, with a real model; above, each way to stop meets four widths."""
+
+
+@pytest.mark.parametrize(
+    ("width", "early_stopping"),
+    [
+        pytest.param(*case, marks=[] if case in _IN_SHORT else [pytest.mark.slow])
+        for case in itertools.product((2, 4, 7), (True, False, "never"))
+    ],
+)
 def test_results_are_those_of_transformers_for_questions(llm: LLM, early_stopping: Any, width: int) -> None:
     prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]).tolist() for text in QUESTIONS]
     params = BeamSearchParams(beam_width=width, max_tokens=20, early_stopping=early_stopping)

@@ -105,6 +105,7 @@ from pagewood.engine.testing import (
     with_logprobs,
     with_pooling,
     with_trees,
+    with_urgency,
 )
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.echo_drafts import EchoDrafts
@@ -170,6 +171,40 @@ def scenario_with_interruptions(rng: random.Random, *, overlap: bool) -> Scenari
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_interruptions_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_interruptions(rng, overlap=overlap))
+
+
+def scenario_with_urgency(rng: random.Random, *, overlap: bool) -> Scenario:
+    scenario = with_urgency(with_interruptions(random_scenario(rng, overlap=overlap, bursts=0.9), rng), rng)
+    for extend in (with_drafts, with_grammars, with_holds):
+        scenario = extend(scenario, rng) if rng.random() < 0.4 else scenario
+    return scenario
+
+
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_lent_priorities_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
+    run_scenario(scenario_with_urgency(rng, overlap=overlap), after_step=check_priorities)
+
+
+def check_priorities(engine: Engine) -> None:
+    """Only a running request has the priority of another one."""
+    state = engine._state  # pyright: ignore[reportPrivateUsage]
+    for request in state.by_id.values():
+        is_lent = request in state.running and request.priority > request.own_priority
+        assert is_lent or request.priority == request.own_priority
+
+
+def test_priorities_are_lent_in_scenarios() -> None:
+    num_lent = 0
+
+    def count(engine: Engine) -> None:
+        nonlocal num_lent
+        running = engine._state.running  # pyright: ignore[reportPrivateUsage]
+        num_lent += any(request.priority > request.own_priority for request in running)
+
+    for seed in range(60):
+        run_scenario(scenario_with_urgency(random.Random(seed), overlap=seed % 2 > 0), after_step=count)
+    assert num_lent > 5
 
 
 def scenario_with_holds(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -514,7 +549,7 @@ FAULTS_OF_VECTORS: dict[str, list[Edit]] = {
     ],
     "states that are not numbers": [(retire, "_pool", "not pool.add(total, num)", "pool.add(total, num) is None")],
     "a token drawn": [(Request, "num_promised_at", "and self.pool is None", "")],
-    "last token left to decoding": [(plan.Planner, "_plan_prompts", "<= (request.pool is None)", "<= 1")],
+    "last token left to decoding": [(plan, "_is_in_progress", "> (request.pool is None)", "> 1")],
 }
 
 DEGENERATIONS: dict[str, list[Edit]] = {
@@ -540,8 +575,8 @@ QUEUE_FAULTS: dict[str, list[Edit]] = {
     "preempted not watched": [(waiting.WaitingQueue, "_enter", "if self._group is not None:", "if request.row == -2:")],
     "priority not reported": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
     "running not sorted": [(intake.Intake, "_set_priority", "self._state.sort_running()", "pass")],
-    "parked forever": [(waiting.WaitingQueue, "examine", "self._deferral.ready()", "()")],
-    "leader's end unnoticed": [(waiting.WaitingQueue, "stopped", "self._deferral.stop(request)", "pass")],
+    "parked forever": [(waiting.WaitingQueue, "_unpark", "self._deferral.ready()", "()")],
+    "leader's end unnoticed": [(waiting.WaitingQueue, "suspended", "self._deferral.stop(request)", "pass")],
 }
 _RARE = {"leader's end unnoticed": 1150}
 """From which scenario on rare faults are looked for; it is rare that nothing else lets a parked request go."""
@@ -682,6 +717,7 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
 FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "give way in flight": [
         UNCHECKED,
+        (plan.Planner, "plan", "if self._giving_way is not None and (", "if False and ("),  # so they have grants
         (giving_way, "stop_all", "if not request.num_in_flight", ""),
         (retire, "_retire", "if request.finish is not None:", "if request.finish is not None or request.row < 0:"),
     ],

@@ -113,6 +113,7 @@ def test_a_repeat_is_parked_until_the_repeated_part_is_cached() -> None:
         """Return the examined requests and whether they were parked; the first pass admits the leader."""
         seen: list[tuple[int, bool]] = []
         admitted: list[Request] = []
+        queue.begin_step()
         for request in queue.examine(0.0):
             is_parked = queue.defer(request)
             seen.append((request.arrival, is_parked))
@@ -154,6 +155,7 @@ def test_a_parked_request_leaves_or_returns_with_its_leader(end: str) -> None:
     assert admitted == [leader]
     if end == "stop":
         queue.stopped(leader)
+        queue.begin_step()
         assert list(queue.examine(0.0)) == [repeat]
     else:
         queue.remove(repeat)

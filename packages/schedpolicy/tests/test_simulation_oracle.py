@@ -45,7 +45,7 @@ class Naive:
         self.keys = keys
         self.page_size = page_size
         self.arrived_s = spec.arrived_s
-        self.priority = spec.priority
+        self.priority = self.own_priority = spec.priority
         self.tenant = spec.tenant
         self.tag = self.service_class = spec.tag
         self.max_new_tokens = spec.max_new_tokens
@@ -142,6 +142,7 @@ class NaiveReplica:
         self.policies, self.num_pages, self.page_size = policies, num_pages, page_size
         self.cache = NaiveCache()
         self.waiting: list[Naive] = []
+        self.preempted: list[Naive] = []
         self.running: list[Naive] = []
         self.computed_tokens = 0
         self.service: Counter[str] = Counter()
@@ -192,6 +193,9 @@ class NaiveReplica:
         self.unlease(request)
         self.running.remove(request)
         request.is_decoding = False
+
+    def leave(self, request: Naive) -> None:
+        request.priority = request.own_priority
         self.policies.order.stop(request)
         self.policies.deferral.stop(request)
 
@@ -200,9 +204,26 @@ class NaiveReplica:
         assert victim is not None
         self.release(victim)
         victim.num_preemptions += 1
-        victim.num_matched = self.page_size * self.match(victim)
-        self.waiting.append(victim)
-        self.policies.order.add(victim)
+        self.preempted.append(victim)
+
+    def requeue(self) -> None:
+        for victim in self.preempted:
+            self.leave(victim)
+            victim.num_matched = self.page_size * self.match(victim)
+            self.waiting.append(victim)
+            self.policies.order.add(victim)
+        self.preempted = []
+
+    def lend(self) -> None:
+        """Give every running request the highest of its own priority and those of the requests parked on it."""
+        parked = self.policies.deferral.parked
+        for request in self.running:
+            lent = [other.priority for other, leader in parked if leader is request]
+            request.priority = max([request.own_priority, *lent])
+
+    def candidates(self) -> list[Naive]:
+        parked = [one for one, _ in self.policies.deferral.parked]
+        return [request for request in self.waiting if not any(request is one for one in parked)]
 
     def match(self, request: Naive) -> int:
         return min(self.cache.match(request.keys), (request.num_tokens - 1) // self.page_size)
@@ -229,17 +250,24 @@ class NaiveReplica:
                     assert budget.take_decode()
                     decodes.append(request)
 
-        def continue_prompts() -> None:
-            room = budget.offer_prefill(1000)
-            is_wanted = len(self.waiting) > len(self.policies.deferral.parked)
-            if is_wanted and len(self.running) < limits.max_running and limits.max_prefills > 1:
-                room -= room // 8
+        room = [0]
+        left: list[Naive] = []
+
+        def open_prompts() -> None:
+            room[0] = budget.offer_prefill(1000)
+            if self.candidates() and len(self.running) < limits.max_running and limits.max_prefills > 1:
+                room[0] -= room[0] // 8
             for request in sorted(self.running, key=deserving):
-                if request.num_tokens - request.computed == 1:
-                    continue
-                num = min(room, budget.offer_prefill(request.num_tokens - request.computed))
+                is_last = request.num_tokens - request.computed == 1
+                if not is_last or (limits.prefill_first and request.computed < request.num_prompt):
+                    left.append(request)
+
+        def continue_prompts(least: float) -> None:
+            for request in [one for one in left if one.priority >= least]:
+                left.remove(request)
+                num = min(room[0], budget.offer_prefill(request.num_tokens - request.computed))
                 if num and get_pages(request, request.computed + num):
-                    room -= budget.take_prefill(num)
+                    room[0] -= budget.take_prefill(num)
                     prefills.append((request, num))
 
         def note() -> None:
@@ -249,20 +277,37 @@ class NaiveReplica:
                 self.policies.reserve.on_step()
 
         def admit() -> None:
-            if not preempted[0] and self.waiting and budget.can_admit:
-                self.admit(budget, prefills, now_s)
+            had_preempted = preempted[0]
+            if not had_preempted and self.waiting and budget.can_admit:
 
+                def goes_on(request: Naive) -> bool:
+                    continue_prompts(request.priority)
+                    return not preempted[0] and budget.can_admit
+
+                self.admit(budget, prefills, now_s, goes_on)
+            continue_prompts(-inf)
+            if preempted[0] and not had_preempted and not limits.prefill_first:
+                self.policies.reserve.on_preempt()
+
+        if self.waiting:
+            for request in self.policies.deferral.ready():
+                request.num_matched = self.page_size * self.match(request)
+                self.policies.order.add(request)
+        self.lend()
+        top_priority = max((request.priority for request in self.candidates()), default=-inf)
+        if not limits.prefill_first:
+            decode()
+        open_prompts()
+        continue_prompts(top_priority)
+        if not limits.prefill_first:
+            note()
+        self.requeue()
+        admit()
         if limits.prefill_first:
-            continue_prompts()
-            admit()
             if not prefills:
                 decode()
             note()
-        else:
-            decode()
-            continue_prompts()
-            note()
-            admit()
+        self.requeue()
         if not prefills and not decodes:
             # All requests that could run were preempted; plan again at once.
             assert preempted[0]
@@ -305,11 +350,14 @@ class NaiveReplica:
         if request.num_generated == request.spec.num_output:
             self.end(request, now_s)
 
-    def admit(self, budget: StepBudget, prefills: list[tuple[Naive, int]], now_s: float) -> None:
+    def admit(
+        self,
+        budget: StepBudget,
+        prefills: list[tuple[Naive, int]],
+        now_s: float,
+        goes_on: Callable[[Naive], bool],
+    ) -> None:
         order, skip_ahead, deferral = self.policies.order, self.policies.skip_ahead, self.policies.deferral
-        for request in deferral.ready():
-            request.num_matched = self.page_size * self.match(request)
-            order.add(request)
         for request in self.waiting:
             if not any(parked is request for parked, _ in deferral.parked):
                 request.num_matched = self.page_size * self.match(request)
@@ -318,7 +366,7 @@ class NaiveReplica:
         admitted: list[Naive] = []
         deferred: list[Naive] = []
         for request in order.ordered(now_s):
-            if not budget.can_admit:
+            if not goes_on(request) or skip_ahead.is_barred(request):
                 break
             if deferral.defer(request):
                 deferred.append(request)
@@ -362,6 +410,7 @@ class NaiveReplica:
         request.finished_s = now_s
         self.policies.reserve.on_end(request)
         self.release(request)
+        self.leave(request)
 
 
 def names_of_pages(trace: Trace, number: int, page_size: int) -> list[int]:

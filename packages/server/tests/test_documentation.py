@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from pagewood.server.anthropic import fields as anthropic
+from pagewood.server.documentation import pages
 from pagewood.server.documentation.openapi import openapi
 from pagewood.server.errors import ErrorEnvelope
 from pagewood.server.native import fields as native
@@ -306,3 +308,18 @@ async def test_pages_load_nothing_from_outside(server: MemoryServer) -> None:
 async def test_programs_get_no_page_at_the_root(server: MemoryServer) -> None:
     response = await server.client.get("/")
     assert (response.status_code, response.text) == (200, "Ollama is running")
+
+
+async def test_many_who_ask_at_once_wait_for_one_document(
+    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(operations: Any) -> dict[str, Any]:
+        made.append(1)
+        return openapi(operations)
+
+    monkeypatch.setattr(pages, "openapi", counted)
+    answers = await asyncio.gather(*[server.client.get("/openapi.json") for _ in range(8)])
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == len(made) == 1

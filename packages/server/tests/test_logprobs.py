@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 import math
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pagewood.engine.api import Delta, FinishReason, TokenLogprob
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
+from pagewood.server import respond, wire
 from pagewood.server.detokenizing import TextStreams
 from pagewood.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.testing import EOS_ID, MemoryServer
@@ -113,6 +114,38 @@ async def test_without_the_field_there_are_none(server: MemoryServer) -> None:
             assert answer["choices"][0]["logprobs"] is None
             assert "prompt_logprobs" not in answer
             assert "prompt_logprobs" not in answer["choices"][0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses"])
+async def test_long_answers_are_written_beside_the_event_loop(
+    server: MemoryServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body: dict[str, Any] = {
+        CHAT: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "logprobs": True, "top_logprobs": 3},
+        COMPLETIONS: {"prompt": PROMPT, "max_tokens": 30, "logprobs": 3},
+        "/v1/responses": {
+            "input": "Hi",
+            "max_output_tokens": 30,
+            "top_logprobs": 3,
+            "include": ["message.output_text.logprobs"],
+        },
+    }[path]
+    apart: list[Any] = []
+    to_thread = asyncio.to_thread
+
+    async def counted(*arguments: Any) -> Any:
+        apart.append(arguments)
+        return await to_thread(*arguments)
+
+    monkeypatch.setattr(respond.asyncio, "to_thread", counted)
+    name = "output" if "responses" in path else "choices"
+    (short,) = (await server.post(path, body)).json()[name]
+    monkeypatch.setattr(respond, "MAX_WRITTEN_AT_ONCE", 29)
+    assert not apart
+    (long,) = (await server.post(path, body)).json()[name]
+    assert len(apart) == 1
+    assert {**long, "id": ""} == {**short, "id": ""}
 
 
 @pytest.mark.anyio

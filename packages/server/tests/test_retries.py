@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -328,7 +329,7 @@ def test_every_client_gets_one_end_of_each_request(events: list[tuple[str, int]]
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
-    model_folder: Path, tokenizer: Tokenizer, stream: bool
+    model_folder: Path, tokenizer: Tokenizer, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = MemoryServer(model_folder, tokenizer, limit=64, max_retries=1)
     await server.start()
@@ -340,6 +341,7 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     await server.until(lambda: server.gate.is_held)
     body = {"model": "echo", "prompt": "A question", "max_tokens": 20, "temperature": 1.0, "seed": 3, "stream": stream}
     late = Client(server, body, path="/v1/completions")
+    caplog.set_level(logging.INFO, "pagewood.server.requests")
     live, status = server.service.live, server.service.status
     await server.until(lambda: live.num_live == 2)
     status.lost(next_incarnation=1)
@@ -363,3 +365,7 @@ async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
     await server.until_idle()
     await server.stop()
     await asyncio.gather(late.served, running.served)
+    posts = [record for record in caplog.records if record.getMessage().startswith("POST")]
+    of_running, of_late = (record.__dict__["fields"]["engine_ids"] for record in posts)
+    assert (len(of_running), len(of_late)) == (1, 2)
+    assert len({*of_running, *of_late}) == 3

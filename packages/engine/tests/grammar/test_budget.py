@@ -147,3 +147,21 @@ def test_an_ambiguous_grammar_ends_and_is_then_refused() -> None:
     assert isinstance(again, Refusal)
     assert (again.code, again.message[:24]) == ("invalid_grammar", "the grammar is too slow:")
     compiler.close()
+
+
+def test_a_matcher_says_how_long_its_tokens_have_lately_taken() -> None:
+    (matcher,) = matchers(1, fill=0.0041, consume=0.002, forced=0.001)
+    state: Any = matcher._state  # pyright: ignore[reportPrivateUsage]
+    row = np.zeros(mask_words(VOCAB), np.int32)
+    slow: list[int] = []
+    for step in range(30):
+        if step == 2:
+            state.seconds = {}
+        matcher.fill(row)
+        matcher.advance([2])
+        matcher.forced()
+        slow.append(matcher.slow_ms)
+    assert slow[:3] == [4, 7, 6]  # the work of a token counts when the next one has come
+    assert slow[1:] == sorted(slow[1:], reverse=True)
+    assert slow[-1] == 0
+    assert matcher.copy().slow_ms == 0

@@ -82,6 +82,7 @@ class SimpleMatcher:
     is_finished = False
     can_end = False
     error: str | None = None
+    slow_ms = 0
 
     def copy(self) -> SimpleMatcher:
         return self

@@ -188,8 +188,20 @@ def with_value(value: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["value"], "$defs": DEFINITIONS}
 
 
-@pytest.mark.parametrize("template", NAMES)
-@pytest.mark.parametrize("case", [*ROOTS, *(f"value: {name}" for name in VALUES)])
+CASES = [*ROOTS, *(f"value: {name}" for name in VALUES)]
+ALL = [(template, case) for template in NAMES for case in CASES]
+IN_JSON = [template for template in NAMES if template not in TAGS]
+"""Formats whose arguments are one JSON text, with the same rules."""
+IN_SHORT = {
+    *((template, case) for template in TAGS for case in CASES),
+    *((IN_JSON[index % len(IN_JSON)], case) for index, case in enumerate(CASES)),
+}
+"""Every case in every format with rules of its own, and in one of the others by turns."""
+
+
+@pytest.mark.parametrize(
+    ("template", "case"), [pytest.param(*one, marks=[] if one in IN_SHORT else [pytest.mark.slow]) for one in ALL]
+)
 def test_a_schema_is_kept_or_refused_by_name(backend: LLGuidanceBackend, template: str, case: str) -> None:
     name = case.removeprefix("value: ")
     schema = ROOTS[case] if case in ROOTS else with_value(VALUES[name])
@@ -266,9 +278,21 @@ def objects(draw: st.DrawFn, part: st.SearchStrategy[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("template", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_random_schemas_are_kept_or_refused(template: str, data: st.DataObject) -> None:
+    check_random_schemas(template, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", NAMES)
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_more_random_schemas_are_kept_or_refused(template: str, data: st.DataObject) -> None:
+    check_random_schemas(template, data)
+
+
+def check_random_schemas(template: str, data: st.DataObject) -> None:
     backend = llguidance_for(embedded())
     schema = data.draw(objects(st.recursive(leaves(), inner, max_leaves=4)))
     if data.draw(st.integers(0, 2)) == 0:

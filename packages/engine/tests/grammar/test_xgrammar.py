@@ -175,6 +175,7 @@ def test_what_is_refused(xgrammar: Backend, vocabulary: Vocabulary) -> None:
         ({"type": ["integer", "null"], "minimum": 5}, "minimum beside several types"),
         ({"type": "number", "minimum": 5}, "minimum beside type number"),
         ({"type": "integer", "minimum": -(2**63)}, "minimum of -9223372036854775808"),
+        ({"enum": ["a", [2**63]]}, "enum of 9223372036854775808"),
         ({"$ref": "#/$defs/x", "type": "string", "$defs": {"x": True}}, r"\$ref beside type"),
         ({"properties": {"a": {"type": "null"}}, "type": "object", "additionalProperties": True}, "beside properties"),
         ({"items": {"properties": {}}, "type": "array"}, "properties without type at #/items"),

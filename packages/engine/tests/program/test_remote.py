@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pagewood.engine
 from pagewood.engine.api import Grammar
 from pagewood.engine.program import (
     DeadlineExceededError,
     RemoteBackend,
     RemoteError,
     State,
+    ToolCall,
     Usage,
     VariableError,
     program,
 )
+from pagewood.engine.text import Tokenizer
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -206,3 +211,56 @@ def test_a_deadline_ends_the_request_at_the_server(url: str) -> None:
         with pytest.raises(DeadlineExceededError, match=r"not complete at its deadline, after 0.3 s"):
             one.run(on=backend, deadline_s=0.3)
         Answering.held.set()  # so that it sees that the connection is closed
+
+
+REASONED = "<think>END of thoughts</think>Look:\n"
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "END"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def reasoning(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tokenizer of the embedded model, with a template that knows reasoning."""
+    folder = tmp_path_factory.mktemp("model")
+    shutil.copytree(Path(pagewood.engine.__file__).parent / "demo", folder, dirs_exist_ok=True)
+    hermes = Path(pagewood.engine.__file__).parent / "text" / "response" / "templates" / "hermes.json"
+    (folder / "response_template.json").write_text(hermes.read_text())
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("text", "stop", "expected", "calls"),
+    [
+        (REASONED + CALL, "END", REASONED + CALL, [ToolCall("look", {"at": "END"})]),
+        (REASONED + CALL + "\nEND.", "END", REASONED + CALL + "\n", [ToolCall("look", {"at": "END"})]),
+        (REASONED + "The END.", "END", REASONED + "The ", []),
+        (CALL, "\n", CALL, [ToolCall("look", {"at": "END"})]),
+        (REASONED + "There.", "\n", REASONED.strip(), []),
+    ],
+)
+def test_with_tools_stop_strings_act_on_content(
+    url: str, reasoning: Tokenizer, text: str, stop: str, expected: str, calls: list[ToolCall], is_streamed: bool
+) -> None:
+    @program
+    def asking(s: State) -> None:
+        s.user("?")
+        s.gen("x", tools=[{"name": "look", "parameters": {"type": "object"}}], stop=stop)
+
+    chunks: list[dict[str, Any]] = [
+        {
+            "choices": [{"index": 0, "text": text[at : at + 3]}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": at + 1},
+        }
+        for at in range(0, len(text), 3)
+    ]
+    chunks.append({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+    Answering.reply = 200, "".join(f"data: {json.dumps(one)}\n\n" for one in [*chunks]).encode() + b"data: [DONE]\n\n"
+    with RemoteBackend(url, model="m", tokenizer=reasoning) as backend:
+        result = asking().start(on=backend) if is_streamed else asking.run(on=backend)
+        pieces = "".join(result.stream("x"))
+        answer = result.answer("x")
+    body = Answering.asked[2]
+    assert "stop" not in body
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert (pieces, answer.text, list(answer.calls), answer.finish) == (expected, expected, calls, "stop")
+    assert 0 < answer.usage.num_output_tokens <= len(text)

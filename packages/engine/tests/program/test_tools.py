@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine import AsyncLLM
+from pagewood.engine import LLM, AsyncLLM
 from pagewood.engine.program import (
     Answer,
     LocalBackend,
@@ -169,3 +169,38 @@ def test_tools_and_a_grammar_contradict_each_other(backend: LocalBackend) -> Non
 
     with pytest.raises(ValueError, match="regex must not come with tools"):
         both.run(on=backend)
+
+
+@program
+def stopping(s: State, choice: str = "auto", **options: Any) -> None:
+    s.user("What is the weather in Paris?")
+    s.gen("call", tools=TOOLS, tool_choice=choice, temperature=0, **options)
+
+
+@pytest.mark.parametrize("of", [AsyncLLM, LLM])
+def test_stop_strings_do_not_end_a_call(of: Any) -> None:
+    with LocalBackend(of(max_total_tokens=8192, max_running=4, page_size=4)) as backend:
+        plain = stopping.run(on=backend).answer("call")
+        assert plain.calls == (ToolCall("get_weather", {"city": "Paris"}),)
+        for options in ({"stop": "Paris"}, {"stop": ["\n", '"'], "stop_regex": "[a-z]{3}"}):
+            answer = stopping("auto", **options).run(on=backend).answer("call")
+            assert (answer.text, answer.calls, answer.finish) == (plain.text, plain.calls, "stop")
+        required = stopping("required", stop="\n").run(on=backend).answer("call")
+        assert [call.name for call in required.calls] == ["get_weather"]
+
+
+def test_stop_strings_end_content(backend: LocalBackend) -> None:
+    @program
+    def hello(s: State, **options: Any) -> None:
+        s.user("Hello!")
+        s.gen("x", tools=TOOLS, temperature=0, **options)
+
+    plain = hello.run(on=backend).answer("x")
+    assert plain.calls == ()
+    word = plain.text.split()[1]
+    started = hello(stop=word).start(on=backend)
+    pieces = "".join(started.stream("x"))
+    answer = started.answer("x")
+    assert (answer.text, answer.finish) == (plain.text.split(word)[0], "stop")
+    assert (pieces, answer.content) == (answer.text, answer.text.strip())
+    assert answer.usage.num_output_tokens < plain.usage.num_output_tokens

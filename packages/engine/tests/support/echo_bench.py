@@ -31,6 +31,7 @@ class EchoBench:
         *,
         num_pages: int = 32,
         max_running: int = 2,
+        max_length: int = MAX_LENGTH,
         compiler: Compiler | None = None,
         make_caches: MakeCaches | None = None,
         drafting: Drafting | None = None,
@@ -45,14 +46,14 @@ class EchoBench:
 
         def make_runner(kv: KVSpace) -> EchoRunner:
             return EchoRunner(
-                num_rows=config.num_rows, max_length=MAX_LENGTH, num_pages=num_pages, page_size=PAGE,
+                num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE,
                 vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
             )  # fmt: skip
 
         self.engine: Engine = assemble(
             config,
             info=EngineInfo(
-                model_name="echo", max_length=MAX_LENGTH, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
+                model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
                 page_size=PAGE,
             ),
             make_runner=make_runner,
@@ -124,7 +125,7 @@ def submit(name: str, prompt: Sequence[int], *, max_tokens: int = 30, **fields: 
     )
 
 
-def expected(prompt: Sequence[int], max_tokens: int = 30) -> list[int]:
+def expected(prompt: Sequence[int], max_tokens: int = 30, *, max_length: int = MAX_LENGTH) -> list[int]:
     """Return what such a request must be answered with."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return oracle_tokens(prompt, sampling, vocab_size=VOCAB, stop_ids=frozenset(), max_length=MAX_LENGTH)
+    return oracle_tokens(prompt, sampling, vocab_size=VOCAB, stop_ids=frozenset(), max_length=max_length)

@@ -384,11 +384,25 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
         ({**_GPTQ, "format": "marlin"}, "format must be gptq or gptq_v2, got 'marlin'"),
         (
             {**_GPTQ, "format": "gptq_v2", "checkpoint_format": "gptq"},
-            "checkpoint_format and format must agree, got 'gptq' and 'gptq_v2'",
+            "checkpoint_format and format must say the same, got 'gptq' and 'gptq_v2'",
         ),
         ({**_GPTQ, "dynamic": {"-:(": {}}}, "must be an expression of RE2"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4 for awq, got 8"),
         ({"quant_method": "awq", "version": "gemv"}, "version must be gemm for awq, got 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "w_bit": 8}, "bits and w_bit must say the same, got 4 and 8"),
+        (
+            {"quant_method": "awq", "group_size": 32, "q_group_size": 64},
+            "group_size and q_group_size must say the same, got 32 and 64",
+        ),
+        ({"quant_method": "awq", "version": "GEMM", "format": "gemv"}, "same, got 'gemm' and 'gemv'"),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"], "ignored_layers": ["a", "lm_head"]},
+            r"modules_to_not_convert and ignored_layers must say the same, got \['lm_head'\] and \['a', 'lm_head'\]",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["a"], "exclude_modules": []},
+            r"ignore and exclude_modules must say the same, got \['a'\] and \[\]",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must have 2 entries, got 1"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo must be FP8 or NVFP4, got 'W4A8'"),
         ({"quant_method": "torchao"}, "headers without tensor_names"),

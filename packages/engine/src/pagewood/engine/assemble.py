@@ -36,6 +36,7 @@ from pagewood.schedpolicy import (
     ORDERS,
     Ageing,
     InBatchDeferral,
+    Lending,
     NewTokenRatio,
     Order,
     PreemptionGuard,
@@ -138,6 +139,7 @@ def assemble(
         deferral=InBatchDeferral[Request](page_size=page_size, max_compared=_MAX_COMPARED)
         if config.prefix_cache
         else None,
+        lending=Lending[Request]() if config.prefix_cache else None,
         is_watching=config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
         held_back=None if quotas is None else HeldBack(quotas),
         notes=observer,

@@ -21,6 +21,7 @@ from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.hysteresis import PreemptionGuard
 from pagewood.schedpolicy.latency import StepModel, StepSample
+from pagewood.schedpolicy.lending import HasOwnPriority, Lending
 from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
 from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.quotas import Quota, Quotas, Usage
@@ -70,13 +71,13 @@ __version__ = "0.1.0"
 __all__ = [
     "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
     "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
-    "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt",
-    "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
-    "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
-    "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "StepsReport", "Switch",
-    "TagAffinity", "Tiers", "TooLate", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__",
-    "budget_named", "by_arrival", "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority",
-    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving",
-    "fair_share", "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin",
-    "worth_preempting",
+    "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasOwnPriority",
+    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "Lending", "LiveMatch",
+    "Load", "NewTokenRatio", "Order", "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder", "Running",
+    "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample",
+    "StepsReport", "Switch", "TagAffinity", "Tiers", "TooLate", "Urgent", "Usage", "Verdict", "Waiting",
+    "WeightByUrgency", "__version__", "budget_named", "by_arrival", "by_deadline", "by_least_output",
+    "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first", "choose_victim",
+    "choose_victims", "decode_first", "deserving", "fair_share", "order_named", "prefill_first", "stall_free",
+    "weight_by_priority", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

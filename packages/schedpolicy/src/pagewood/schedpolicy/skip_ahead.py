@@ -12,13 +12,14 @@ class SkipAhead:
 
     Without this, a request that needs more memory than is free holds up all requests behind it. Invariant: there are at
     most `max_passes` steps in which any request is admitted past a given one; after that it blocks the queue until it
-    fits. Steps in which no request passes it do not count.
+    fits. Steps in which no request passes it do not count. No request passes one of higher priority: otherwise a stream
+    of them would take the memory that becomes free.
 
-    In every step call `begin_step`; then, for each request in order, either `admitted`, or `pass_over`, and stop if
-    that returns False.
+    In every step call `begin_step`; then, for each request in order, stop if it `is_barred`, or call `admitted`, or
+    `pass_over`, and stop if that returns False.
     """
 
-    __slots__ = ("_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped")
+    __slots__ = ("_highest", "_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped")
 
     def __init__(self, *, max_skipped: int, max_passes: int) -> None:
         """Start with no request passed over.
@@ -35,6 +36,7 @@ class SkipAhead:
         self.max_skipped = max_skipped
         self.max_passes = max_passes
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
+        self._highest: int | None = None  # priority passed over in this step; written by: begin_step, pass_over
         self._skipped: list[Waiting] = []  # since the last admission; written by: begin_step, pass_over, admitted
         # Requests that others have passed, with the number of steps, by arrival; written by: begin_step, admitted.
         self._passed: dict[int, tuple[Waiting, int]] = {}
@@ -42,15 +44,21 @@ class SkipAhead:
     def begin_step(self, waiting: Container[Any]) -> None:
         """Reset this step's allowance of skipped requests; forget requests that are no longer waiting."""
         self._num_skipped = 0
+        self._highest = None
         self._skipped.clear()
         if self._passed:
             self._passed = {arrival: entry for arrival, entry in self._passed.items() if entry[0] in waiting}
+
+    def is_barred(self, request: Waiting) -> bool:
+        """Return whether a request of higher priority was passed over in this step; admission then ends."""
+        return self._highest is not None and request.priority < self._highest
 
     def pass_over(self, request: Waiting) -> bool:
         """Return whether admission may continue past a request that does not fit; if not, it ends for this step."""
         if self._num_skipped == self.max_skipped or self._num_passes(request) >= self.max_passes:
             return False
         self._num_skipped += 1
+        self._highest = request.priority if self._highest is None else max(self._highest, request.priority)
         self._skipped.append(request)
         return True
 

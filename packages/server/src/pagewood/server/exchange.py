@@ -66,8 +66,8 @@ class Exchange:
     usage: Usage | None = None  # written by: respond, server.beams, vectors.collect
     caller: Caller = field(default_factory=Caller)  # written by: FrontDoor
     """Who sent it; a caller without a key until this is known."""
-    engine_ids: list[str] = field(default_factory=list[str])
-    """Ids of its requests in the other processes, whose logs have them."""  # written by: LiveRequests
+    engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
+    """Ids of its requests in the other processes, whose logs have them; one that was sent again has several."""
     span: object = None
     """What the tracer knows of it; None: it is not traced."""  # written by: FrontDoor
 

@@ -212,6 +212,7 @@ class LiveRequests:
         num_bytes = sum(map(len, frames))
         if self._max_first_answer_s is not None and not is_probe:
             self._check_delay(num_bytes, max((_priority(prompt) for prompt in prompts), default=0))
+        exchange = current_exchange.get()
         group = LiveGroup(
             prompt_param=prompt_param,
             grammar_param=grammar_param,
@@ -219,13 +220,12 @@ class LiveRequests:
             names=names,
             room=room,
             caller=caller,
+            engine_ids=[] if exchange is None else exchange.engine_ids,
         )
         if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
             caller.quota.admit()
             group.quota = caller.quota
-        exchange = current_exchange.get()
-        if exchange is not None:
-            exchange.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
+        group.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
         group.num_repeats_left = 0 if is_probe else self._max_retries
         self._keep(group, prompts, num_bytes)
         self._send(group, prompts, frames)
@@ -501,6 +501,7 @@ class LiveRequests:
                 prompts += [prompt] if any(is_open) else []
                 continue
             new_ids = [new_request_id("req") for _ in prompt.request_ids]
+            group.engine_ids += new_ids
             for request_id, new_id in zip(prompt.request_ids, new_ids, strict=True):
                 if request_id in live:
                     request = self._rename(request_id, new_id)

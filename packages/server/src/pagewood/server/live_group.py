@@ -47,6 +47,8 @@ class LiveGroup:
     """Who sent it."""
     quota: Quota | None = None  # written by: LiveRequests
     """In which it is counted until it is closed."""
+    engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
+    """Ids of its first requests, and those that requests got when they were sent again."""
     queue: AnswerQueue = field(default_factory=AnswerQueue)
     open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
     """Requests of this group that still wait for their last answer."""

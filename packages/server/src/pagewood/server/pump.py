@@ -16,6 +16,8 @@ from pagewood.server.links import NO_MARK
 MAX_FAILURES = 5
 """Failures in a row, with no message between them, after which the server ends."""
 RETRY_DELAY_S = 0.1
+MAX_AT_ONCE_BYTES = 256 * 1024
+"""Bytes of messages after which the event loop has a turn; it would have none while messages are there."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +72,13 @@ class AnswerPump:
         with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as inbox:
             inbox.setsockopt(zmq.RCVHWM, NO_MARK)
             inbox.bind(self._address)
+            num_bytes = 0
             while True:
                 frame = await inbox.recv()
+                num_bytes += len(frame)
+                if num_bytes > MAX_AT_ONCE_BYTES:
+                    num_bytes = 0
+                    await asyncio.sleep(0)
                 self._num_failures = 0
                 for message in wire.read(wire.to_http, [frame]):
                     self.pass_on(message)

@@ -22,6 +22,8 @@ from pagewood.server.live import LiveRequests
 from pagewood.server.live_group import Forget, LiveGroup
 from pagewood.server.prompt_sharing import PromptSharing
 
+MAX_WRITTEN_AT_ONCE = 256
+"""Most tokens with log probabilities that are written on the event loop: each takes up to 35 microseconds."""
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -89,7 +91,11 @@ class GroupResponse:
             async for found in self._answers(tallies, forget):
                 for index, answer in found:
                     answers[index].add(answer)
-            body = self.format.whole(self._choices(answers), self._usage(tallies))
+            choices, counts = self._choices(answers), self._usage(tallies)
+            if sum([len(choice.tokens) + len(choice.prompt) for choice in choices]) <= MAX_WRITTEN_AT_ONCE:
+                body = self.format.whole(choices, counts)
+            else:
+                body = await asyncio.to_thread(self.format.whole, choices, counts)
             response = json_response(body)
         except ApiError as error:
             response = error_response(scope, error)

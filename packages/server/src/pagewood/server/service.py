@@ -34,6 +34,10 @@ MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
 """Longest body that is parsed on the event loop, in which most bodies take less than a change of threads."""
 
 
+MAX_CONVERTED_AT_ONCE = 512
+"""Most parts of a conversation that become a prompt on the event loop; one takes about 10 microseconds."""
+
+
 def _one_thread() -> ThreadPoolExecutor:
     """Return a thread that starts with its first work. One, so that long bodies wait for each other."""
     return ThreadPoolExecutor(1, "http-parser")
@@ -139,6 +143,12 @@ class Service:
         if len(body) <= MAX_PARSED_AT_ONCE_BYTES:
             return parse(body)
         return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
+
+    async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
+        """Return what `make` makes of the parts of a conversation; in the thread of long bodies if they are many."""
+        if num_parts <= MAX_CONVERTED_AT_ONCE:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self.parsing, make)
 
     def model(self, name: str) -> wire.Model:
         """Return the loaded model.

@@ -51,8 +51,8 @@ HUGE_BYTES = 1 << 20
 MAX_TEXT = 4 << 20
 """Longest text that is encoded, in characters, which take 50 bytes each meanwhile. Longer than what models can read; a
 prompt that must fit the model's length has been refused before."""
-MAX_PIECES = 32_768
-"""Most tokens of a prompt whose bytes are shown; the detokenizer looks them up between two steps."""
+MAX_PIECES = 8_192
+"""Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
 
 _Command = Command | wire.ProfileCommand
 """What a tokenizer sends to the engine process."""

@@ -488,7 +488,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 FromEngine = Step | Loading | Pulse | Snapshot
 
 
-class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token and its log probability."""
 
     token: int
@@ -498,7 +498,7 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     """May be minus infinity."""
 
 
-class TokenEntry(msgspec.Struct, frozen=True, array_like=True):
+class TokenEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token of an answer or of a prompt, and the most probable tokens in its place."""
 
     chosen: ScoredToken
@@ -510,7 +510,7 @@ class TokenEntry(msgspec.Struct, frozen=True, array_like=True):
     """Best first."""
 
 
-class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log probabilities of the tokens of one answer message."""
 
     tokens: tuple[TokenEntry, ...]

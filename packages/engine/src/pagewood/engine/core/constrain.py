@@ -22,6 +22,10 @@ from pagewood.engine.grammar.matcher import Matcher
 class Compiling(Protocol):
     """A grammar that is being compiled in another thread."""
 
+    def prefer(self, priority: int) -> None:
+        """Note that its request has a new priority."""
+        ...
+
     def done(self) -> bool:
         """Return whether there is a result."""
         ...
@@ -34,12 +38,13 @@ class Compiling(Protocol):
 class Compiler(Protocol):
     """Compiles grammars in threads of its own."""
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Compiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Compiling:
         """Begin to compile a grammar.
 
         Args:
             grammar: of a request.
             end_tokens: tokens that end the request.
+            priority: of the request; grammars of higher priority are compiled first.
         """
         ...
 

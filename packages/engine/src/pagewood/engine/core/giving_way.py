@@ -20,7 +20,7 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 class GivingWay:
     """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
 
-    __slots__ = ("_choose", "_kv", "_leaving", "_notes", "favoured", "num_spared")
+    __slots__ = ("_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class GivingWay:
         self._notes = notes
         self._kv = kv
         self._choose = choose
-        self._leaving: list[Request] = []  # written by: giving_way
+        self.leaving: list[Request] = []
+        """Those that make room and still run; they get no grant."""  # written by: giving_way
         self.favoured: Request | None = None
         """The waiting request that others make room for; it is to be admitted before all others."""
         # written by: giving_way
@@ -57,33 +58,37 @@ class GivingWay:
         if self.favoured is None:
             return [], 0
         if self.favoured not in state.waiting:  # it has ended, or it runs
-            self.favoured, self._leaving = None, []
+            self.favoured, self.leaving = None, []
             return [], 0
-        leaving = [one for one in self._leaving if one.row >= 0 and one.finish is None and one.pause == "no"]
-        self._leaving = [request for request in leaving if request.num_in_flight]
+        leaving = [one for one in self.leaving if one.row >= 0 and one.finish is None and one.pause == "no"]
+        self.leaving = [request for request in leaving if request.num_in_flight]
         if self._notes is not None:
             for request in leaving:
                 reason = Reason.MUST_LEAVE if request.num_in_flight else Reason.GAVE_WAY
                 self._notes.note(reason, request, self.favoured)
-        return self._leaving, stop_all(state, self._kv, leaving)
+        return self.leaving, stop_all(state, self._kv, leaving)
 
-    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> None:
+    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> Sequence[Request]:
         """Choose the requests that give way to `candidate`, which does not fit now; they leave from the next step on.
+
+        Returns:
+            Those that were chosen now.
 
         Args:
             state: of the engine.
             candidate: waits.
             num_reserved: as for `KVSpace.admit`.
         """
-        if self._leaving:
-            return
+        if self.leaving:
+            return ()
         page_size = self._kv.page_size
         num_pages = -(-candidate.num_known // page_size) - candidate.num_matched // page_size + num_reserved
         num_missing = max(1, (num_pages - self._kv.num_available) * page_size)
         running = [request for request in state.running if request.finish is None]
         chosen = self._choose(candidate, running, num_missing)
         if chosen:
-            self.favoured, self._leaving = candidate, list(chosen)
+            self.favoured, self.leaving = candidate, list(chosen)
+        return chosen
 
 
 def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:
@@ -93,7 +98,7 @@ def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> in
         kv.release(request)
         state.stop(request)
         state.waiting.add(request)
-        state.waiting.count_preempted(request.priority)
+        state.waiting.count_preempted(request.own_priority)
         if request.timeline is not None:
             request.timeline.preempted()
     return len(ready)

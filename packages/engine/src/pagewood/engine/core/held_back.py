@@ -93,8 +93,14 @@ class HeldBack:
         return sum(len(tenant.ranked) for tenant in mine if not tenant.has_room)
 
     def hold(self, request: Request) -> bool:
-        """Hold a request back if its tenant is at its limit; return whether it is held back."""
-        if self._quotas.check(request).fits:
+        """Hold a request back if its tenant is at its limit; return whether it is held back.
+
+        One that fits is held back behind one of higher priority of its tenant, or a stream of them would take what
+        becomes free.
+        """
+        tenant = self._tenants.get(request.tenant)
+        is_behind = tenant is not None and -tenant.ranked[0][0] > request.priority
+        if not is_behind and self._quotas.check(request).fits:
             return False
         self._num_holds[request.arrival] = self._num_holds.get(request.arrival, 0) + 1
         self._add(request)

@@ -65,7 +65,7 @@ def settle(state: EngineState, kv: KVSpace) -> int:
     for request in ready:
         kv.release(request)
         state.waiting.stopped(request)
-        state.waiting.count_preempted(request.priority)
+        state.waiting.count_preempted(request.own_priority)
     return len(ready)
 
 

@@ -221,12 +221,15 @@ class Intake:
             self._state.has_priorities = False
         self._state.has_priorities |= request.priority != 0
         self._state.by_id[request.request_id] = request
+        self._state.num_reported += sampling.logprobs is not None
         if self._max_queue_s is not None:
             self._fresh.append(request)
         if sampling.grammar is None or self._compiler is None:
             self._queue(request)
         else:
-            request.compiling = self._compiler.compile(sampling.grammar, end_tokens=request.stop_ids)
+            request.compiling = self._compiler.compile(
+                sampling.grammar, end_tokens=request.stop_ids, priority=request.priority
+            )
             self._state.compiling.append(request)
         if submit.is_paused:
             hold(self._state, request, retract=False)
@@ -326,12 +329,12 @@ class Intake:
         request = self._state.by_id.get(command.request_id)
         if request is None:
             return
-        request.priority = self._sign * command.priority
+        request.priority = request.own_priority = self._sign * command.priority
         self._state.has_priorities |= request.priority != 0
-        if request.row < 0:
-            if request.pause == "no" and request not in self._state.compiling:
-                self._state.waiting.update(request)
-        else:
+        if request.compiling is not None:
+            request.compiling.prefer(request.priority)
+        self._state.waiting.update(request)
+        if request.row >= 0:
             self._state.sort_running()
 
     def _next_seed(self) -> int:

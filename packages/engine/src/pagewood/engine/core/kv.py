@@ -106,11 +106,14 @@ class PrefixCache(Protocol):
 class TieredCache(PrefixCache, Protocol):
     """A prefix cache that keeps evicted pages in lower tiers (host memory, disk) and brings them back."""
 
-    def recall(self, tokens: Int32, namespace: str | None = None) -> Any | None:
-        """Start to copy back what lower tiers have of these tokens; None: they have nothing."""
+    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
+        """Start to copy back what lower tiers have of these tokens; None: they have nothing.
+
+        Its copies go before those of lower priority that have not begun.
+        """
         ...
 
-    def advance(self, recall: Any, take: Callable[[int], Int32 | None]) -> bool:
+    def advance(self, recall: Any, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
         """Continue without waiting; return whether to call again later. `take` gives pages to the cache, or None."""
         ...
 

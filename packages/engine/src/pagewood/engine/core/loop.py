@@ -33,6 +33,7 @@ from pagewood.engine.core.plan import Grant, Planner, StepPlan
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.result_rules import check_drafts, check_result
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
@@ -61,8 +62,11 @@ class StepHandle(Protocol):
     def wait(self) -> StepResult:
         """Wait for the result and return it; a second call returns it again.
 
+        The arrays of the result belong to the caller: no later step may write to them.
+
         Raises:
-            Exception: the step failed; the engine ends its requests.
+            Exception: the step failed; the engine ends its requests, as it does if the result breaks a rule of
+                `result_rules`.
         """
         ...
 
@@ -125,6 +129,15 @@ class Observer(Notes, Protocol):
         """
         ...
 
+    def waited(self, result: StepResult | None, *, is_interrupted: bool = False) -> None:
+        """Note the result of the oldest step in flight, before it is applied.
+
+        Args:
+            result: None: the step has failed, or its result breaks a rule.
+            is_interrupted: whether the wait was interrupted, so that it is repeated.
+        """
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
@@ -132,6 +145,8 @@ class Pending:
 
     grants: tuple[Grant, ...]
     handle: StepHandle
+    batch: Batch
+    """What was launched."""
     constrained: Sequence[Request] = ()
     """Requests whose draws wait for masks."""  # written by: loop
     launched_s: float = 0.0
@@ -144,6 +159,8 @@ class Pending:
     """Whether every grant is for one token, so that the same requests can decode again."""
     is_long: bool = False
     """Whether it has at least `EngineInfo.long_step_tokens`."""
+    failure: Exception | None = None
+    """Why its draws got no right masks, so that its result does not count."""  # written by: loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -583,6 +600,7 @@ class Engine:
             return Pending(
                 grants=grants,
                 handle=handle,
+                batch=batch,
                 is_drafting=is_drafting,
                 is_decode=is_decode,
                 is_long=is_long,
@@ -595,6 +613,7 @@ class Engine:
         return Pending(
             grants=grants,
             handle=handle,
+            batch=batch,
             launched_s=launched_s,
             constrained=[promising[index] for index in waiting],
             num_masks=num_masks(batch),
@@ -604,18 +623,28 @@ class Engine:
         )
 
     def _constrain(self, pending: Pending | None) -> None:
-        """Give a step the masks that its draws wait for; the step before it has been retired."""
+        """Give a step the masks that its draws wait for; the step before it has been retired.
+
+        If that fails, the step does when it is retired.
+        """
         if pending is None or not pending.constrained:
             return
-        handle = pending.handle
-        if not isinstance(handle, ConstrainedHandle):
-            raise TypeError(f"handles of steps with grammars must be ConstrainedHandles, got {type(handle).__name__}")
         requests, pending.constrained = pending.constrained, ()
-        masks = open_masks(pending.num_masks, self.info.vocab_size)
         try:
-            fill_masks(requests, handle.drafts(), masks, work=self._mask_work)
-        finally:  # otherwise the device would wait for ever
-            handle.constrain(masks)
+            handle, vocab_size = pending.handle, self.info.vocab_size
+            if not isinstance(handle, ConstrainedHandle):
+                name = type(handle).__name__
+                raise TypeError(f"handles of steps with grammars must be ConstrainedHandles, got {name}")
+            masks = open_masks(pending.num_masks, vocab_size)
+            try:
+                drafts = handle.drafts()
+                check_drafts(drafts, pending.batch, vocab_size=vocab_size)
+                fill_masks(requests, drafts, masks, work=self._mask_work)
+            finally:  # otherwise the device would wait for ever
+                handle.constrain(masks)
+        except Exception as error:
+            _log.exception("a step got no masks")
+            pending.failure = error
 
     def _constrain_between(self, pending: Pending, errors: list[BaseException]) -> None:
         """Give a step its masks while the step before it is retired; an error waits in `errors` until that is done."""
@@ -637,12 +666,19 @@ class Engine:
         interrupt: BaseException | None = None
         while result is None and failure is None:
             try:
-                result = pending.handle.wait()
+                found = pending.handle.wait()
+                failure = pending.failure
+                if failure is None:
+                    result = self._checked(found, pending)
             except Exception as error:  # ends the requests of the step, not the engine
                 _log.exception("a step failed")
                 failure = error
             except BaseException as error:  # the device still uses the requests' pages: wait again, raise later
                 interrupt = error
+                if self._observer is not None:
+                    self._observer.waited(None, is_interrupted=True)
+        if self._observer is not None:
+            self._observer.waited(result)
         if measures is not None:
             measures.mark(WAIT)
             measures.ended(launched_s=pending.launched_s)
@@ -676,6 +712,20 @@ class Engine:
         if interrupt is not None:
             raise interrupt
 
+    def _checked(self, result: StepResult, pending: Pending) -> StepResult:
+        """Return the result of a step if it keeps all rules; otherwise raise."""
+        num_top = None
+        if self._state.num_reported:
+            requests = [grant.request for grant in pending.grants if grant.num_promised]
+            num_top = [-1 if one.finish is not None else _num_top(one) for one in requests]
+        return check_result(
+            result,
+            pending.batch,
+            vocab_size=self.info.vocab_size,
+            vector_size=self.info.vector_size,
+            num_top=num_top,
+        )
+
     def _fail(self, grants: Sequence[Grant], failure: BaseException) -> list[Delta]:
         """End the requests of a step that failed."""
         reason = str(failure) or type(failure).__name__
@@ -696,3 +746,8 @@ class Engine:
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)
             self._kv.heal()
             self._state.waiting.watch_again()
+
+
+def _num_top(request: Request) -> int:
+    """Return how many alternatives are reported with each output token; -1: it needs no report."""
+    return -1 if request.sampling.logprobs is None else request.sampling.logprobs

@@ -130,7 +130,7 @@ class Measures:
             counts = running
             if request.row < 0:
                 counts, oldest_s = waiting, max(oldest_s, now_s - request.arrived_s)
-            name = self.priority(request.priority)
+            name = self.priority(request.own_priority)
             counts[name] = counts.get(name, 0) + 1
         self._queue = Queue(waiting=waiting, running=running, oldest_s=oldest_s)
         return self._queue

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from pagewood.engine.core.giving_way import GivingWay, stop_all
 from pagewood.engine.core.holding import give_back, settle
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.mask_turns import MaskTurns
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
@@ -41,6 +43,15 @@ class Grant:
     def num_advanced(self) -> int:
         """Positions by which it advances at most: those it computes, but of a tree of drafts only one path."""
         return self.num_promised if self.num_promised > 1 else self.num_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class _Prompts:
+    """The prompts in progress that have not been continued in this step, and the tokens that they may have together."""
+
+    left: list[Request]
+    """Most deserving last."""  # written by: plan
+    room: int  # written by: plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +168,10 @@ class SkipAhead(Protocol):
         """Reset this step's allowance of skipped requests."""
         ...
 
+    def is_barred(self, request: Request) -> bool:
+        """Return whether a request of higher priority was passed over in this step; admission then ends."""
+        ...
+
     def pass_over(self, request: Request) -> bool:
         """Return whether the requests behind this one, which does not fit now, may go first."""
         ...
@@ -177,13 +192,16 @@ class Pace(Protocol):
 class Planner:
     """Decides steps. Invariant: the best-ranked running request never loses its pages to another.
 
+    Prompts share what the decodes leave of a step by priority: one in progress goes on before the waiting requests that
+    are not of higher priority, and after those that are. So a long prompt does not keep them waiting.
+
     A request that cannot get a page takes it from the worst-ranked request without a grant in this step. A victim with
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
     __slots__ = (
-        "_budget", "_chunk_align", "_giving_way", "_kv", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead",
-        "_victim",
+        "_budget", "_chunk_align", "_giving_way", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_reserve",
+        "_skip_ahead", "_victim",
     )  # fmt: skip
 
     def __init__(
@@ -226,6 +244,7 @@ class Planner:
         self._reserve = reserve
         self._victim = victim
         self._skip_ahead = skip_ahead
+        self._mask_turns = MaskTurns(notes)
 
     def plan(self, state: EngineState, now_s: float) -> StepPlan:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
@@ -234,27 +253,36 @@ class Planner:
         if self._giving_way is not None:
             leaving, num_moved = self._giving_way.begin_step(state)
             shortage.excluded += leaving
+        if state.waiting.begin_step():
+            state.sort_running()
         room = None if self._pace is None else self._pace.max_prefill_tokens(state)
         if room is not None and self._notes is not None:
             self._notes.note(Reason.LIMITED_BY_TARGET, None, None, room)
+        sitting_out = self._mask_turns.sitting_out(state)
         budget = self._budget.open(len(state.running), max_prefill_tokens=room)
         grants: list[Grant] = []
-        if self._budget.prefill_first:
-            self._plan_prompts(state, budget, grants, shortage)
-            self._admit(state, now_s, budget, grants, shortage, num_decodes=0)
-            num_others = len(grants)
-            if not grants:
-                self._plan_decodes(state, budget, grants, shortage)
-            self._preempt(state, shortage)
-        else:
-            self._plan_decodes(state, budget, grants, shortage)
-            num_decodes = len(grants)
-            self._plan_prompts(state, budget, grants, shortage)
-            self._preempt(state, shortage)
-            self._admit(state, now_s, budget, grants, shortage, num_decodes=num_decodes)
-            num_others = len(grants) - num_decodes
+        is_prefill_first = self._budget.prefill_first
+        if not is_prefill_first:
+            self._plan_decodes(state, budget, grants, shortage, sitting_out)
+        num_decodes = len(grants)
+        prompts = self._prompts(state, budget, sitting_out, num_decodes=num_decodes)
+        self._plan_prompts(prompts, budget, grants, shortage, least=state.waiting.top_priority)
+        num_preempted = 0
+        if not is_prefill_first:
+            num_preempted = self._preempt(state, shortage)
+            self._note_step(num_preempted)
+        self._admit(state, now_s, budget, grants, shortage, prompts, num_decodes=num_decodes)
+        self._plan_prompts(prompts, budget, grants, shortage)
+        num_others = len(grants) - num_decodes
+        if is_prefill_first and not grants:
+            self._plan_decodes(state, budget, grants, shortage, sitting_out)
+        num_later = self._preempt(state, shortage)
+        if is_prefill_first or num_later > num_preempted == 0:
+            self._note_step(num_later)
+        if self._giving_way is not None and (leaving := self._giving_way.leaving):  # they leave a step earlier without
+            grants[:num_decodes] = [grant for grant in grants[:num_decodes] if grant.request not in leaving]
         return StepPlan(
-            grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved, is_decode=not num_others
+            grants=tuple(grants), num_preempted=num_moved + num_preempted + num_later, is_decode=not num_others
         )
 
     def plan_again(self, grants: Sequence[Grant]) -> StepPlan:
@@ -288,25 +316,39 @@ class Planner:
         """Waiting requests for which no other was preempted because these had been preempted before."""
         return 0 if self._giving_way is None else self._giving_way.num_spared()
 
-    def _preempt(self, state: EngineState, shortage: Shortage) -> None:
-        """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
-        for request in shortage.preempted:
+    def _preempt(self, state: EngineState, shortage: Shortage) -> int:
+        """Move the requests that have lost their pages to the queue; return how many."""
+        preempted, shortage.preempted = shortage.preempted, []
+        for request in preempted:
             state.stop(request)
             state.waiting.add(request)
-            state.waiting.count_preempted(request.priority)
+            state.waiting.count_preempted(request.own_priority)
             if request.timeline is not None:
                 request.timeline.preempted()
-        if shortage.preempted:
+        return len(preempted)
+
+    def _note_step(self, num_preempted: int) -> None:
+        """Report to the reserve whether requests had to be preempted for memory."""
+        if num_preempted:
             self._reserve.on_preempt()
         else:
             self._reserve.on_step()
 
-    def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
+    def _plan_decodes(
+        self,
+        state: EngineState,
+        budget: StepBudget,
+        grants: list[Grant],
+        shortage: Shortage,
+        sitting_out: Container[Request],
+    ) -> None:
         """Grant one position to every request whose other positions have all been launched."""
         page_size, excluded = self._kv.page_size, shortage.excluded
         running = state.running
         if excluded:  # they may have lost their pages to a prompt
             running = [request for request in running if request not in excluded]
+        if sitting_out:
+            running = [request for request in running if request not in sitting_out]
         decoding, full = self._next_decodes(running)
         grown = self._kv.add_page_to_each(full)
         if grown and not excluded:
@@ -342,23 +384,36 @@ class Planner:
                     full.append(request)
         return decoding, full
 
-    def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
-        """Continue the prompts in progress; part of the step is left for requests that wait to start."""
-        if len(grants) == len(state.running):  # all decode
-            return
+    def _prompts(
+        self, state: EngineState, budget: StepBudget, sitting_out: Container[Request], *, num_decodes: int
+    ) -> _Prompts:
+        """Return the prompts in progress; part of the step is left for requests that wait to start."""
+        if num_decodes == len(state.running):  # all decode
+            return _Prompts(left=[], room=0)
         room = budget.offer_prefill(_ANY_NUMBER)
         if state.waiting.num_candidates and self._kv.num_free_rows and self._budget.max_prefills > 1:
             room -= room // _PARTS_OF_STEP
-        for request in state.running:
+        is_first = self._budget.prefill_first
+        left = [request for request in reversed(state.running) if _is_in_progress(request, prefill_first=is_first)]
+        if sitting_out:
+            left = [request for request in left if request not in sitting_out]
+        return _Prompts(left=left, room=room)
+
+    def _plan_prompts(
+        self, prompts: _Prompts, budget: StepBudget, grants: list[Grant], shortage: Shortage, *, least: float = -inf
+    ) -> None:
+        """Continue the prompts in progress of at least a priority, most deserving first."""
+        while prompts.left and prompts.left[-1].priority >= least:
+            request, room = prompts.left.pop(), prompts.room
+            if request in shortage.excluded:
+                continue
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
-            if num_missing <= (request.pool is None) or request in shortage.excluded:  # a last token alone is decoded
-                continue
             count = self._chunk(request, start, num_missing, min(budget.offer_prefill(num_missing), room))
             if count < num_missing and self._notes is not None:
                 self._note_chunk(request, count, num_missing, room)
             if count and shortage.grow(request, start + count, grants):
-                room -= budget.take_prefill(count, ends=count == num_missing)
+                prompts.room -= budget.take_prefill(count, ends=count == num_missing)
                 if request.timeline is not None:
                     request.timeline.chunk(count)
                 grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
@@ -370,10 +425,14 @@ class Planner:
         budget: StepBudget,
         grants: list[Grant],
         shortage: Shortage,
+        prompts: _Prompts,
         *,
         num_decodes: int,
     ) -> None:
-        """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory."""
+        """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory.
+
+        `prompts` that are left go on before the first request that is not of higher priority.
+        """
         kv, waiting = self._kv, state.waiting
         if not len(waiting) or shortage.excluded:
             if self._notes is not None and len(waiting):
@@ -398,6 +457,17 @@ class Planner:
         is_declined = False
         num_available, page_size = kv.num_available, kv.page_size
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
+            if prompts.left and prompts.left[-1].priority >= request.priority:
+                self._plan_prompts(prompts, budget, grants, shortage, least=request.priority)
+                if shortage.excluded:
+                    if self._notes is not None:
+                        self._notes.note(Reason.CLOSED_FOR_MEMORY, None, shortage.excluded[-1])
+                    break
+                has_tokens = budget.offer_prefill(1) > 0
+                has_place = budget.can_admit and kv.num_free_rows > 0
+                reserve, num_available = None, kv.num_available
+            if self._skip_ahead.is_barred(request):
+                break
             if not has_tokens:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
@@ -408,7 +478,7 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_PLACE, request, None, len(state.running), kv.num_free_rows)
                 if self._giving_way is not None and not had_place:
-                    self._giving_way.ask(state, request, num_reserved=0)
+                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=0)
                 break
             if waiting.defer(request):
                 if self._notes is not None:
@@ -439,7 +509,7 @@ class Planner:
             if not count:
                 is_declined = True
                 if self._giving_way is not None:
-                    self._giving_way.ask(state, request, num_reserved=num_reserved)
+                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=num_reserved)
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
@@ -515,8 +585,9 @@ class Shortage:
         self._is_relief_coming = False
         """Whether a victim was found that can be preempted in the next step only."""  # written by: grow
         self.excluded: list[Request] = []
-        """Requests that were preempted, will be in the next step, or could not get a page."""  # written by: grow
-        self.preempted: list[Request] = []  # written by: grow
+        """Requests that were preempted, will be in the next step, or could not get a page."""  # written by: grow, plan
+        self.preempted: list[Request] = []
+        """Those that have lost their pages, and are not in the queue yet."""  # written by: grow, plan
 
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give a request pages for its first `num_tokens` positions, preempting worse-ranked ones if needed."""
@@ -550,3 +621,14 @@ class Shortage:
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
         taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
+
+
+def _is_in_progress(request: Request, *, prefill_first: bool) -> bool:
+    """Return whether a running request lacks more than its last token, which alone is decoded.
+
+    With `prefill_first`, the last token of a prompt is not: other prompts would keep it from its first token.
+    """
+    num_missing = request.num_known + request.num_unseen - request.num_launched
+    return num_missing > (request.pool is None) or (
+        prefill_first and num_missing > 0 and request.num_launched < request.num_prompt
+    )

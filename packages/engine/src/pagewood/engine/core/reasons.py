@@ -61,6 +61,8 @@ class Reason(IntEnum):
     """It need not wait for another prompt or its tenant any longer, and is in its old place of the queue."""
     HELD_BACK = 23
     """Its tenant runs as much as it may; it waits apart until another request of the tenant stops."""
+    MASKS_OF_OTHERS = 24
+    """It got no token, because its grammar is slow, and those of others had the step [milliseconds of a token]."""
     LIMITED_BY_TARGET = 21
     """The step's prompts were limited by the target for its duration [prompt tokens]; it concerns no single request."""
 

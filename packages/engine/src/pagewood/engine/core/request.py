@@ -38,7 +38,11 @@ class Request:
     sampling: SamplingParams
     seed: int
     stop_ids: frozenset[int]
-    priority: int  # written by: intake
+    priority: int
+    """What decisions read: its own, or the higher one of a request that is parked behind its prompt."""
+    # written by: intake, waiting
+    own_priority: int = field(init=False)
+    """What it was submitted with, or was given since."""  # written by: intake
     namespace: str | None
     carry: bytes
     arrival: int
@@ -99,6 +103,10 @@ class Request:
     """Known tokens, the last ones, that no launched step has drawn or been given."""  # written by: retire, loop
     matcher: Matcher | None = None
     """Its state in its grammar, after all known tokens; None: it has no grammar."""  # written by: intake
+    mask_ms: int = 0
+    """Milliseconds that its grammar has lately taken for a token; 0 for nearly all grammars."""  # written by: retire
+    mask_turn: int = 0
+    """When its slow grammar last had its turn."""  # written by: mask_turns
     compiling: Compiling | None = None
     """Its grammar, while it is being compiled."""  # written by: intake
     num_in_flight: int = 0
@@ -125,6 +133,9 @@ class Request:
     # written by: kv
     lease: object = None
     """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
+
+    def __post_init__(self) -> None:
+        self.own_priority = self.priority
 
     @property
     def has_ended(self) -> bool:

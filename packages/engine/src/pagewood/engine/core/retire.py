@@ -59,7 +59,7 @@ def retire(
         deltas += _retire(state, kv, grants, result, False)
     release_drained(state, kv)
     if state.has_priorities:
-        priorities = {grant.request.request_id: -grant.request.priority for grant in grants}
+        priorities = {grant.request.request_id: -grant.request.own_priority for grant in grants}
         deltas.sort(key=lambda delta: priorities[delta.request_id])
     return deltas
 
@@ -163,6 +163,7 @@ def _retire(
             if failure is not None:
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure)))
                 continue
+            request.mask_ms = request.matcher.slow_ms
             if reason is None:
                 reason, tokens = _follow(request, request.matcher, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
@@ -312,6 +313,7 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
     request.finish = finish
     del state.by_id[request.request_id]
     state.num_constrained -= request.matcher is not None
+    state.num_reported -= request.sampling.logprobs is not None
     if request.row < 0 and request in state.compiling:
         state.compiling.remove(request)
         return

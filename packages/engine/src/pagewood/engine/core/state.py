@@ -29,6 +29,8 @@ class EngineState:
     """Not queued yet, because their grammars are being compiled; in no order."""  # written by: intake, retire
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
+    num_reported: int = 0
+    """Those whose output tokens have log probabilities."""  # written by: intake, retire
     running: list[Request] = field(default_factory=list["Request"])
     """Holding a row, sorted by rank."""  # written by: state
     draining: list[Request] = field(default_factory=list["Request"])

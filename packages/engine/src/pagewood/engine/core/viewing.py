@@ -156,7 +156,7 @@ def _request(request: Request, now_s: float, sign: int, stage: RequestStage, why
         request_id=request.request_id,
         stage=stage,
         why=why,
-        priority=sign * request.priority,
+        priority=sign * request.own_priority,
         tenant=request.tenant[:_MAX_NAME],
         service_class=request.service_class,
         tag=request.tag[:_MAX_NAME],

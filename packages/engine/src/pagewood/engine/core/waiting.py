@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.arrays import Int32
@@ -76,7 +77,7 @@ class Deferral(Protocol):
         ...
 
     def ready(self) -> list[Request]:
-        """Remove and return the parked requests that need not wait any longer; called once in each pass."""
+        """Remove and return the parked requests that need not wait any longer; called once before each pass."""
         ...
 
     def __contains__(self, request: Request, /) -> bool:
@@ -85,6 +86,30 @@ class Deferral(Protocol):
 
     def __len__(self) -> int:
         """Return how many requests are parked."""
+        ...
+
+
+class Lending(Protocol):
+    """Decides which running requests have the priority of a parked one, because that waits for them."""
+
+    def lend(self, lender: Request, borrower: Request) -> None:
+        """Note that `lender` waits for `borrower` from now on."""
+        ...
+
+    def take_back(self, lender: Request) -> None:
+        """Note that a request no longer waits for another, or has ended."""
+        ...
+
+    def update(self) -> None:
+        """Note that the own priority of a parked or a running request has changed."""
+        ...
+
+    def stop(self, borrower: Request) -> None:
+        """Note that a request does not run any longer."""
+        ...
+
+    def settle(self) -> Iterable[tuple[Request, int]]:
+        """Yield the requests whose priority must change, with the new one."""
         ...
 
 
@@ -126,6 +151,8 @@ class WatchedCache(PrefixCache, Protocol):
 class _Entry:
     """What the queue keeps about one request."""
 
+    priority: int | None = None
+    """Under which it is counted; None: it is not in the order."""  # written by: waiting
     watch: Watch | None = None
     """Keeps `num_matched` up to date; None: it is looked up when the request is examined."""  # written by: waiting
     matched_epoch: int = -1
@@ -145,6 +172,7 @@ class WaitingQueue:
         order: decides which request is next; must be empty, and from now on only this queue changes it.
         kv: the cache in which requests are matched.
         deferral: parks requests that repeat a prompt in progress; None: requests are never parked.
+        lending: lends their priority to those that they are parked on; None: each keeps its own.
         is_watching: whether the order compares requests by how much of them is cached.
         held_back: holds back requests whose tenant is at its limit; None: tenants have no limits.
         notes: gets the reasons of decisions; None: they are not wanted.
@@ -154,8 +182,8 @@ class WaitingQueue:
     """
 
     __slots__ = (
-        "_deferral", "_entries", "_group", "_held_back", "_is_watching", "_kv", "_notes", "_num_recalling", "_order",
-        "_parked", "preempted",
+        "_deferral", "_entries", "_group", "_held_back", "_is_watching", "_kv", "_lending", "_notes",
+        "_num_by_priority", "_num_recalling", "_order", "_parked", "preempted",
     )  # fmt: skip
 
     def __init__(
@@ -165,6 +193,7 @@ class WaitingQueue:
         kv: KVSpace,
         deferral: Deferral | None,
         is_watching: bool,
+        lending: Lending | None = None,
         held_back: HeldBack | None = None,
         notes: Notes | None = None,
     ) -> None:
@@ -172,6 +201,7 @@ class WaitingQueue:
         self._order = order
         self._kv = kv
         self._deferral = deferral
+        self._lending = lending
         self._held_back = held_back
         self._is_watching = is_watching
         self._group = self._new_group()  # written by: waiting
@@ -179,6 +209,8 @@ class WaitingQueue:
         """By arrival."""  # written by: waiting
         self._parked: list[Request] = []
         """Parked in this pass, still in the order."""  # written by: waiting
+        self._num_by_priority: dict[int, int] = {}
+        """Priority -> requests in the order."""  # written by: waiting
         self._num_recalling = 0  # written by: waiting
         self.preempted: dict[int, int] = {}
         """Priority -> how often a request that had run was queued again, for a bounded number of priorities; the last
@@ -197,6 +229,11 @@ class WaitingQueue:
         """Waiting requests that are not parked."""
         num_parked = 0 if self._deferral is None else len(self._deferral)
         return len(self._entries) - num_parked - self.num_held_back
+
+    @property
+    def top_priority(self) -> float:
+        """The highest priority of the waiting requests that are not parked; -inf if there are none."""
+        return max(self._num_by_priority, default=-inf)
 
     @property
     def num_held_back(self) -> int:
@@ -245,6 +282,7 @@ class WaitingQueue:
             self._held_back.discard(request)
         if self._deferral is not None and request in self._deferral:
             self._deferral.discard(request)
+            self._take_back(request)
         if is_parked:
             self._order.stop(request)
         else:
@@ -253,14 +291,16 @@ class WaitingQueue:
 
     def stopped(self, request: Request) -> None:
         """Note that a running request has ended or was preempted."""
+        self.suspended(request)
         self._order.stop(request)
-        if self._deferral is not None:
-            self._deferral.stop(request)
         if self._held_back is not None:
             self._held_back.stop(request)
 
     def suspended(self, request: Request) -> None:
         """Note that a running request is paused alone: nothing is to wait for its prompt."""
+        if self._lending is not None:
+            self._lending.stop(request)
+            request.priority = request.own_priority
         if self._deferral is not None:
             self._deferral.stop(request)
 
@@ -270,14 +310,35 @@ class WaitingQueue:
             self._deferral.start(request)
 
     def update(self, request: Request) -> None:
-        """Note that the priority of a waiting request has changed."""
+        """Note that the priority of a waiting or a running request has changed."""
+        if self._lending is not None:
+            self._lending.update()
+        entry = self._entries.get(request.arrival)
+        if entry is None:
+            return
         if self._held_back is not None and request in self._held_back:
             self._held_back.update(request)
         elif not self.is_parked(request):
             self._order.update(request)
+            self._uncount(entry)
+            self._count(entry, request.priority)
+
+    def begin_step(self) -> bool:
+        """Put the parked requests that need not wait any longer into the order, and settle what priorities are lent.
+
+        Returns:
+            Whether the priority of a running request has changed.
+        """
+        has_changed = False
+        if self._entries:
+            self._unpark()
+        if self._lending is not None:
+            for request, priority in self._lending.settle():
+                request.priority, has_changed = priority, True
+        return has_changed
 
     def examine(self, now_s: float, *, first: Request | None = None) -> Iterator[Request]:
-        """Begin a pass: yield requests in the order of admission, each with an up-to-date `num_matched`.
+        """Begin a pass, after `begin_step`: yield requests in the order of admission, with up-to-date `num_matched`.
 
         Close the pass with `end_pass`. Until then requests may be held back, deferred and recalled, and none may be
         added or removed.
@@ -286,16 +347,6 @@ class WaitingQueue:
             now_s: time on the engine's clock.
             first: a waiting request that comes before all others, unless it is parked.
         """
-        if self._deferral is not None:
-            for request in self._deferral.ready():
-                self._enter(request)
-                if self._notes is not None:
-                    self._notes.note(Reason.UNPARKED, request)
-        if self._held_back is not None:
-            for request in self._held_back.ready():
-                self._enter(request)
-                if self._notes is not None:
-                    self._notes.note(Reason.UNPARKED, request)
         if self._group is not None:
             for request in self._group.changed():
                 self._match(request)
@@ -332,7 +383,7 @@ class WaitingQueue:
         return True
 
     def parked_on(self, request: Request) -> Request | None:
-        """Return the running request that a parked one waits for, for explanations."""
+        """Return the running request that a parked one waits for."""
         return None if self._deferral is None else self._deferral.leader_of(request)
 
     def recall(self, request: Request, *, num_reserved: int) -> bool:
@@ -351,7 +402,7 @@ class WaitingQueue:
         tokens = request.reusable_tokens()
         if not entry.is_looked_up:
             entry.is_looked_up = True
-            entry.recall = tiers.recall(tokens, request.namespace)
+            entry.recall = tiers.recall(tokens, request.namespace, priority=request.priority)
             if entry.recall is None:
                 return False
             self._num_recalling += 1
@@ -361,7 +412,7 @@ class WaitingQueue:
             num_missing = -(-request.num_known // self._kv.page_size) - num_matched // self._kv.page_size
             return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
 
-        is_coming = tiers.advance(entry.recall, take)
+        is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
             self._end_recall(entry)
             self._kv.epoch += 1  # the tokens that have arrived can be matched
@@ -379,10 +430,15 @@ class WaitingQueue:
         """End a pass: the admitted and the parked requests leave the order."""
         for request in admitted:
             self._order.admit(request)
-            del self._entries[request.arrival]
+            self._uncount(self._entries.pop(request.arrival))
         for request in self._parked:
             self._order.park(request)
-            self._unwatch(self._entries[request.arrival])
+            entry = self._entries[request.arrival]
+            self._unwatch(entry)
+            self._uncount(entry)
+            leader = self.parked_on(request)
+            if leader is not None and self._lending is not None:
+                self._lending.lend(request, leader)
         self._parked.clear()
 
     def watch_again(self) -> None:
@@ -392,6 +448,7 @@ class WaitingQueue:
 
     def _enter(self, request: Request) -> None:
         """Put a request into the order, with a watch if the order reads matches."""
+        self._count(self._entries[request.arrival], request.priority)
         if self._group is not None:
             watch = self._group.watch(request, request.reusable_tokens(), request.namespace)
             self._entries[request.arrival].watch = watch
@@ -414,8 +471,38 @@ class WaitingQueue:
             priority = next(reversed(counts))
         counts[priority] = counts.get(priority, 0) + 1
 
+    def _unpark(self) -> None:
+        ready: list[Request] = []
+        if self._deferral is not None:
+            ready += self._deferral.ready()
+            for request in ready:
+                self._take_back(request)
+        if self._held_back is not None:
+            ready += self._held_back.ready()
+        for request in ready:
+            self._enter(request)
+            if self._notes is not None:
+                self._notes.note(Reason.UNPARKED, request)
+
+    def _take_back(self, request: Request) -> None:
+        if self._lending is not None:
+            self._lending.take_back(request)
+
+    def _count(self, entry: _Entry, priority: int) -> None:
+        entry.priority = priority
+        self._num_by_priority[priority] = self._num_by_priority.get(priority, 0) + 1
+
+    def _uncount(self, entry: _Entry) -> None:
+        priority, entry.priority = entry.priority, None
+        if priority is not None:
+            num = self._num_by_priority[priority] = self._num_by_priority[priority] - 1
+            if not num:
+                del self._num_by_priority[priority]
+
     def _forget(self, request: Request) -> None:
-        self._end(self._entries.pop(request.arrival))
+        entry = self._entries.pop(request.arrival)
+        self._uncount(entry)
+        self._end(entry)
 
     def _end(self, entry: _Entry) -> None:
         self._unwatch(entry)

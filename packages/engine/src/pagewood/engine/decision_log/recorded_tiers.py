@@ -83,13 +83,13 @@ class RecordedCache:
         self._answered("clear", len(found))
         return found
 
-    def recall(self, tokens: Int32, namespace: str | None = None) -> Any | None:
+    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
         """Start to copy back what lower tiers have."""
-        found = self._inner.recall(tokens, namespace)
+        found = self._inner.recall(tokens, namespace, priority=priority)
         self._answered("recall", found is not None)
         return found
 
-    def advance(self, recall: Any, take: Callable[[int], Int32 | None]) -> bool:
+    def advance(self, recall: Any, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
         """Continue a recall."""
         takes: list[int] = []
 
@@ -97,7 +97,7 @@ class RecordedCache:
             takes.append(n)
             return take(n)
 
-        is_coming = self._inner.advance(recall, taken)
+        is_coming = self._inner.advance(recall, taken, priority=priority)
         self._answered("advance", [is_coming, recall.is_over, takes])
         return is_coming
 
@@ -200,11 +200,11 @@ class ReplayedCache:
         """Return as many pages as were dropped."""
         return self._drop(self._answer("clear") or 0)
 
-    def recall(self, tokens: Int32, namespace: str | None = None) -> _Recall | None:
+    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> _Recall | None:
         """Return a recall if there was one."""
         return _Recall() if self._answer("recall") else None
 
-    def advance(self, recall: _Recall, take: Callable[[int], Int32 | None]) -> bool:
+    def advance(self, recall: _Recall, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
         """Take the pages that were taken."""
         is_coming, recall.is_over, takes = self._answer("advance") or (False, True, ())
         for n in takes:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.constrain import Compiler, Compiling
 from pagewood.engine.core.kv import PrefixCache, TieredCache
@@ -22,7 +21,6 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.decision_log.recorded_tiers import RecordedCache
 from pagewood.engine.decision_log.turn import Note, PlanHeard, ResultHeard, Turn
 from pagewood.engine.grammar.matcher import Matcher
@@ -64,6 +62,23 @@ class Recorder:
             )
         )
 
+    def waited(self, result: StepResult | None, *, is_interrupted: bool = False) -> None:
+        """Keep a copy of a result, or that there is none."""
+        if result is None:
+            fault = "interrupt" if is_interrupted else "error"
+            self.turn.results.append(ResultHeard(b"", None, (), -1, (), fault))
+            return
+        vectors = result.vectors
+        self.turn.results.append(
+            ResultHeard(
+                result.tokens.astype("<i4").tobytes(),
+                result.counts.astype(np.int32),
+                tuple(result.excluded),
+                -1 if result.prompt_logprobs is None else len(result.prompt_logprobs.tokens),
+                () if vectors is None else tuple(bool(np.isfinite(vector).all()) for vector in vectors),
+            )
+        )
+
     def end_turn(self) -> None:
         """Hand the turn over, and begin another."""
         turn, self.turn = self.turn, Turn()
@@ -84,7 +99,7 @@ class Recorder:
         return now_s
 
     def runner(self, inner: Runner) -> Runner:
-        """Return a runner whose results are kept; to close it closes the log."""
+        """Return a runner whose failed launches are kept; to close it closes the log."""
         return _RecordedRunner(inner, self)
 
     def compiler(self, inner: Compiler) -> Compiler:
@@ -155,44 +170,11 @@ class _RecordedRunner:
             launches.append("interrupt")
             raise
         launches.append("")
-        return _RecordedHandle(handle, self._recorder)
+        return handle
 
     def close(self) -> None:
         self._inner.close()
         self._recorder.close()
-
-
-class _RecordedHandle:
-    def __init__(self, inner: Any, recorder: Recorder) -> None:
-        self._inner = inner
-        self._recorder = recorder
-
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
-        return self._inner.drafts()
-
-    def constrain(self, masks: Int32) -> None:
-        self._inner.constrain(masks)
-
-    def wait(self) -> StepResult:
-        try:
-            result: StepResult = self._inner.wait()
-        except Exception:
-            self._recorder.turn.results.append(ResultHeard(b"", None, (), -1, (), "error"))
-            raise
-        except BaseException:
-            self._recorder.turn.results.append(ResultHeard(b"", None, (), -1, (), "interrupt"))
-            raise
-        vectors = result.vectors
-        self._recorder.turn.results.append(
-            ResultHeard(
-                result.tokens.astype("<i4").tobytes(),
-                result.counts.astype(np.int32),
-                tuple(result.excluded),
-                -1 if result.prompt_logprobs is None else len(result.prompt_logprobs.tokens),
-                () if vectors is None else tuple(bool(np.isfinite(vector).all()) for vector in vectors),
-            )
-        )
-        return result
 
 
 class _RecordedCompiler:
@@ -200,8 +182,9 @@ class _RecordedCompiler:
         self._inner = inner
         self._recorder = recorder
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Compiling:
-        return _RecordedCompiling(self._inner.compile(grammar, end_tokens=end_tokens), self._recorder)
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Compiling:
+        inner = self._inner.compile(grammar, end_tokens=end_tokens, priority=priority)
+        return _RecordedCompiling(inner, self._recorder)
 
     def close(self) -> None:
         self._inner.close()
@@ -212,6 +195,7 @@ class _RecordedCompiling:
         self._inner = inner
         self._recorder = recorder
         self._index = recorder.next_grammar()
+        self.prefer = inner.prefer
 
     def done(self) -> bool:
         return self._inner.done()
@@ -268,6 +252,13 @@ class _RecordedMatcher:
     @property
     def error(self) -> str | None:
         return self._inner.error
+
+    @property
+    def slow_ms(self) -> int:
+        slow_ms = self._inner.slow_ms
+        if slow_ms:
+            self._answered("slow_ms", slow_ms)
+        return slow_ms
 
     def _answered(self, method: str, answer: Any) -> None:
         self._recorder.turn.matchers.append((self._index, self._place, method, answer))

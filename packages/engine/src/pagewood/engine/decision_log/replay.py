@@ -85,6 +85,8 @@ class _Replay:
         self._difference: str | None = None
         self._encoder = TurnEncoder(Renaming(header.info["vocab_size"], is_real=True, keeps_names=True))
         self._recorder = Recorder(self._judge, close=lambda: None, clock=lambda: self._now_s)
+        self._num_top = np.full(config_of(header.config).num_rows, -1, np.int32)
+        """By row: alternatives that are reported with each token; -1: none are."""  # contents written by: launch
         self._fetch()
         self._engine = self._assembled()
 
@@ -142,7 +144,16 @@ class _Replay:
             raise KeyboardInterrupt
         if fault:
             raise RuntimeError("as in the log")
-        return _ReplayedStep(batch, self)
+        self._num_top[batch.admitted_rows()] = -1
+        if batch.reports is not None:
+            self._num_top[batch.reports.rows] = batch.reports.num_top
+        num_top = np.minimum(self._num_top[batch.rows[batch.sampled]], self._header.info["vocab_size"])
+        return _ReplayedStep(batch, num_top, self)
+
+    @property
+    def vector_size(self) -> int:
+        """Elements of a hidden state."""
+        return self._header.info["vector_size"]
 
     def close(self) -> None:
         """Do nothing."""
@@ -201,15 +212,21 @@ class _Replay:
 class _ReplayedStep:
     """A launched step; its drafts are not known, and need not be."""
 
-    def __init__(self, batch: Batch, source: _Replay) -> None:
-        self._num_sampled = len(batch.sampled)
-        self._num_constrained = len(batch.constrained)
-        self._num_pooled = len(batch.pooled)
+    def __init__(self, batch: Batch, num_top: Int32, source: _Replay) -> None:
+        """Expect the next result of the log.
+
+        Args:
+            batch: of the step.
+            num_top: `[S]`, alternatives that are reported with the tokens of each sampled grant; -1: none are reported.
+            source: of the result.
+        """
+        self._batch = batch
+        self._num_top = num_top
         self._source = source
 
     def drafts(self) -> Sequence[Sequence[int]]:
         """Return no drafts."""
-        return [()] * self._num_constrained
+        return [()] * len(self._batch.constrained)
 
     def constrain(self, masks: Int32) -> None:
         """Do nothing."""
@@ -222,39 +239,40 @@ class _ReplayedStep:
         if result is not None and result.fault:
             raise RuntimeError("as in the log")
         if result is None:  # the log ends here
-            return self._nothing()
+            result = Result(counts=np.zeros(len(self._num_top), "<i4").tobytes())
         tokens = np.frombuffer(result.tokens, "<i4").astype(np.int32)
         ones = np.ones(len(tokens), np.int32)
         counts = ones if result.counts is None else np.frombuffer(result.counts, "<i4").astype(np.int32)
-        if len(counts) != self._num_sampled:  # another step than that of the log
-            return self._nothing()
-        vectors = np.where(np.array(result.pooled, np.bool_), 0.0, np.nan).astype(np.float32)[:, None]
+        if len(counts) != len(self._num_top):  # another step than that of the log
+            result, tokens, counts = Result(), tokens[:0], np.zeros(len(self._num_top), np.int32)
+        pooled, num_elements = len(self._batch.pooled), self._source.vector_size
+        is_number = np.array(result.pooled if len(result.pooled) == pooled else [True] * pooled, np.bool_)
+        num_top, scored = np.repeat(self._num_top, counts), self._batch.scored
         return StepResult(
             tokens=tokens,
             counts=counts,
             excluded=result.excluded,
-            prompt_logprobs=None if result.num_scored < 0 else _logprobs(result.num_scored),
-            vectors=vectors if len(vectors) else None,
+            num_drafted=np.maximum(counts - 1, 0),
+            logprobs=_logprobs(tokens, num_top) if (num_top >= 0).any() else None,
+            prompt_logprobs=_logprobs(
+                np.zeros(int(scored[:, 1].sum()), np.int32), np.repeat(scored[:, 2], scored[:, 1])
+            )
+            if len(scored)
+            else None,
+            vectors=np.where(is_number[:, None], np.zeros(num_elements), np.nan).astype(np.float32) if pooled else None,
         )
 
-    def _nothing(self) -> StepResult:
-        return StepResult(
-            tokens=np.empty(0, np.int32),
-            counts=np.zeros(self._num_sampled, np.int32),
-            vectors=np.zeros((self._num_pooled, 1), np.float32),
-        )
 
-
-def _logprobs(num: int) -> Logprobs:
-    """Return log probabilities of a number of prompt tokens, whatever they are."""
-    zeros = np.zeros(num, np.int32)
+def _logprobs(tokens: Int32, num_top: Int32) -> Logprobs:
+    """Return some log probabilities of tokens with this many alternatives each."""
+    num, most = len(tokens), max(0, int(num_top.max(initial=0)))
     return Logprobs(
-        tokens=zeros,
-        values=zeros.astype(np.float32),
-        ranks=zeros,
-        num_top=zeros,
-        top_ids=np.zeros((num, 0), np.int32),
-        top_values=np.zeros((num, 0), np.float32),
+        tokens=tokens,
+        values=np.zeros(num, np.float32),
+        ranks=np.zeros(num, np.int32),
+        num_top=num_top.astype(np.int32),
+        top_ids=np.zeros((num, most), np.int32),
+        top_values=np.zeros((num, most), np.float32),
     )
 
 
@@ -293,7 +311,7 @@ class _ReplayedCompiler:
         self._source = source
         self._num = 0  # written by: compile
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> _ReplayedCompiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> _ReplayedCompiling:
         """Return a grammar that is ready when it was ready."""
         self._num += 1
         return _ReplayedCompiling(self._num - 1, self._source)
@@ -306,6 +324,9 @@ class _ReplayedCompiling:
     def __init__(self, index: int, source: _Replay) -> None:
         self._index = index
         self._source = source
+
+    def prefer(self, priority: int) -> None:
+        """Do nothing: when it is done is known."""
 
     def done(self) -> bool:
         return self._index in self._source.grammars
@@ -358,6 +379,11 @@ class _ReplayedMatcher:
     def error(self) -> str | None:
         """Why it failed, if it did."""
         return "as in the log" if self._said("error", False) else None
+
+    @property
+    def slow_ms(self) -> int:
+        """How slow it was."""
+        return self._said("slow_ms", 0)
 
     def copy(self) -> _ReplayedMatcher:
         """Return another one in the same state."""

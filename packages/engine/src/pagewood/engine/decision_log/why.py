@@ -209,7 +209,7 @@ class _Reader:
                 text = words.preemption(Reason(reason), self._names.get(other, ""), is_own=other == arrival)
                 text += f"; {words.tokens(life.num_done)} of it had been computed"
                 self._say(life, "preempted", text, reason=Reason(reason).name.lower(), tokens=life.num_done)
-            case Reason.NO_CHUNK | Reason.NO_PAGE | Reason.MUST_LEAVE | Reason.NO_DECODE:
+            case Reason.NO_CHUNK | Reason.NO_PAGE | Reason.MUST_LEAVE | Reason.NO_DECODE | Reason.MASKS_OF_OTHERS:
                 self._last(life, "stalled", words.stall(Reason(reason), self._names.get(other, "")))
             case _:
                 pass

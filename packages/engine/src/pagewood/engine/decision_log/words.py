@@ -71,6 +71,8 @@ def stall(reason: Reason, other: str) -> str:
             return "it lacked a page, and another request was about to give one up"
         case Reason.MUST_LEAVE:
             return f"it was about to be preempted for request {other}" if other else "it was about to be preempted"
+        case Reason.MASKS_OF_OTHERS:
+            return "its grammar is slow, and requests with slow grammars take turns"
         case _:
             return "the step was spent on prompts"
 

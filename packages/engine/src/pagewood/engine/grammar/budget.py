@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 PER_MASK_S = 0.01
 """Time of a mask that costs nothing."""
@@ -20,35 +19,19 @@ class GrammarBudget:
     spent, it stays spent: the grammar is refused as long as it is remembered.
     """
 
-    __slots__ = ("_clock", "_debt_s", "_lock", "is_spent")
+    __slots__ = ("_debt_s", "_lock", "clock", "is_spent")
 
     def __init__(self, *, clock: Callable[[], float] = time.thread_time) -> None:
-        """Start without a debt; `clock` returns seconds of work of the present thread."""
-        self._clock = clock
-        self._debt_s = 0.0  # written by: _add
+        """Start without a debt."""
+        self.clock = clock
+        """Returns seconds of work of the present thread."""
+        self._debt_s = 0.0  # written by: add
         self._lock = threading.Lock()
-        self.is_spent = False  # written by: _add
+        self.is_spent = False  # written by: add
         """Whether the matchers of the grammar must end."""
 
-    @contextmanager
-    def mask(self) -> Generator[None]:
-        """Count the time of a mask, for which `PER_MASK_S` is allowed."""
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            self._add(self._clock() - began_s - PER_MASK_S)
-
-    @contextmanager
-    def other(self) -> Generator[None]:
-        """Count the time of anything else; it is paid for by the masks that come with it."""
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            self._add(self._clock() - began_s)
-
-    def _add(self, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
+        """Add to the debt; less than 0 s pays a part of it back."""
         with self._lock:
             self._debt_s = max(0.0, self._debt_s + seconds)
             self.is_spent = self.is_spent or self._debt_s > MAX_DEBT_S

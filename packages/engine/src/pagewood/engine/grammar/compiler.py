@@ -49,6 +49,10 @@ class Pending:
         self._clock = clock
         self._result: Matcher | Refusal | None = None
 
+    def prefer(self, priority: int) -> None:
+        """Raise the priority of the compilation to that of its request, if it has become higher."""
+        self._job.priority = max(self._job.priority, priority)
+
     def done(self) -> bool:
         """Return whether there is a result: a matcher, or the reason why there is none. Takes microseconds."""
         if self._result is None:
@@ -86,9 +90,11 @@ class Pending:
 class GrammarCompiler:
     """Compiles each grammar once, within a bounded time, in a bounded number of threads, and remembers the latest.
 
-    Invariant: every `Pending` is done at its deadline at the latest, whatever its grammar is. Requests for a grammar
-    that is being compiled share that work. Failures are remembered as grammars are; running out of time is not. No
-    thread starts, and no library is loaded, before the first grammar. Safe to use from all threads.
+    Invariant: every `Pending` is done at its deadline at the latest, whatever its grammar is. Grammars wait for a
+    thread by priority, then in the order in which they came; one that is being compiled is finished first. Requests for
+    a grammar that waits or is being compiled share that work, with the highest of their priorities. Failures are
+    remembered as grammars are; running out of time is not. No thread starts, and no library is loaded, before the first
+    grammar. Safe to use from all threads.
 
     A thread cannot be stopped from outside. One that takes longer than a deadline goes on, and its result is
     remembered; if all threads do, other grammars run out of time until one of them returns.
@@ -138,7 +144,10 @@ class GrammarCompiler:
         self._max_remembered = max_remembered
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        """One True for each job that waits, so that a thread takes one; False ends a thread."""
+        self._jobs: list[_Job] = []
+        """Those that wait, in the order in which they came."""  # written by: compiler
         self._max_queued = max_queued
         self._current: dict[bytes, _Job] = {}
         self._remembered: OrderedDict[bytes, _Job] = OrderedDict()
@@ -147,12 +156,13 @@ class GrammarCompiler:
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Pending:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Pending:
         """Begin to compile `grammar` for one request. Takes microseconds.
 
         Args:
             grammar: what the output may be.
             end_tokens: tokens that end the request; empty for one that ignores the end of sequence.
+            priority: of the request, higher first.
 
         Returns:
             A `Pending`, which may be done at once.
@@ -164,19 +174,20 @@ class GrammarCompiler:
         with self._lock:
             job = self._known(key)
             if job is None:
-                job = self._start(key, grammar, deadline)
+                job = self._start(key, grammar, deadline, priority)
             job.deadline = max(job.deadline, deadline)
+            job.priority = max(job.priority, priority)
         return Pending(job, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
 
     def close(self) -> None:
         """Refuse all that waits, and let the threads end after their present grammar; does not wait for them."""
         with self._lock:
             self._is_closed = True
-            while not self._jobs.empty():
-                if (job := self._jobs.get()) is not None:
-                    self._end(job, _refusal("the engine is being closed", "grammar_unavailable"), remembers=False)
+            for job in self._jobs:
+                self._end(job, _refusal("the engine is being closed", "grammar_unavailable"), remembers=False)
+            self._jobs.clear()
             for _ in self._threads:
-                self._jobs.put(None)
+                self._turns.put(False)
             self._remembered.clear()
             self._num_characters = 0
 
@@ -191,22 +202,28 @@ class GrammarCompiler:
         self._forget(key)
         return self._current.get(key)
 
-    def _start(self, key: bytes, grammar: Grammar, deadline: float) -> _Job:
+    def _start(self, key: bytes, grammar: Grammar, deadline: float, priority: int) -> _Job:
         if self._is_closed:
             return _Job.ended(key, grammar, _refusal("the engine is being closed", "grammar_unavailable"))
-        if self._jobs.qsize() >= self._max_queued:
+        if len(self._jobs) >= self._max_queued:
             message = f"at most {self._max_queued} grammars may wait to be compiled; try again later"
             return _Job.ended(key, grammar, _refusal(message, "grammar_queue_full"))
         job = _Job(key, grammar)
-        job.deadline = deadline
-        self._jobs.put(job)
+        job.deadline, job.priority = deadline, priority
+        self._jobs.append(job)
         self._current[key] = job
+        self._turns.put(True)
         if len(self._threads) < min(self._num_threads, len(self._current)):
             self._threads.append(_start_thread(self._work, f"grammar-{len(self._threads)}"))
         return job
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while self._turns.get():
+            with self._lock:
+                if not self._jobs:  # it was closed
+                    continue
+                job = max(self._jobs, key=lambda job: job.priority)
+                self._jobs.remove(job)
             outcome, remembers = self._compiled(job)
             with self._lock:
                 self._end(job, outcome, remembers=remembers)
@@ -267,7 +284,7 @@ class GrammarCompiler:
 class _Job:
     """One grammar to compile, for all requests that ask for it meanwhile."""
 
-    __slots__ = ("deadline", "finished", "grammar", "key", "num_characters", "outcome")
+    __slots__ = ("deadline", "finished", "grammar", "key", "num_characters", "outcome", "priority")
 
     def __init__(self, key: bytes, grammar: Grammar) -> None:
         self.key = key
@@ -275,6 +292,8 @@ class _Job:
         self.num_characters = len(grammar.text)
         self.deadline = 0.0  # written by: GrammarCompiler
         """The latest of its requests."""
+        self.priority = 0  # written by: GrammarCompiler, Pending
+        """The highest of its requests."""
         self.outcome: Prototype | Refusal | None = None  # written by: GrammarCompiler, _Job.ended
         self.finished = threading.Event()
 

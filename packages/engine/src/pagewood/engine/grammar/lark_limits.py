@@ -10,7 +10,7 @@ from typing import cast
 
 from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, MAX_LITERAL, check_size
 from pagewood.engine.grammar.places import remark_before
-from pagewood.engine.grammar.schema_limits import Schema, check_schema
+from pagewood.engine.grammar.schema_limits import check_schema
 
 MAX_PARENTHESES = 5_000
 """Conditions of rules (`%if`) are parsed by recursion."""
@@ -68,8 +68,8 @@ def check_lark(text: str) -> None:
         )
 
 
-def with_schemas(text: str, rewrite: Callable[[object], Schema]) -> str:
-    """Return a Lark grammar, which has been checked, with another JSON schema behind each %json."""
+def with_schemas(text: str, rewrite: Callable[[object], str]) -> str:
+    """Return a Lark grammar, which has been checked, with another body for each JSON schema behind %json."""
     parts: list[str] = []
     position = num_copied = 0
     while position < len(text):
@@ -80,10 +80,10 @@ def with_schemas(text: str, rewrite: Callable[[object], Schema]) -> str:
             value, position = _decoder.raw_decode(text, start)
             if found[0] == "%json":
                 try:
-                    schema = rewrite(value)
+                    body = rewrite(value)
                 except ValueError as error:
                     raise ValueError(f"{remark_before(text, start)}{error}") from None
-                parts += [text[num_copied:start], json.dumps(schema, ensure_ascii=False)]
+                parts += [text[num_copied : found.start()], body]
                 num_copied = position
     return "".join([*parts, text[num_copied:]])
 

@@ -138,6 +138,11 @@ class LaterMatcher:
         """Why the matcher has failed; None: it has not."""
         return self._error or self._inner.error
 
+    @property
+    def slow_ms(self) -> int:
+        """Milliseconds that a token of the grammar has lately taken."""
+        return self._inner.slow_ms
+
     def copy(self) -> LaterMatcher:
         """Return a matcher in the same state, that goes on by itself."""
         copy = LaterMatcher(self._inner.copy(), self._entry, self._ends)

@@ -26,6 +26,7 @@ from pagewood.engine.grammar.request_matcher import RequestMatcher
 from pagewood.engine.grammar.schema_form import ESCAPES, kept_schema
 from pagewood.engine.grammar.schema_limits import Schema, all_objects, check_schema
 from pagewood.engine.grammar.structural_tag import lark_of_tag
+from pagewood.engine.grammar.wide_schema import holds_range, lark_of_schema
 
 _MAX_MESSAGE = 500
 _LIMITS: dict[str, Any] = {
@@ -118,6 +119,8 @@ class LLGuidanceBackend:
 
     def _located(self, message: str, grammar: Grammar) -> str:
         """Return a message with the place of the schema that it is about, where Lark names one."""
+        if grammar.kind == "json_schema":
+            return reason_in(message)  # any lines of Lark are ours
 
         def reason_of(schema: dict[str, Any]) -> str | None:
             matcher = self._matcher(_grammars(lark_grammar=f"start: %json {json.dumps(schema)}"))
@@ -135,39 +138,55 @@ class LLGuidanceBackend:
         text = grammar.text
         match grammar.kind:
             case "json_schema":
-                return _grammars(json_schema=self._kept(check_schema(read_json("schema", text))))
+                return _grammars(**self._schema_entry(check_schema(read_json("schema", text))))
             case "regex":
                 check_expression("regex", text)
                 return llguidance.LLMatcher.grammar_from_regex(text)
             case "lark":
-                return _grammars(lark_grammar=self._checked_lark(text))
+                return json.dumps({"grammars": self._lark_entries([("", text)])})
             case "choice":
                 choices = (json.dumps(choice).replace("\x7f", r"\u007f") for choice in read_choices(text))
                 return _grammars(lark_grammar=f"start: CHOICE\nCHOICE: {' | '.join(choices)}")
             case "structural_tag":
                 lark, named = lark_of_tag(read_json("structural tag", text), quote_regex=_quote_regex)
-                entries: list[dict[str, Any]] = [{"lark_grammar": self._checked_lark(lark)}]
-                for name, inner in named.items():
-                    if isinstance(inner, str):
-                        entries.append({"name": name, "lark_grammar": self._checked_lark(inner)})
-                    else:
-                        entries.append({"name": name, "json_schema": self._kept(check_schema(inner))})
-                return json.dumps({"grammars": entries})
+                texts = [("", lark), *((name, inner) for name, inner in named.items() if isinstance(inner, str))]
+                schemas = ((name, inner) for name, inner in named.items() if not isinstance(inner, str))
+                entries = [{"name": name, **self._schema_entry(check_schema(inner))} for name, inner in schemas]
+                return json.dumps({"grammars": [*self._lark_entries(texts), *entries]})
 
-    def _checked_lark(self, text: str) -> str:
-        """Return a Lark grammar whose JSON schemas are kept; their own options go before ours."""
-        check_lark(text)
-        return with_schemas(text, lambda value: self._kept(check_schema(value, allows_options=True)))
+    def _lark_entries(self, texts: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Return Lark grammars with their names, whose JSON schemas are kept; their own options go before ours."""
+        apart: list[dict[str, Any]] = []
 
-    def _kept(self, schema: Schema) -> Schema:
+        def kept(value: object) -> str:
+            entry = self._schema_entry(check_schema(value, allows_options=True))
+            if "json_schema" in entry:
+                return f"%json {json.dumps(entry['json_schema'], ensure_ascii=False)}"
+            apart.append({"name": f"schema_{len(apart)}", **entry})
+            return f"@{apart[-1]['name']}"
+
+        entries: list[dict[str, Any]] = []
+        for name, text in texts:
+            check_lark(text)
+            entries.append({"name": name or None, "lark_grammar": with_schemas(text, kept)})
+        return [*entries, *apart]
+
+    def _schema_entry(self, schema: Schema) -> dict[str, Any]:
+        """Return a grammar of the library for a schema: the schema in a form that it keeps, or one in Lark."""
         options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+        whitespace = rf"[ \t\r\n]{{1,{self._max_whitespace}}}" if self._max_whitespace else None
         if "x-guidance" in schema:
             options |= schema["x-guidance"]
-        elif self._max_whitespace == 0:
+        elif whitespace is None:
             options["whitespace_flexible"] = False
         else:
-            options["whitespace_pattern"] = rf"[ \t\r\n]{{1,{self._max_whitespace}}}"
-        return kept_schema(schema, begins=self._begins) | {"x-guidance": options}
+            options["whitespace_pattern"] = whitespace
+        kept = kept_schema(schema, begins=self._begins)
+        if isinstance(kept, dict) and not holds_range(kept):
+            return {"json_schema": kept | {"x-guidance": options}}
+        if "x-guidance" in schema:
+            raise ValueError("x-guidance must not be in a schema with integers that are not exact as 64-bit floats")
+        return {"lark_grammar": lark_of_schema(kept, options, whitespace=whitespace)}
 
     def _begins(self, schema: Schema, text: str) -> bool:
         """Return whether an instance of a small schema can begin with a text; True if the library refuses it."""

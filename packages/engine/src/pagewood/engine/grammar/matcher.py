@@ -74,6 +74,11 @@ class Matcher(Protocol):
         """Why the matcher has failed; None: it has not."""
         ...
 
+    @property
+    def slow_ms(self) -> int:
+        """Milliseconds of work that a token has lately taken; 0 for nearly all grammars."""
+        ...
+
     def copy(self) -> Matcher:
         """Return a matcher in the same state, that goes on by itself."""
         ...

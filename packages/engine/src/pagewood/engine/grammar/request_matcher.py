@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
-from pagewood.engine.grammar.budget import TOO_SLOW, GrammarBudget
+from pagewood.engine.grammar.budget import PER_MASK_S, TOO_SLOW, GrammarBudget
 from pagewood.engine.grammar.mask import EndTokens, Mask, check_row, mask_words
+
+_KEPT = 0.9
+"""What is left of the work of a token when the next one comes, to tell how slow a matcher is."""
 
 
 class LibraryState(Protocol):
@@ -55,7 +59,7 @@ class LibraryState(Protocol):
 class RequestMatcher:
     """The state of one request in a grammar; see `Matcher`."""
 
-    __slots__ = ("_budget", "_ends", "_error", "_has_ended", "_state", "_vocab_size")
+    __slots__ = ("_budget", "_ends", "_error", "_has_ended", "_lately_s", "_spent_s", "_state", "_vocab_size")
 
     def __init__(self, state: LibraryState, *, ends: EndTokens, vocab_size: int, budget: GrammarBudget) -> None:
         self._budget = budget
@@ -64,6 +68,10 @@ class RequestMatcher:
         self._vocab_size = vocab_size
         self._error: str | None = None  # written by: RequestMatcher
         self._has_ended = False  # written by: RequestMatcher
+        self._spent_s = 0.0
+        """Work since the last call of `advance`."""  # written by: RequestMatcher
+        self._lately_s = 0.0
+        """Work of the slowest token before it, of which each later one takes a tenth."""  # written by: RequestMatcher
 
     def fill(self, row: Mask) -> None:
         """Write the tokens that may come next into `row`.
@@ -76,7 +84,7 @@ class RequestMatcher:
             row[:] = 0
             self._ends.write(row, can_end=self._has_ended)
             return
-        with self._budget.mask():
+        with self._work(allowed_s=PER_MASK_S):
             self._state.fill(row)
         if self._failed():
             row[:] = 0
@@ -109,7 +117,7 @@ class RequestMatcher:
             num_consumed += 1
             self.fill(rows[num_consumed])
         if not self._failed() and num_consumed:
-            with self._budget.other():
+            with self._work():
                 self._state.roll_back(num_consumed)
             self._has_ended = had_ended
             self._failed()
@@ -117,6 +125,8 @@ class RequestMatcher:
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Go on by `tokens`; False if one of them is not allowed, or the library fails."""
+        self._lately_s = max(self._spent_s, self._lately_s * _KEPT)
+        self._spent_s = 0.0
         if self._failed():
             return False
         tokens = [int(token) for token in tokens]
@@ -142,7 +152,7 @@ class RequestMatcher:
             return 0
         num_before = self._num_before_end(tokens)
         before = [int(token) for token in tokens[:num_before]]
-        with self._budget.other():
+        with self._work():
             num_allowed = self._state.num_allowed(before) if before else 0
         if self._failed() or num_allowed < len(before) or num_allowed == len(tokens):
             return num_allowed
@@ -157,7 +167,7 @@ class RequestMatcher:
         """Return the tokens that come next in any case, as far as they are known."""
         if self._error is not None or self.is_finished:
             return ()
-        with self._budget.other():
+        with self._work():
             forced = self._state.forced()
         return forced[: self._num_before_end(forced)]
 
@@ -176,6 +186,11 @@ class RequestMatcher:
         """Why the matcher has failed; None: it has not."""
         return self._error
 
+    @property
+    def slow_ms(self) -> int:
+        """Milliseconds of work that the slowest of the last tokens took, rounded down; older ones count less."""
+        return int(1000 * self._lately_s)
+
     def copy(self) -> RequestMatcher:
         """Return a matcher in the same state, that goes on by itself."""
         copy = RequestMatcher(self._state.copy(), ends=self._ends, vocab_size=self._vocab_size, budget=self._budget)
@@ -191,8 +206,20 @@ class RequestMatcher:
                 return index
         return len(tokens)
 
+    @contextmanager
+    def _work(self, *, allowed_s: float = 0.0) -> Generator[None]:
+        """Count the time of a mask, or of anything else, which the masks that come with it pay for."""
+        clock = self._budget.clock
+        began_s = clock()
+        try:
+            yield
+        finally:
+            seconds = clock() - began_s
+            self._spent_s += seconds
+            self._budget.add(seconds - allowed_s)
+
     def _consume(self, tokens: list[int]) -> bool:
-        with self._budget.other():
+        with self._work():
             return self._state.consume(tokens)
 
     def _failed(self) -> bool:

@@ -1,8 +1,8 @@
 """JSON schemas in a form that llguidance keeps exactly, or the keyword that has no such form.
 
-The library reads bounds as 64-bit floats, fails on unknown formats, lets a comma precede a property that no name can
+The library reads numbers as 64-bit floats, fails on unknown formats, lets a comma precede a property that no name can
 begin, and drops characters that may not be escaped. What follows from a schema is mended or refused here, and the
-message has the keyword and its place.
+message has the keyword and its place. Integers that floats do not hold become an `IntegerRange`, see `wide_schema`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil, floor
-from typing import Any, cast
+from decimal import Decimal
+from math import ceil, floor, isfinite
+from typing import Any, TypeGuard, cast
 
-from pagewood.engine.grammar.schema_limits import Schema
+from pagewood.engine.grammar.integer_range import MAX_DIGITS, IntegerRange
+from pagewood.engine.grammar.schema_limits import DATA, KEYWORDS, NAMED_PARTS, Schema
 
 ESCAPES = 'nrbtf\\"'
 """Letters behind a backslash in strings. The library knows no general escape `\\u` beside patterns and names, and one
@@ -33,17 +35,19 @@ _UNWRITABLE_IN_PATTERN = re.compile(
 _MAX_FLOAT_INTEGER = 2**53
 _MAX_NUMBER = 10**18
 """From it on, the library's expressions for ranges of numbers are wrong, and those of integers need both bounds."""
-INT64_MIN = -(2**63)
-LEAST_MINIMUM = INT64_MIN + 1024
-"""What stands for `INT64_MIN`, whose range overflows in the library: the next integer that is exact as a float."""
+_ON_INTEGERS = frozenset(
+    (
+        *("multipleOf", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef"),
+        "$recursiveRef",
+    )
+)
+"""Keywords that say something of integers, besides types and bounds."""
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 """Keywords, and which way values lie."""
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-_DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))
 
 
-def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Schema:
-    """Return a schema with the same instances that the library keeps.
+def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Schema | IntegerRange:
+    """Return a schema with the same instances that the library keeps, but for an `IntegerRange` in it.
 
     Args:
         schema: one that `check_schema` has accepted.
@@ -52,7 +56,7 @@ def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Sch
     Raises:
         ValueError: no such form exists; the message has the keyword and its place.
     """
-    return cast("Schema", _Form(begins).schema(schema, "#"))
+    return cast("Schema | IntegerRange", _Form(begins).schema(schema, "#"))
 
 
 class _Form:
@@ -68,16 +72,19 @@ class _Form:
             return value
         node = cast("Schema", value)
         kept = {
-            key: inner if key in _DATA else self._inner(key, inner, f"{place}/{_escaped(key)}")
+            key: inner if key in DATA else self._inner(key, inner, f"{place}/{_escaped(key)}")
             for key, inner in node.items()
         }
         if isinstance(name := kept.get("format"), str) and name not in FORMATS:
             del kept["format"]
-        _check_data(node, place)
         _check_pattern(node.get("pattern"), f"{place}/pattern")
         _check_count(node, place)
-        if not _BOUNDS.keys().isdisjoint(node):
-            kept = _bounded(kept, place)
+        found = _with_wide_data(kept, place)
+        if found is kept:
+            _check_data(node, place)
+            found = _bounded(kept, place)
+        if found is not kept:
+            return found
         if isinstance(patterns := node.get("patternProperties"), dict):
             for pattern in cast("Schema", patterns):
                 _check_pattern(pattern, f"{place}/patternProperties")
@@ -86,7 +93,7 @@ class _Form:
         return kept
 
     def _inner(self, key: str, value: object, place: str) -> object:
-        if key in _MAPS and isinstance(value, dict):
+        if key in NAMED_PARTS and isinstance(value, dict):
             members = cast("Schema", value)
             return {name: self.schema(one, f"{place}/{_escaped(name)}") for name, one in members.items()}
         return self.schema(value, place)
@@ -120,20 +127,21 @@ def _check_data(node: Schema, place: str) -> None:
         ValueError: one holds a character that cannot be written, or an integer that is not exact as a float.
     """
     for keyword in ("const", "enum"):
-        for value in _leaves(node.get(keyword)):
+        for value in leaves(node.get(keyword)):
             if isinstance(value, str) and (found := _UNWRITABLE.search(value)):
                 raise ValueError(
                     f"schema {keyword} must not have characters that JSON can write as \\u only, "
                     f"got U+{ord(found[0]):04X} at {place}"
                 )
-            if isinstance(value, int) and (not _is_exact(value) or value == INT64_MIN):
+            if _is_integer(value) and not _is_kept_data(value):
                 raise ValueError(
                     f"schema {keyword} must have integers that are exact as 64-bit floats, "
                     f"got {_shown(value)} at {place}"
                 )
 
 
-def _leaves(value: object) -> Iterator[object]:
+def leaves(value: object) -> Iterator[object]:
+    """Yield the values in a JSON value that are neither objects nor arrays."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -172,59 +180,144 @@ def _check_count(node: Schema, place: str) -> None:
         )
 
 
-def _bounded(node: Schema, place: str) -> Schema:
-    """Return a node with bounds with which the library computes exactly.
+def _with_wide_data(node: Schema, place: str) -> Schema | IntegerRange:
+    """Return a node whose `const` or `enum` has no integers that the library would round: they are ranges beside it."""
+    keyword = "const" if "const" in node else "enum"
+    given: object = node.get(keyword)
+    values = cast("list[object]", given) if keyword == "enum" and isinstance(given, list) else [given]
+    wide = [value for value in values if _is_integer(value) and not _is_kept_literal(value)]
+    others = node.keys() & KEYWORDS - {keyword, "format"}
+    if not wide or others - {"type"} or not _kinds(node) & {"integer", "number"}:
+        return node
+    for value in wide:
+        _check_digits(value, keyword, place)
+    parts: list[object] = [
+        IntegerRange(low=value, high=value, origin=f"{keyword} {_shown(value)} at {place}") for value in wide
+    ]
+    if rest := [value for value in values if value not in wide]:
+        parts.append(node | {"enum": rest})
+        _check_data({"enum": rest}, place)
+    return cast("IntegerRange", parts[0]) if len(parts) == 1 else {"anyOf": parts}
+
+
+def _bounded(node: Schema, place: str) -> Schema | IntegerRange:
+    """Return a node with bounds with which the library computes exactly, or what stands for it in a `wide_schema`.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there is neither.
     """
-    is_integer = node.get("type") == "integer"
-    kept = dict(node)
-    for keyword, sign in _BOUNDS.items():
+    kinds = _kinds(node)
+    wide = [key for key in _BOUNDS if _is_bound(node.get(key)) and abs(node[key]) >= _MAX_FLOAT_INTEGER]
+    if not wide:
+        return node
+    if "number" in kinds or "integer" not in kinds:
+        for keyword in wide:
+            is_inclusive = keyword in ("minimum", "maximum")
+            if kinds & {"number", "integer"} and not (is_inclusive and _is_kept_number(node[keyword])):
+                raise _inexact(node, keyword, place)
+        return node
+    low, high = _side(node, "minimum", place), _side(node, "maximum", place)
+    if _is_kept_range(low, high):
+        kept = {key: value for key, value in node.items() if key not in _BOUNDS}
+        bounds = {key: bound for key, bound in (("minimum", low), ("maximum", high)) if bound is not None}
+        return kept | bounds
+    if others := node.keys() & _ON_INTEGERS:
+        raise ValueError(
+            f"schema {wide[0]} must be exact as a 64-bit float beside {min(others)}, "
+            f"got {_shown(node[wide[0]])} at {place}/{wide[0]}"
+        )
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"schema minimum must be at most the maximum, got {_shown(low)} and {_shown(high)} at {place}")
+    for keyword in wide:
+        _check_digits(node[keyword], keyword, f"{place}/{keyword}")
+    origin = f"{wide[0]} {_shown(node[wide[0]])} at {place}/{wide[0]}"
+    found = IntegerRange(low=low, high=high, origin=origin)
+    if kinds == {"integer"}:
+        return found
+    rest = {key: value for key, value in node.items() if key not in _BOUNDS}
+    return {"anyOf": [found, rest | {"type": sorted(kinds - {"integer"})}]}
+
+
+def _side(node: Schema, inclusive: str, place: str) -> int | None:
+    """Return the least integer that is allowed, or the greatest; None if there is none."""
+    exclusive, sign = (f"exclusive{inclusive.capitalize()}", _BOUNDS[inclusive])
+    bounds: list[int] = []
+    for keyword, step in ((inclusive, 0), (exclusive, 1)):
         value: Any = node.get(keyword)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) < _MAX_FLOAT_INTEGER:
+        if not _is_bound(value):
             continue
-        inclusive = "minimum" if sign > 0 else "maximum"
-        if is_integer:
-            del kept[keyword]
-            if keyword != inclusive:
-                value = (floor(value) if sign > 0 else ceil(value)) + sign
-            if value == INT64_MIN and sign > 0:
-                value = LEAST_MINIMUM
-            other: Any = kept.get(inclusive, value)
-            kept[inclusive] = max(value, other, key=lambda bound: bound * sign)
-        is_kept = _is_kept_integer(value, sign, node) if is_integer else _is_kept_number(value, keyword == inclusive)
-        if not is_kept:
-            raise ValueError(
-                f"schema {keyword} must be a number with which the grammar can compute exactly, "
-                f"got {_shown(node[keyword])} at {place}/{keyword}"
-            )
-    return kept
+        if isinstance(value, float) and abs(value) >= _MAX_FLOAT_INTEGER and not _is_decimal(value):
+            raise _inexact(node, keyword, place)  # the text says another number than the float
+        nearest = ceil(value * sign) if not step else floor(value * sign) + 1
+        bounds.append(nearest * sign)
+    return max(bounds, key=lambda bound: bound * sign, default=None)
 
 
-def _is_kept_integer(value: float, sign: int, node: Schema) -> bool:
-    if sign < 0 and value == 2**63 - 1:
+def _is_bound(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kinds(node: Schema) -> set[str]:
+    """Return the types that a node allows; if it names none, also one that has no bounds."""
+    given: object = node.get("type", ["integer", "number", "other"])
+    return {given} if isinstance(given, str) else set(cast("list[str]", given))
+
+
+def _is_kept_range(low: int | None, high: int | None) -> bool:
+    if low is not None and (abs(low) >= 2**63 or not _is_float(low) or (high is None and low >= _MAX_NUMBER)):
+        return False
+    if high is None or high == 2**63 - 1:
         return True  # rounded up, and cut to what an int64 holds
-    other_side = "maximum" if sign > 0 else "minimum"
-    if value * sign >= _MAX_NUMBER and not isinstance(node.get(other_side), (int, float)):
-        return False  # the number of digits has no end
-    return _is_exact(value) and abs(value) < 2**63
+    return abs(high) < 2**63 and _is_float(high) and not (low is None and high <= -_MAX_NUMBER)
 
 
-def _is_kept_number(value: float, is_inclusive: bool) -> bool:
-    return is_inclusive and _is_exact(value) and abs(value) < _MAX_NUMBER
+def _is_kept_number(value: float) -> bool:
+    return _is_decimal(value) and abs(value) < _MAX_NUMBER
+
+
+def _is_kept_data(value: int) -> bool:
+    return _is_kept_literal(value) or (_is_decimal(value) and abs(value) < 10**MAX_DIGITS)
+
+
+def _is_kept_literal(value: int) -> bool:
+    """Return whether an integer that a `type` may stand beside is kept."""
+    return abs(value) < 2**63 and _is_float(value)
+
+
+def _check_digits(value: float, keyword: str, place: str) -> None:
+    if (number := len(str(abs(int(value))))) > MAX_DIGITS:
+        raise ValueError(f"schema {keyword} must have at most {MAX_DIGITS} digits, got {number} at {place}")
+
+
+def _inexact(node: Schema, keyword: str, place: str) -> ValueError:
+    return ValueError(
+        f"schema {keyword} must be a number with which the grammar can compute exactly, "
+        f"got {_shown(node[keyword])} at {place}/{keyword}"
+    )
+
+
+def _is_float(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _is_decimal(value: float) -> bool:
+    """Return whether the shortest digits that say the float of a value, with which the library writes it, are exact."""
+    try:
+        return isfinite(value) and Decimal(repr(float(value))) == value
+    except OverflowError:
+        return False
 
 
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}"
-
-
-def _is_exact(value: float) -> bool:
-    try:
-        return int(float(value)) == value
-    except OverflowError:
-        return False
 
 
 def _names(node: Schema) -> list[str]:

@@ -10,6 +10,21 @@ from pagewood.engine.grammar.limits import MAX_EXPRESSIONS, MAX_LITERAL, check_e
 
 Schema: TypeAlias = dict[str, Any]
 
+KEYWORDS = frozenset(
+    (
+        *("$ref", "$dynamicRef", "$recursiveRef", "const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "then"),
+        *("else", "type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "pattern"),
+        *("format", "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "properties", "required"),
+        *("additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
+        *("unevaluatedProperties", "dependencies", "dependentRequired", "dependentSchemas"),
+    )
+)
+"""Keywords on which it depends what the instances of a schema are."""
+NAMED_PARTS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords with schemas by name."""
+DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))
+"""Keywords with values that are no schemas."""
 MAX_NODES = 50_000
 """Objects and arrays in a schema."""
 MAX_REFERENCES = 2_000

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, cast
 
-from pagewood.engine.grammar.schema_form import FORMATS
-from pagewood.engine.grammar.schema_limits import Schema
+from pagewood.engine.grammar.schema_form import FORMATS, leaves
+from pagewood.engine.grammar.schema_limits import KEYWORDS, Schema
 
 _ANNOTATIONS = frozenset(
     (
@@ -32,16 +32,6 @@ _OF_TYPE: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties")),
 }
 """Keywords that the library keeps beside a `type`."""
-_KNOWN = frozenset(
-    (
-        *_ALONE,
-        *(keyword for keywords in _OF_TYPE.values() for keyword in keywords),
-        *("type", "not", "if", "then", "else", "multipleOf", "minLength", "maxLength", "additionalItems"),
-        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
-        *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependencies"),
-        *("dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef"),
-    )
-)
 _APART = (("pattern", "format"),)
 """Pairs of keywords of one type of which the library keeps only one."""
 _FORMATS = frozenset(("date", "time", "date-time", "uuid", "ipv4"))
@@ -79,11 +69,11 @@ def _kept(value: object, place: str) -> object:
     if not isinstance(value, dict):
         raise ValueError(f"schema must be an object or true for xgrammar, got {value!r} at {place}")
     node = cast("Schema", value)
-    keywords = sorted(node.keys() & _KNOWN - {"format"} | ({"format"} if node.get("format") in FORMATS else set()))
+    keywords = sorted(node.keys() & KEYWORDS - {"format"} | ({"format"} if node.get("format") in FORMATS else set()))
     kept: Schema = {key: node[key] for key in ("$defs", "definitions") if key in node}
     for key, definitions in kept.items():
         kept[key] = {name: _kept(one, f"{place}/{key}/{name}") for name, one in definitions.items()}
-    for key in node.keys() - _KNOWN - _ANNOTATIONS - {"format"}:  # a reference may lead there
+    for key in node.keys() - KEYWORDS - _ANNOTATIONS - {"format"}:  # a reference may lead there
         if isinstance(node[key], dict):
             kept[key] = {name: _kept(one, f"{place}/{key}/{name}") for name, one in node[key].items()}
     alone = [keyword for keyword in _ALONE if keyword in keywords]
@@ -97,6 +87,9 @@ def _alone(node: Schema, keyword: str, keywords: list[str], place: str) -> Schem
     others = [other for other in keywords if other != keyword]
     if keyword in ("const", "enum"):
         values = [value] if keyword == "const" else cast("list[object]", value)
+        for number in leaves(values):
+            if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                raise _refusal(f"{keyword} of {number}", place)
         if others == ["type"] and all(_is_of(one, node["type"]) for one in values):
             others = []
     if others:

@@ -6,12 +6,11 @@ architecture does: the model would load and compute something else than its file
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.fields import Fields, check_same, shown
 
-_MAX_SHOWN = 80  # characters of a value in an error
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "hidden_act": ("hidden_activation", "activation_function"),
@@ -57,25 +56,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Fields that change what other models compute, each with the values, besides null, that change nothing."""
 
 
-def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:
-    """Check what fields say about one thing, given as pairs of name and value; None says nothing.
-
-    Raises:
-        ValueError: two of them say different things.
-    """
-    known = [(name, value) for name, value in said if value is not None]
-    for name, value in known[1:]:
-        if value != known[0][1]:
-            raise contradiction(source, known[0], (name, value))
-
-
-def contradiction(source: str, one: tuple[str, object], other: tuple[str, object]) -> ValueError:
-    """Return the error of two fields, each with its value, that say different things about one number."""
-    return ValueError(
-        f"{source}: {one[0]} and {other[0]} must say the same, got {_shown(one[1])} and {_shown(other[1])}"
-    )
-
-
 def check_fields(fields: Fields) -> None:
     """Check the fields of a config.json that every family reads alike.
 
@@ -102,10 +82,5 @@ def must_be(fields: Fields, name: str, *harmless: object) -> None:
     """
     value = fields.values.get(name)
     if value is not None and value not in harmless:
-        allowed = " or ".join(("null", *map(_shown, harmless)))
-        raise ValueError(f"{fields.source}: {name} must be absent or {allowed}, got {_shown(value)}")
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+        allowed = " or ".join(("null", *map(shown, harmless)))
+        raise ValueError(f"{fields.source}: {name} must be absent or {allowed}, got {shown(value)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -121,7 +121,27 @@ class Fields:
         return default
 
     def _wrong(self, name: str, rule: str, value: object) -> ValueError:
-        shown = repr(value)
-        if len(shown) > _MAX_SHOWN:
-            shown = f"{shown[:_MAX_SHOWN]}..."
-        return ValueError(f"{self.source}: {name} must be {rule}, got {shown}")
+        return ValueError(f"{self.source}: {name} must be {rule}, got {shown(value)}")
+
+
+def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:
+    """Check what fields say about one thing, given as pairs of name and value; None says nothing.
+
+    Raises:
+        ValueError: two of them say different things.
+    """
+    known = [(name, value) for name, value in said if value is not None]
+    for name, value in known[1:]:
+        if value != known[0][1]:
+            raise contradiction(source, known[0], (name, value))
+
+
+def contradiction(source: str, one: tuple[str, object], other: tuple[str, object]) -> ValueError:
+    """Return the error of two fields, each with its value, that say different things about one number."""
+    return ValueError(f"{source}: {one[0]} and {other[0]} must say the same, got {shown(one[1])} and {shown(other[1])}")
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

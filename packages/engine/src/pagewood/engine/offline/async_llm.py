@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -24,7 +24,7 @@ from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
-from pagewood.engine.text import Tokenizer
+from pagewood.engine.text import ReadStops, Tokenizer
 
 
 class AsyncLLM:
@@ -193,6 +193,20 @@ class AsyncLLM:
         first read raises a ValueError.
         """
         return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
+
+    def stream_read(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        *,
+        make_stops: Callable[[], ReadStops],
+        priority: int = 0,
+    ) -> AsyncStream:
+        """Return what `stream` does; the text ends in its content, where the result of `make_stops` finds the end."""
+        arguments, news = self._engine.arguments, asyncio.Event()
+        submits = arguments.submits([arguments.prompt("prompt", prompt)], sampling, priority)
+        call = Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops, notify=news.set)
+        return AsyncStream(self._engine, call, news)
 
     def stream_chat(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit, TokenLogprob
-from pagewood.engine.text import TextStream, Tokenizer
+from pagewood.engine.text import ReadStops, TextStream, Tokenizer
 
 ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
 """How a request may have ended so far if a match at the end of its text counts."""
@@ -94,6 +94,7 @@ class Call:
         tokenizer: decodes the answers.
         stop: strings at which a text ends.
         stop_regex: regular expressions at whose matches a text ends.
+        make_stops: makes what finds the end of a text in place of both; None: nothing does.
         notify: called after each Delta that arrives, and when the call can expect no more.
     """
 
@@ -106,6 +107,7 @@ class Call:
         tokenizer: Tokenizer,
         stop: Sequence[str],
         stop_regex: Sequence[str] = (),
+        make_stops: Callable[[], ReadStops] | None = None,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         self.submits = submits
@@ -113,7 +115,12 @@ class Call:
         self.num_open = len(submits)
         """Requests whose answers are not complete."""  # written by: calls
         self._answers = {
-            submit.request_id: _Answer(TextStream(tokenizer, stop=stop, stop_regex=stop_regex)) for submit in submits
+            submit.request_id: _Answer(
+                TextStream(
+                    tokenizer, stop=stop, stop_regex=stop_regex, stops=None if make_stops is None else make_stops()
+                )
+            )
+            for submit in submits
         }
         self._deltas: deque[Delta] = deque()  # written by: calls
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -27,7 +27,7 @@ from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
-from pagewood.engine.text import Tokenizer
+from pagewood.engine.text import ReadStops, Tokenizer
 from pagewood.engine.vector_recipe import read_vector_recipe
 
 _PROGRESS_AFTER_S = 2.0
@@ -213,6 +213,19 @@ class LLM:
         """
         self._engine.check()
         return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
+
+    def stream_read(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        *,
+        make_stops: Callable[[], ReadStops],
+        priority: int = 0,
+    ) -> Stream:
+        """Return what `stream` does; the text ends in its content, where the result of `make_stops` finds the end."""
+        self._engine.check()
+        submits = self._arguments.submits([self._arguments.prompt("prompt", prompt)], sampling, priority)
+        return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops))
 
     def stream_chat(
         self,

@@ -15,7 +15,7 @@ from pagewood.engine.offline.async_llm import AsyncLLM, AsyncStream
 from pagewood.engine.offline.calls import Completion
 from pagewood.engine.program.backend import Answer, OnText, Prompt, Sampling, Usage, best_choice, num_shared
 from pagewood.engine.program.options import sampling_params
-from pagewood.engine.text import Tokenizer
+from pagewood.engine.text import ReadStops, Tokenizer
 
 if TYPE_CHECKING:
     from pagewood.engine.offline.llm import LLM, Stream
@@ -32,6 +32,8 @@ class _Request:
     priority: int
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
+    make_stops: Callable[[], ReadStops] | None = None
+    """Makes what finds the end of a text with calls, in place of both."""
     on_text: OnText | None = None
 
 
@@ -102,9 +104,10 @@ class LocalBackend:
         tokenizer, offer = self.tokenizer, sampling.offer
 
         def requests() -> list[_Request]:
-            params = sampling_params(sampling, self._default_sampling)
+            params, make_stops = sampling_params(sampling, self._default_sampling), None
             if offer is not None:
                 params = replace(params, grammar=offer.grammar(tokenizer, prompt))
+                make_stops = offer.stops(sampling, tokenizer, prompt)
             return [
                 _Request(
                     tokens=prompt.encode(tokenizer),
@@ -112,6 +115,7 @@ class LocalBackend:
                     priority=priority,
                     stop=sampling.stop,
                     stop_regex=sampling.stop_regex,
+                    make_stops=make_stops,
                     on_text=on_text,
                 )
             ]
@@ -192,13 +196,13 @@ class LocalBackend:
         return read(await asyncio.gather(*map(self._complete, made)))
 
     async def _complete(self, request: _Request) -> Completion:
-        stream = self._llm.stream(
-            request.tokens,
-            request.sampling,
-            stop=request.stop,
-            stop_regex=request.stop_regex,
-            priority=request.priority,
-        )
+        tokens, sampling, priority = request.tokens, request.sampling, request.priority
+        if request.make_stops is not None:
+            stream = self._llm.stream_read(tokens, sampling, make_stops=request.make_stops, priority=priority)
+        else:
+            stream = self._llm.stream(
+                tokens, sampling, stop=request.stop, stop_regex=request.stop_regex, priority=priority
+            )
         on_text = request.on_text or _ignore
         if isinstance(stream, AsyncStream):
             async with stream:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pagewood.engine.api import Grammar
 from pagewood.engine.program.backend import Answer, OnText, Prompt, Sampling, Usage, best_choice, num_shared
-from pagewood.engine.text import ChatTemplateError, Tokenizer
+from pagewood.engine.text import ChatTemplateError, ReadStops, Tokenizer
 
 _MAX_ERROR_CHARACTERS = 500
 """Of an answer that is not JSON, in an error."""
@@ -92,6 +92,10 @@ class RemoteBackend:
         """Continue a text."""
 
         offer = sampling.offer
+        # With tools they act on content, which is told apart here.
+        has_read_stops = offer is not None and bool(sampling.stop or sampling.stop_regex)
+        is_streamed = on_text is not None or has_read_stops
+        usage_options = {"include_usage": True} | ({"continuous_usage_stats": True} if has_read_stops else {})
 
         def body() -> dict[str, Any]:
             grammar = sampling.grammar if offer is None else offer.grammar(self._known_tokenizer(), prompt)
@@ -100,17 +104,21 @@ class RemoteBackend:
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
                 "seed": sampling.seed,
-                "stop": list(sampling.stop) or None,
-                "stop_regex": list(sampling.stop_regex) or None,
+                "stop": None if has_read_stops else list(sampling.stop) or None,
+                "stop_regex": None if has_read_stops else list(sampling.stop_regex) or None,
                 "structured_outputs": None if grammar is None else _structured(grammar),
-                "stream": True if on_text is not None else None,
-                "stream_options": {"include_usage": True} if on_text is not None else None,
+                "stream": True if is_streamed else None,
+                "stream_options": usage_options if is_streamed else None,
             }
             given = {name: value for name, value in named.items() if value is not None}
             return {"prompt": self._encode(prompt, ""), "max_tokens": sampling.max_tokens, **given}
 
         def read(response: http.client.HTTPResponse) -> Answer:
-            answer = _read_whole(response) if on_text is None else _read_stream(response, on_text)
+            make_stops = None if offer is None else offer.stops(sampling, self._known_tokenizer(), prompt)
+            if is_streamed:
+                answer = _read_stream(response, on_text, None if make_stops is None else make_stops())
+            else:
+                answer = _read_whole(response)
             return answer if offer is None else offer.read(answer, self._known_tokenizer(), prompt)
 
         return self._request(body, read, priority)
@@ -224,18 +232,30 @@ def _read_whole(response: http.client.HTTPResponse) -> Answer:
     return Answer(text=str(choice["text"]), finish=str(choice.get("finish_reason")), usage=_usage(found))
 
 
-def _read_stream(response: http.client.HTTPResponse, on_text: OnText) -> Answer:
+def _read_stream(response: http.client.HTTPResponse, on_text: OnText | None, stops: ReadStops | None) -> Answer:
+    """Return the answer of a stream; `stops` ends it, and with the connection the request."""
     texts: list[str] = []
     finish, usage = "", Usage()
+
+    def take(text: str) -> None:
+        if text:
+            texts.append(text)
+            if on_text is not None:
+                on_text(text)
+
     for chunk in _events(response):
         usage = _usage(chunk) if chunk.get("usage") else usage
         for choice in cast("list[dict[str, Any]]", chunk.get("choices", [])):
             finish = choice.get("finish_reason") or finish
-            if choice.get("text"):
-                texts.append(choice["text"])
-                on_text(choice["text"])
+            text = str(choice.get("text") or "")
+            take(text if stops is None else stops.push(text))
+        if stops is not None and stops.matched is not None:
+            return Answer(text="".join(texts), finish="stop", usage=usage)
     if not finish:
         raise RemoteError("the server ended the stream before the answer was complete")
+    if stops is not None:
+        take(stops.flush())
+        finish = finish if stops.matched is None else "stop"
     return Answer(text="".join(texts), finish=finish, usage=usage)
 
 

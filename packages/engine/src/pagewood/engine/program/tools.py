@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.program.backend import Answer, Prompt, ToolCall
-from pagewood.engine.text import ResponseParser, ResponseTemplate, Tokenizer, ends_of_reasoning, tool_grammar
+from pagewood.engine.program.backend import Answer, Prompt, Sampling, ToolCall
+from pagewood.engine.text import (
+    ReadStops,
+    ResponseParser,
+    ResponseTemplate,
+    Tokenizer,
+    ends_of_reasoning,
+    stops_of,
+    tool_grammar,
+)
 from pagewood.engine.text.reasoning import TAIL_LENGTH
 
 
@@ -37,6 +45,22 @@ class Offer:
                 f"tool_choice must be auto, because calls of this model cannot be required, got {self.choice!r}"
             )
         return replace(grammar, after=ends_of_reasoning(tokenizer, self.tools, _tail(prompt, tokenizer)))
+
+    def stops(self, sampling: Sampling, tokenizer: Tokenizer, prompt: Prompt) -> Callable[[], ReadStops] | None:
+        """Return what makes the search for the stop strings and expressions in content; None: there are none.
+
+        Raises:
+            ValueError: the model's response template cannot read calls.
+        """
+        if not sampling.stop and not sampling.stop_regex:
+            return None
+        template, tail = _template(tokenizer), _tail(prompt, tokenizer)
+
+        def make() -> ReadStops:
+            search = stops_of(sampling.stop, sampling.stop_regex)
+            return ReadStops(ResponseParser(template, tools=self.tools, prompt_tail=tail, stops=search))
+
+        return make
 
     def read(self, answer: Answer, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
         """Return an answer with the calls in its text."""

@@ -1,7 +1,8 @@
 """Test an engine without weights: an echo model, random scenarios that compare it with a sequential oracle, and a
-simulated device that makes the work of the host measurable.
+simulated device that makes the work of the host measurable. Test a runner: `check_runner`.
 """
 
+from pagewood.engine.testing.conformance import RunnerSize, check_runner
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens, oracle_vector
 from pagewood.engine.testing.faulty import Fault, random_faults
 from pagewood.engine.testing.made_up_tokens import MadeUpTokens, made_up_token
@@ -19,6 +20,7 @@ from pagewood.engine.testing.scenario import (
     with_logprobs,
     with_pooling,
     with_trees,
+    with_urgency,
 )
 from pagewood.engine.testing.simulated_device import DeviceTimes, SimulatedDevice, VirtualClock, WallClock, seconds_by
 from pagewood.engine.testing.simulated_engine import SimulatedEngine, simulated_engine
@@ -29,11 +31,13 @@ __all__ = [
     "EchoRunner",
     "Fault",
     "MadeUpTokens",
+    "RunnerSize",
     "Scenario",
     "SimulatedDevice",
     "SimulatedEngine",
     "VirtualClock",
     "WallClock",
+    "check_runner",
     "made_up_token",
     "make_queue",
     "make_request",
@@ -53,4 +57,5 @@ __all__ = [
     "with_logprobs",
     "with_pooling",
     "with_trees",
+    "with_urgency",
 ]

@@ -77,9 +77,14 @@ def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
 
 
 def echo_logprob(token: int, position: int, num_top: int) -> TokenLogprob:
-    """Return what is reported of a token at a position; the numbers are made up."""
+    """Return what is reported of a token at a position; the numbers are made up.
+
+    The alternatives are the tokens from this one down to 0, then those above it.
+    """
     value = -float(int(mix(np.array([token * 4096 + position], np.uint64))[0] % 4096)) / 64.0
-    return TokenLogprob(token, value, position, tuple((token + i, value - i) for i in range(num_top)))
+    return TokenLogprob(
+        token, value, position, tuple((token - i if i <= token else i, value - i) for i in range(num_top))
+    )
 
 
 class EchoRunner:
@@ -553,8 +558,10 @@ class EchoStep:
 
     def wait(self) -> StepResult:
         """Return the tokens of each sampled grant."""
-        self.waited = True
-        return self._runner.finish(self)
+        if not self.waited or self.result is None:
+            self.waited = True
+            self.result = self._runner.finish(self)
+        return self.result
 
 
 def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:

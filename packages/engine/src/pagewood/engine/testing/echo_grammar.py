@@ -16,6 +16,8 @@ from pagewood.engine.grammar.later import LaterMatcher
 from pagewood.engine.grammar.mask import EndTokens
 from pagewood.engine.grammar.matcher import Matcher
 
+_SLOW_MS = (0, 3, 15, 60)
+"""How long a slow grammar says that a token has taken, one of these."""
 _KINDS = (1, 1, 2, 3, 5)
 """How many tokens may follow a text, one of these."""
 
@@ -122,6 +124,12 @@ class EchoMatcher:
         """Whether the text is complete."""
         return self.is_finished or not self._end_tokens.isdisjoint(self._next())
 
+    @property
+    def slow_ms(self) -> int:
+        """Milliseconds that a token is said to have taken: more than 0 for every third grammar."""
+        seed = int(self._grammar.text.split()[0])
+        return 0 if seed % 3 else _SLOW_MS[(seed // 3 + len(self._text)) % len(_SLOW_MS)]
+
     def copy(self) -> EchoMatcher:
         """Return another one in the same state."""
         copy = EchoMatcher(self._grammar, self._end_tokens, self._vocab_size)
@@ -136,7 +144,7 @@ class EchoCompiler:
         self._rng = rng
         self._vocab_size = vocab_size
 
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> EchoCompiling:
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> EchoCompiling:
         """Return a grammar that is done later."""
         if grammar.text.endswith("1"):
             return EchoCompiling(self._rng.randrange(9), Refusal(message="wrong", code="invalid_grammar"))
@@ -154,6 +162,9 @@ class EchoCompiling:
     def __init__(self, num_polls: int, result: Matcher | Refusal) -> None:
         self._num_polls = num_polls  # written by: done
         self._result = result
+
+    def prefer(self, priority: int) -> None:
+        """Do nothing."""
 
     def done(self) -> bool:
         """Count a poll."""

@@ -13,7 +13,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
-from pagewood.schedpolicy import InBatchDeferral, order_named
+from pagewood.schedpolicy import InBatchDeferral, Lending, order_named
 
 
 def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) -> KVSpace:
@@ -33,6 +33,7 @@ def make_queue(kv: KVSpace, *, order: str = "fcfs", is_watching: bool = False, d
         kv=kv,
         deferral=InBatchDeferral[Request](page_size=kv.page_size) if defers else None,
         is_watching=is_watching,
+        lending=Lending[Request]() if defers else None,
     )
 
 

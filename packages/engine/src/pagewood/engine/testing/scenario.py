@@ -297,6 +297,21 @@ def with_interruptions(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def with_urgency(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with three priorities, of which the higher ones come later, and prompts in small parts.
+
+    In a burst, requests are then parked behind the prompts of others of lower priority.
+    """
+    arrivals = tuple(
+        replace(arrival, priority=rng.choice((0, 10, 20)) if arrival.at_step else 0, namespace=None)
+        for arrival in scenario.arrivals
+    )
+    config = replace(
+        scenario.config, chunked_prefill_size=rng.choice((4, 8)), max_running=rng.randint(3, 6), prefix_cache=True
+    )
+    return replace(scenario, arrivals=arrivals, config=config)
+
+
 def with_limits(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario with quotas of tenants, refusals of late and of too many requests, and another mixing."""
     largest = scenario.max_length

@@ -5,6 +5,7 @@ Nothing here imports torch or transformers, so a process that only handles text 
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.panics import TokenizerPanic
+from pagewood.engine.text.read_stops import ReadStops
 from pagewood.engine.text.reasoning import ends_of_reasoning
 from pagewood.engine.text.response import (
     Part,
@@ -26,6 +27,7 @@ __all__ = [
     "ChatTemplateError",
     "Part",
     "PartKind",
+    "ReadStops",
     "ResponseParser",
     "ResponseTemplate",
     "StopExpressions",

@@ -52,6 +52,11 @@ class StopStrings:
         self.matched: str | None = None  # written by: push
         """The stop string that was found; None before that."""
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back, because they may belong to a match."""
+        return len(self._held)
+
     def push(self, text: str) -> str:
         """Append `text` and return the text that may be shown now; empty after a match."""
         if self.matched is not None:

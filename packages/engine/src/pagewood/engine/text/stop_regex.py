@@ -59,6 +59,11 @@ class StopExpressions:
         self.matched: str | None = None  # written by: _end
         """The text of the match; None before there is one."""
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back, because they may belong to a match."""
+        return len(self._held)
+
     def push(self, text: str) -> str:
         """Append `text` and return the text that may be shown now; empty after a match."""
         if self.matched is not None or not text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagewood.engine.text.read_stops import ReadStops
 from pagewood.engine.text.stop_regex import stops_of
 from pagewood.engine.text.tokenizer import Tokenizer
 
@@ -28,10 +29,11 @@ class TextStream:
         stop_regex: Sequence[str] = (),
         skip_special_tokens: bool = True,
         keep: frozenset[str] = frozenset(),
+        stops: ReadStops | None = None,
     ) -> None:
-        """Begin a text; special tokens in `keep` are shown in any case."""
+        """Begin a text; special tokens in `keep` are shown in any case. `stops` replaces the stop arguments."""
         self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens, keep=keep)
-        self._stops = stops_of(stop, stop_regex)
+        self._stops = stops_of(stop, stop_regex) if stops is None else stops
 
     @property
     def stopped_by(self) -> str | None:

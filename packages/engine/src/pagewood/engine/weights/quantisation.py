@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.fields import Fields, check_same
 from pagewood.engine.weights.awq import AWQ
 from pagewood.engine.weights.compressed_tensors import compressed_tensors_finder
 from pagewood.engine.weights.float4 import MXFP4, NVFP4
@@ -106,8 +106,14 @@ def _finder(method: str, fields: Fields, names: Collection[str], metadata: Mappi
 
 
 def _except(fields: Fields, form: Format, *lists: str) -> Find:
-    """Return `form` for every module but those that one of the lists names, and the output projection."""
-    excluded = [within(text) for name in lists for text in fields.texts(name) or ()]
+    """Return `form` for every module but those that a list names, and the output projection.
+
+    Raises:
+        ValueError: two names of the list are there and differ.
+    """
+    said = [(name, sorted(set(texts))) for name in lists if (texts := fields.texts(name)) is not None]
+    check_same(fields.source, said)
+    excluded = [within(text) for _, texts in said for text in texts]
     return lambda module: None if module == "lm_head" or any(matches(module) for matches in excluded) else form
 
 
@@ -161,11 +167,7 @@ def _is_gptq_v2(fields: Fields) -> bool:
             raise ValueError(f"{fields.source}: {name} must be gptq or gptq_v2, got {label[:80]!r}")
     if fields.flag("is_marlin_format", False):
         raise ValueError(f"{fields.source}: checkpoint_format must be gptq or gptq_v2, got 'marlin'")
-    if len(set(labels.values())) > 1:
-        raise ValueError(
-            f"{fields.source}: checkpoint_format and format must agree, got {labels['checkpoint_format']!r} and "
-            f"{labels['format']!r}"
-        )
+    check_same(fields.source, list(labels.items()))
     return "gptq_v2" in labels.values()
 
 
@@ -181,6 +183,8 @@ def _flat(value: object, fields: Fields) -> list[str]:
 
 
 def _awq(fields: Fields) -> AWQ:
+    for names in (("bits", "w_bit"), ("group_size", "q_group_size"), ("version", "format")):
+        check_same(fields.source, [(name, _folded(fields.values.get(name))) for name in names])
     num_bits = fields.integer("bits", fields.integer("w_bit", 4, high=64), high=64)
     if num_bits != 4:
         raise ValueError(f"{fields.source}: bits must be 4 for awq, got {num_bits}")
@@ -189,8 +193,13 @@ def _awq(fields: Fields) -> AWQ:
         raise ValueError(f"{fields.source}: version must be gemm for awq, got {version[:80]!r}")
     if not fields.flag("zero_point", True):
         raise ValueError(f"{fields.source}: zero_point must be true for awq, got False")
-    name = "q_group_size" if "q_group_size" in fields.values else "group_size"
+    name = "group_size" if fields.values.get("q_group_size") is None else "q_group_size"
     return AWQ(group=_group(fields, name))
+
+
+def _folded(value: object) -> object:
+    """Return a text in small letters, and other values as they are."""
+    return value.lower() if isinstance(value, str) else value
 
 
 def _fp8(fields: Fields, names: Collection[str]) -> Float8:

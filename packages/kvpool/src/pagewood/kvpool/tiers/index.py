@@ -415,28 +415,30 @@ class TieredIndex:
         self._host.clear()
         return np.concatenate([np.array(spare, np.int32), dropped])
 
-    def recall(self, tokens: Int32, namespace: Namespace = None) -> Recall | None:
+    def recall(self, tokens: Int32, namespace: Namespace = None, *, priority: int = 0) -> Recall | None:
         """Start to bring back what the other tiers have of these tokens; return None if they have nothing.
 
-        Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it.
+        Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it. Its
+        copies go before those of recalls of lower priority that have not begun.
         """
         keys = self._chain.extend(self._chain.root(namespace), tokens)
-        return self._recalls.begin(tokens, namespace, keys)
+        return self._recalls.begin(tokens, namespace, keys, priority=priority)
 
-    def advance(self, recall: Recall, take: Take) -> bool:
+    def advance(self, recall: Recall, take: Take, *, priority: int | None = None) -> bool:
         """Do what is due in a recall; never waits.
 
         Args:
             recall: A recall under way.
             take: Given a number n, returns n free device pages, which then belong to the index. It may call `evict`. It
                 returns None if it has no pages to spare; the recall then tries again at the next call.
+            priority: Of the copies that are not queued yet, if it has changed; None: as before.
 
         Returns:
             True if the caller should call again later instead of admitting the request now. False if the recall is
             over, or has no pages to load to.
         """
         self.poll()
-        return self._recalls.advance(recall, take)
+        return self._recalls.advance(recall, take, priority=priority)
 
     def cancel(self, recall: Recall) -> None:
         """Cancel a recall and return at once; `evict` returns its device pages when no copy uses them any more."""

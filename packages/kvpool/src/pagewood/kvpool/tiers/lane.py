@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from threading import Lock
 from typing import Protocol
 
@@ -14,14 +15,14 @@ Work = Callable[[Transfer], None]
 
 
 class Lane(Protocol):
-    """Runs copies one after another, in the order in which they were submitted."""
+    """Runs copies one after another, of those that wait the highest priority first, then in the order of `submit`."""
 
-    def accepts(self, num_bytes: int) -> bool:
+    def accepts(self, num_bytes: int, *, priority: int = 0) -> bool:
         """Return whether `submit` would accept a copy of `num_bytes` now."""
         ...
 
-    def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy and return at once; return None if too much is in flight now."""
+    def submit(self, work: Work, num_bytes: int, *, priority: int = 0) -> Transfer | None:
+        """Queue a copy and return at once; return None if too much of this priority or a higher one is in flight."""
         ...
 
     def wait(self, transfer: Transfer) -> None:
@@ -36,20 +37,22 @@ class Lane(Protocol):
 class ThreadLane:
     """A lane with its own thread.
 
-    Invariant: at most `max_bytes_in_flight` bytes are queued or being copied, unless they belong to a single transfer.
+    Invariant: of each priority and those above it, at most `max_bytes_in_flight` bytes are queued or being copied,
+    unless they belong to a single transfer. So a copy never waits for the room of those that it goes before; it waits
+    for one of them that has begun.
 
     Copies release the interpreter's lock, so a lane costs the other threads memory bandwidth and little else.
     """
 
-    __slots__ = ("_lock", "_max_bytes", "_num_bytes", "_worker")
+    __slots__ = ("_lock", "_max_bytes", "_num_bytes", "_num_submitted", "_waiting", "_worker")
 
     def __init__(self, name: str, *, max_bytes_in_flight: int) -> None:
         """Create a lane.
 
         Args:
             name: Name of the thread.
-            max_bytes_in_flight: Limit on the bytes in flight, >= 1. A larger transfer is accepted when nothing is in
-                flight.
+            max_bytes_in_flight: Limit on the bytes in flight, >= 1. A larger transfer is accepted when nothing of its
+                priority or a higher one is in flight.
 
         Raises:
             ValueError: `max_bytes_in_flight` is less than 1 or not an integer.
@@ -57,22 +60,27 @@ class ThreadLane:
         check_at_least_one(max_bytes_in_flight=max_bytes_in_flight)
         self._max_bytes = max_bytes_in_flight
         self._lock = Lock()
-        self._num_bytes = 0  # written by: submit, _run
+        self._num_bytes: dict[int, int] = {}  # in flight, by priority; written by: submit, _run
+        self._num_submitted = 0  # written by: submit
+        # Heap of (-priority, number, work, transfer); written by: submit, _run.
+        self._waiting: list[tuple[int, int, Work, Transfer]] = []
         self._worker = ThreadPoolExecutor(1, name)
 
-    def accepts(self, num_bytes: int) -> bool:
+    def accepts(self, num_bytes: int, *, priority: int = 0) -> bool:
         """Return whether `submit` would accept a copy of `num_bytes` now."""
-        in_flight = self._num_bytes
-        return not in_flight or in_flight + num_bytes <= self._max_bytes
-
-    def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy and return at once; return None if too much is in flight."""
         with self._lock:
-            if not self.accepts(num_bytes):
+            return self._accepts(num_bytes, priority)
+
+    def submit(self, work: Work, num_bytes: int, *, priority: int = 0) -> Transfer | None:
+        """Queue a copy and return at once; return None if too much of this priority or a higher one is in flight."""
+        with self._lock:
+            if not self._accepts(num_bytes, priority):
                 return None
-            self._num_bytes += num_bytes
-        transfer = Transfer(num_bytes)
-        self._worker.submit(self._run, work, transfer)
+            transfer = Transfer(num_bytes)
+            self._num_bytes[priority] = self._num_bytes.get(priority, 0) + num_bytes
+            self._num_submitted += 1
+            heappush(self._waiting, (-priority, self._num_submitted, work, transfer))
+        self._worker.submit(self._run)
         return transfer
 
     def wait(self, transfer: Transfer) -> None:
@@ -86,10 +94,19 @@ class ThreadLane:
         """Finish what is queued and end the thread."""
         self._worker.shutdown()
 
-    def _run(self, work: Work, transfer: Transfer) -> None:
+    def _accepts(self, num_bytes: int, priority: int) -> bool:
+        in_flight = sum(num for other, num in self._num_bytes.items() if other >= priority)
+        return not in_flight or in_flight + num_bytes <= self._max_bytes
+
+    def _run(self) -> None:
+        """Make the copy that is due; there is one call for each that was submitted."""
+        with self._lock:
+            rank, _, work, transfer = heappop(self._waiting)
         error = run(work, transfer)
         with self._lock:
-            self._num_bytes -= transfer.num_bytes
+            num_left = self._num_bytes.pop(-rank, 0) - transfer.num_bytes
+            if num_left:
+                self._num_bytes[-rank] = num_left
         transfer.finish(error)
 
 

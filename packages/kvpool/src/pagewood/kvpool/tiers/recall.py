@@ -65,6 +65,7 @@ class Recall:
         namespace: Namespace of the tokens.
         keys: Keys of all pages of the tokens.
         deadline_s: When to stop waiting for a store, by the index's clock.
+        priority: Of its copies, higher first.
         num_known: Number of leading pages that the tiers are known to have.
         stage: What is being done.
         transfer: The transfer that the recall waits for, if any.
@@ -80,6 +81,7 @@ class Recall:
     namespace: Namespace
     keys: list[bytes]
     deadline_s: float
+    priority: int  # written by: Recalls
     num_known: int  # written by: Recalls
     stage: _Stage = _Stage.PLANNED  # written by: Recalls
     transfer: Transfer | None = None  # written by: Recalls
@@ -191,7 +193,7 @@ class Recalls:
         del self._spare[start:]
         return pages
 
-    def begin(self, tokens: Int32, namespace: Namespace, keys: list[bytes]) -> Recall | None:
+    def begin(self, tokens: Int32, namespace: Namespace, keys: list[bytes], *, priority: int = 0) -> Recall | None:
         """Start to bring back what follows the device's prefix; return None if there is nothing to bring back."""
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
         num_known = start + self.num_leading(keys[start:])
@@ -205,6 +207,7 @@ class Recalls:
             namespace=namespace,
             keys=keys,
             deadline_s=self._clock() + patience_s,
+            priority=priority,
             num_known=num_known,
         )
         self._active[recall] = None
@@ -222,8 +225,10 @@ class Recalls:
                 return index
         return len(keys)
 
-    def advance(self, recall: Recall, take: Take) -> bool:
-        """Do what is due; return whether it is worth waiting for more."""
+    def advance(self, recall: Recall, take: Take, *, priority: int | None = None) -> bool:
+        """Do what is due; return whether it is worth waiting for more. A new priority is that of the next copies."""
+        if priority is not None:
+            recall.priority = priority
         is_late = self._clock() >= recall.deadline_s
         transfer = recall.transfer
         if recall.stage is _Stage.QUERYING and transfer is not None and (transfer.is_done or is_late):
@@ -287,7 +292,7 @@ class Recalls:
         def work(_: Transfer) -> None:
             recall.found.extend(remote.exists(keys))
 
-        recall.transfer = self._lanes.fetch.submit(work, len(keys))
+        recall.transfer = self._lanes.fetch.submit(work, len(keys), priority=recall.priority)
         if recall.transfer is not None:
             recall.stage = _Stage.QUERYING
 
@@ -299,11 +304,13 @@ class Recalls:
             recall.stage = _Stage.HELD
             return
         num_bytes = len(missing) * self._host.page_bytes
-        slots = self._host.take(len(missing)) if self._lanes.fetch.accepts(num_bytes) else []
+        has_room = self._lanes.fetch.accepts(num_bytes, priority=recall.priority)
+        slots = self._host.take(len(missing)) if has_room else []
         if not slots:
             return
         missing = missing[: len(slots)]
-        recall.transfer = self._lanes.fetch.submit(self._get(missing, slots), num_bytes)
+        work = self._get(missing, slots)
+        recall.transfer = self._lanes.fetch.submit(work, num_bytes, priority=recall.priority)
         recall.missing, recall.slots, recall.stage = missing, slots, _Stage.FETCHING
 
     def _get(self, keys: list[bytes], slots: list[int]) -> Work:
@@ -364,7 +371,7 @@ class Recalls:
             self._end(recall)
             return False
         num_bytes = len(slots) * self._host.page_bytes
-        if not self._lanes.load.accepts(num_bytes):
+        if not self._lanes.load.accepts(num_bytes, priority=recall.priority):
             return True
         lease = self._cache.lock(match.node)  # `take` may evict pages of the device and of the host
         self._host.pin(slots)
@@ -373,7 +380,8 @@ class Recalls:
             self._cache.unlock(lease)
             self._host.unpin(slots)
             return False
-        recall.transfer = self._lanes.load.submit(self._write(pages.tolist(), slots), num_bytes)
+        work = self._write(pages.tolist(), slots)
+        recall.transfer = self._lanes.load.submit(work, num_bytes, priority=recall.priority)
         recall.pages, recall.slots, recall.lease, recall.first_page = pages, slots, lease, start
         recall.stage = _Stage.LOADING
         return True

@@ -9,7 +9,6 @@ A store of your own conforms if this test passes; `make_store(page_bytes)` makes
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,29 +35,30 @@ class ManualLane:
             max_pending: Number of transfers that it accepts.
         """
         self._max_pending = max_pending
-        self._pending: deque[tuple[Work, Transfer]] = deque()  # written by: submit, run
+        self._pending: list[tuple[int, Work, Transfer]] = []  # with priorities; written by: submit, run
 
     @property
     def num_pending(self) -> int:
         """Number of transfers that wait."""
         return len(self._pending)
 
-    def accepts(self, num_bytes: int) -> bool:
-        """Return whether there is room for one more transfer."""
-        return len(self._pending) < self._max_pending
+    def accepts(self, num_bytes: int, *, priority: int = 0) -> bool:
+        """Return whether there is room for one more transfer of a priority, beside those of lower priority."""
+        return sum(other >= priority for other, _, _ in self._pending) < self._max_pending
 
-    def submit(self, work: Work, num_bytes: int) -> Transfer | None:
+    def submit(self, work: Work, num_bytes: int, *, priority: int = 0) -> Transfer | None:
         """Queue a copy; return None if there is no room."""
-        if not self.accepts(num_bytes):
+        if not self.accepts(num_bytes, priority=priority):
             return None
         transfer = Transfer(num_bytes)
-        self._pending.append((work, transfer))
+        self._pending.append((priority, work, transfer))
         return transfer
 
     def run(self, n: int = 1) -> None:
-        """Do up to `n` transfers."""
+        """Do up to `n` transfers, the highest priority first."""
         for _ in range(min(n, len(self._pending))):
-            work, transfer = self._pending.popleft()
+            place = max(range(len(self._pending)), key=lambda place: self._pending[place][0])
+            _, work, transfer = self._pending.pop(place)
             transfer.finish(run(work, transfer))
 
     def wait(self, transfer: Transfer) -> None:

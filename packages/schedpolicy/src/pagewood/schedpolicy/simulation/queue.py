@@ -1,8 +1,11 @@
 """The waiting requests of one replica, and what their order is notified of."""
 
+from collections import Counter
 from collections.abc import Iterator
+from math import inf
 
 from pagewood.schedpolicy.deferral import InBatchDeferral
+from pagewood.schedpolicy.lending import Lending
 from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.simulation.cache import BlockCache
 from pagewood.schedpolicy.simulation.memory import Memory
@@ -19,7 +22,7 @@ class Queue:
     Where the cache has no live matches, each pass matches all requests in the order again.
     """
 
-    __slots__ = ("_cache", "_changed", "_deferral", "_memory", "_order", "_waiting")
+    __slots__ = ("_cache", "_changed", "_deferral", "_lending", "_memory", "_num_by_priority", "_order", "_waiting")
 
     def __init__(
         self, order: Order[SimRequest], memory: Memory, *, deferral: InBatchDeferral[SimRequest] | None = None
@@ -34,6 +37,8 @@ class Queue:
         self._order = order
         self._memory = memory
         self._deferral = deferral
+        self._lending = Lending[SimRequest]()
+        self._num_by_priority = Counter[int]()  # of those in the order
         self._cache = memory.cache if isinstance(memory.cache, BlockCache) else None
         self._waiting: dict[int, SimRequest] = {}  # by arrival, parked requests included
         self._changed: dict[int, SimRequest] = {}  # by arrival, those whose live match changed since the last pass
@@ -55,6 +60,26 @@ class Queue:
         """Waiting requests that are not parked."""
         return len(self._waiting) - (0 if self._deferral is None else len(self._deferral))
 
+    @property
+    def top_priority(self) -> float:
+        """The highest priority of these; -inf if there are none."""
+        return max(self._num_by_priority, default=-inf)
+
+    def begin_step(self) -> bool:
+        """Put the parked requests that are ready into the order, and settle what priorities are lent.
+
+        Returns:
+            Whether the priority of a running request has changed.
+        """
+        has_changed = False
+        if self._deferral is not None and self._waiting:
+            for request in self._deferral.ready():
+                self._lending.take_back(request)
+                self._enter(request)
+        for request, priority in self._lending.settle():
+            request.priority, has_changed = priority, True
+        return has_changed
+
     def add(self, request: SimRequest) -> None:
         """Add a request that has arrived or was preempted."""
         self._waiting[request.arrival] = request
@@ -67,7 +92,10 @@ class Queue:
     def park(self, request: SimRequest) -> None:
         """Take a deferred request out of the order; it enters again when it is ready."""
         self._order.park(request)
-        self._unfollow(request)
+        self._leave(request)
+        leader = None if self._deferral is None else self._deferral.leader_of(request)
+        if leader is not None:
+            self._lending.lend(request, leader)
 
     def start(self, request: SimRequest) -> None:
         """Report, within a pass, that a request will run; call `admit` after the pass."""
@@ -77,20 +105,19 @@ class Queue:
     def admit(self, request: SimRequest) -> None:
         """Remove a request that has started."""
         self._order.admit(request)
-        self._unfollow(request)
+        self._leave(request)
         del self._waiting[request.arrival]
 
     def stop(self, request: SimRequest) -> None:
-        """Report that a running request has ended or was preempted."""
+        """Report that a running request has ended or was preempted; it gets its own priority back."""
+        self._lending.stop(request)
+        request.priority = request.own_priority
         self._order.stop(request)
         if self._deferral is not None:
             self._deferral.stop(request)
 
     def ordered(self, now_s: float) -> Iterator[SimRequest]:
-        """Begin a pass: yield the requests that wait for admission, first to be admitted first."""
-        if self._deferral is not None:
-            for request in self._deferral.ready():
-                self._enter(request)
+        """Begin a pass, after `begin_step`: yield the requests that wait for admission, first to be admitted first."""
         for request in self._in_order() if self._cache is None else self._changed.values():
             num_matched = self._num_matched(request)
             if num_matched != request.num_matched:
@@ -105,8 +132,13 @@ class Queue:
             request.watch = self._cache.watch(request.keys, lambda: self._changed.__setitem__(request.arrival, request))
         request.num_matched = self._num_matched(request)
         self._order.add(request)
+        self._num_by_priority[request.priority] += 1
 
-    def _unfollow(self, request: SimRequest) -> None:
+    def _leave(self, request: SimRequest) -> None:
+        """Note that a request is no longer in the order."""
+        self._num_by_priority[request.priority] -= 1
+        if not self._num_by_priority[request.priority]:
+            del self._num_by_priority[request.priority]
         if request.watch is not None and self._cache is not None:
             self._cache.unwatch(request.watch)
             request.watch = None

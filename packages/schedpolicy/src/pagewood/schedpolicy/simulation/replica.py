@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 from pagewood.schedpolicy.budget import StepBudget
@@ -9,6 +10,7 @@ from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.deadlines import Load
 from pagewood.schedpolicy.latency import pairs_of
 from pagewood.schedpolicy.quotas import Quotas
+from pagewood.schedpolicy.reserve import StepReserve
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decisions import Decision, OnDecision
 from pagewood.schedpolicy.simulation.decoding import Decoding
@@ -27,6 +29,15 @@ _ANY_NUMBER = 1 << 30
 """More prompt tokens than any step can have."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Prompts:
+    """The prompts in progress that have got nothing in the present step, and the tokens that are left for them."""
+
+    left: list[SimRequest]
+    """Most deserving last."""  # written by: replica
+    room: int  # written by: replica
+
+
 class Replica:
     """Runs steps: decodes first, then prompts in progress, then admissions, in the same order as the engine's planner.
 
@@ -40,8 +51,8 @@ class Replica:
 
     __slots__ = (
         "_completing", "_decoding", "_inbox", "_index", "_is_decoding", "_machine", "_memory", "_num_run_steps",
-        "_on_decision", "_policies", "_prefilling", "_prefills", "_queue", "_recorder", "_run_started_s", "_running",
-        "end_s",
+        "_on_decision", "_policies", "_preempted", "_prefilling", "_prefills", "_queue", "_recorder",
+        "_run_started_s", "_running", "end_s",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +93,7 @@ class Replica:
         self._running: dict[int, SimRequest] = {}  # by arrival
         self._prefilling: list[SimRequest] = []  # running requests with prompts in progress, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the present step
+        self._preempted: list[SimRequest] = []  # in the present step, not in the queue yet
         self._completing: list[SimRequest] = []  # those whose last prompt token, alone, is decoded in the present step
         self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
@@ -179,20 +191,27 @@ class Replica:
         if not self._queue and not self._running:
             self.end_s = inf
             return
-        budget = policies.budget.open(len(self._running))
-        if policies.budget.prefill_first:
-            has_preempted = self._continue_prompts(budget)
-            if not has_preempted:
-                self._admit(budget, now_s)
-            if not self._prefills:
-                has_preempted |= self._decode(budget)
-            self._note_step(has_preempted)
-        else:
+        if self._queue.begin_step():
+            self._prefilling.sort(key=deserving)
+        budget, top_priority = policies.budget.open(len(self._running)), self._queue.top_priority
+        is_prefill_first, has_preempted = policies.budget.prefill_first, False
+        if not is_prefill_first:
             has_preempted = self._decode(budget)
-            has_preempted |= self._continue_prompts(budget)
+        prompts = self._open_prompts(budget)
+        has_preempted |= self._continue_prompts(prompts, budget, least=top_priority)
+        if not is_prefill_first:
             self._note_step(has_preempted)
-            if not has_preempted:
-                self._admit(budget, now_s)
+        self._requeue()
+        is_later = not has_preempted and self._admit(prompts, budget, now_s)
+        is_later |= self._continue_prompts(prompts, budget)
+        if is_prefill_first:
+            if not self._prefills:
+                is_later |= self._decode(budget)
+            self._note_step(has_preempted or is_later)
+        elif is_later and not has_preempted:
+            policies.reserve.on_preempt()
+        has_preempted |= is_later
+        self._requeue()
         self._recorder.moment(now_s, num_running=len(self._running), num_waiting=len(self._queue), memory=memory)
         if self._prefills or self._completing:
             self._num_run_steps = 1
@@ -277,23 +296,26 @@ class Replica:
             without_grant.pop(request.arrival, None)
         return [request for request in completing if request.arrival in self._running]
 
-    def _continue_prompts(self, budget: StepBudget) -> bool:
-        """Grant tokens to prompts in progress, most deserving first; return whether any request was preempted."""
-        has_preempted = False
-        room = budget.offer_prefill(_ANY_NUMBER)
-        limits = self._policies.budget
+    def _open_prompts(self, budget: StepBudget) -> "_Prompts":
+        """Return the prompts in progress; part of the step is left for requests that wait to start."""
+        room, limits = budget.offer_prefill(_ANY_NUMBER), self._policies.budget
         if self._queue.num_candidates and len(self._running) < limits.max_running and limits.max_prefills > 1:
             room -= room // _PARTS_OF_STEP
-        for request in list(self._prefilling):
-            if request.arrival not in self._running or _lacks_one(request):
+        return _Prompts(left=self._prefilling[::-1], room=room)
+
+    def _continue_prompts(self, prompts: "_Prompts", budget: StepBudget, *, least: float = -inf) -> bool:
+        """Grant tokens to prompts in progress of at least a priority; return whether any request was preempted."""
+        has_preempted = False
+        while prompts.left and prompts.left[-1].priority >= least:
+            request = prompts.left.pop()
+            is_in_prompt = request.num_computed < request.num_prompt and self._policies.budget.prefill_first
+            if request.arrival not in self._running or (_lacks_one(request) and not is_in_prompt):
                 continue  # it was preempted for a more deserving one, or decodes
-            num_tokens = min(budget.offer_prefill(request.num_tokens - request.num_computed), room)
-            if not num_tokens:
-                break
-            while request.arrival in self._running:
+            num_missing = request.num_tokens - request.num_computed
+            num_tokens = min(budget.offer_prefill(num_missing), prompts.room)
+            while num_tokens and request.arrival in self._running:
                 if self._memory.grow(request, request.num_computed + num_tokens):
-                    num_missing = request.num_tokens - request.num_computed
-                    room -= budget.take_prefill(num_tokens, ends=num_tokens == num_missing)
+                    prompts.room -= budget.take_prefill(num_tokens, ends=num_tokens == num_missing)
                     self._prefills.append((request, num_tokens))
                     break
                 self._preempt(self._without_grant())
@@ -306,24 +328,29 @@ class Replica:
         running = self._running.values()
         return [one for one in running if one.arrival not in granted and not (self._is_decoding and one.is_decoding)]
 
-    def _admit(self, budget: StepBudget, now_s: float) -> None:
-        """Admit waiting requests while budget and memory last."""
+    def _admit(self, prompts: "_Prompts", budget: StepBudget, now_s: float) -> bool:
+        """Admit waiting requests while budget and memory last.
+
+        A prompt in progress goes on before the waiting requests that are not of higher priority.
+
+        Returns:
+            Whether any request was preempted for such a prompt.
+        """
         if not self._queue or not budget.can_admit:
-            return
+            return False
         policies, memory = self._policies, self._memory
         passing = self._queue.ordered(now_s)
         policies.skip_ahead.begin_step(self._queue)
-        num_to_complete = sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
-        if not self._is_decoding:  # the decoding requests have no pages for their next tokens yet
-            num_to_complete += self._decoding.num_new_pages(1)
-        reserve = policies.reserve.open(
-            self._running.values(), page_size=memory.page_size, num_to_complete=num_to_complete
-        )
+        reserve = self._open_reserve()
+        has_preempted = False
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
         deferred: list[SimRequest] = []
         for request in passing:
-            if not budget.can_admit:
+            if prompts.left and prompts.left[-1].priority >= request.priority:
+                has_preempted = self._continue_prompts(prompts, budget, least=request.priority)
+                reserve = self._open_reserve()
+            if has_preempted or not budget.can_admit or policies.skip_ahead.is_barred(request):
                 break
             if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
                 continue
@@ -357,6 +384,16 @@ class Replica:
                 request.num_recomputed += request.num_tokens - request.num_matched
         for request in deferred:
             self._queue.park(request)
+        return has_preempted
+
+    def _open_reserve(self) -> StepReserve:
+        memory = self._memory
+        num_to_complete = sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
+        if not self._is_decoding:  # the decoding requests have no pages for their next tokens yet
+            num_to_complete += self._decoding.num_new_pages(1)
+        return self._policies.reserve.open(
+            self._running.values(), page_size=memory.page_size, num_to_complete=num_to_complete
+        )
 
     def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
         """Return whether the tenant may run a request; checks a tenant at its `max_running` only once in a pass."""
@@ -434,7 +471,7 @@ class Replica:
         return num_computed
 
     def _preempt(self, candidates: list[SimRequest]) -> int:
-        """Put one of the candidates back into the queue; its computed tokens stay in the cache while there is room.
+        """Stop one of the candidates, which `_requeue` will queue; its computed tokens stay cached while there is room.
 
         Returns:
             Its arrival number.
@@ -447,23 +484,33 @@ class Replica:
             self._prefilling.remove(request)
         self._memory.release(request, request.num_computed)
         request.num_preemptions += 1
-        self._leave_batch(request)
-        self._enqueue(request)
+        del self._running[request.arrival]
+        self._preempted.append(request)
         return request.arrival
+
+    def _requeue(self) -> None:
+        """Queue the requests that were preempted; not in a pass, in which the queue must not change."""
+        for request in self._preempted:
+            self._leave_batch(request)
+            self._enqueue(request)
+        self._preempted.clear()
 
     def _end(self, request: SimRequest, num_computed: int, now_s: float) -> None:
         self._memory.release(request, num_computed)
+        del self._running[request.arrival]
         self._leave_batch(request)
         self._policies.reserve.on_end(request)
         self._recorder.ended(request, now_s)
 
     def _leave_batch(self, request: SimRequest) -> None:
-        del self._running[request.arrival]
         self._queue.stop(request)
         if self._policies.quotas is not None:
             self._policies.quotas.stop(request)
 
 
 def _lacks_one(request: SimRequest) -> bool:
-    """Return whether just the last token of a prompt in progress has to be computed, which is done as a decode is."""
+    """Return whether just the last token of a prompt in progress has to be computed, which is done as a decode is.
+
+    Where prompts come first, that of a prompt is not; that of output which is computed again is.
+    """
     return request.num_tokens - request.num_computed == 1

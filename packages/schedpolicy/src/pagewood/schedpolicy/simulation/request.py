@@ -30,7 +30,8 @@ class SimRequest:
         "_clock", "_num_generated", "_num_prompt_pages", "_page_size", "_prefix", "_since", "admitted_s", "arrival",
         "arrived_s", "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens",
         "num_computed", "num_hit", "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions",
-        "num_private", "num_prompt", "num_recomputed", "priority", "sent_s", "service_class", "tag", "tenant", "watch",
+        "num_private", "num_prompt", "num_recomputed", "own_priority", "priority", "sent_s", "service_class", "tag",
+        "tenant", "watch",
     )  # fmt: skip
 
     def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
@@ -50,7 +51,9 @@ class SimRequest:
         self.num_prompt = spec.num_prompt
         self.num_output = spec.num_output
         self.max_new_tokens = spec.max_new_tokens
+        self.own_priority = spec.priority
         self.priority = spec.priority
+        """Its own, or the higher one of a request that is parked behind its prompt."""  # written by: queue
         self.tenant = spec.tenant
         self.tag = spec.tag
         self.service_class = spec.tag

@@ -39,11 +39,11 @@ OPEN_PATHS = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
 class Documentation:
     """The documentation of some operations. The document is made when it is first asked for."""
 
-    __slots__ = ("_document", "_operations")
+    __slots__ = ("_making", "_operations")
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
-        self._document: dict[str, Any] | None = None  # written by: openapi
+        self._making: asyncio.Task[dict[str, Any]] | None = None  # written by: openapi
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -55,10 +55,11 @@ class Documentation:
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document."""
-        if self._document is None:
-            self._document = await asyncio.to_thread(openapi, self._operations)  # it takes a tenth of a second
+        if self._making is None:  # it takes a tenth of a second, and only one thread at a time can do it
+            self._making = asyncio.create_task(asyncio.to_thread(openapi, self._operations))
+        document = await asyncio.shield(self._making)
         servers = [{"url": root_path_of(request.scope) or "/"}]
-        return json_response(msgspec.json.encode({**self._document, "servers": servers}))
+        return json_response(msgspec.json.encode({**document, "servers": servers}))
 
     async def docs(self, request: Request) -> Response:
         """Return the page that shows it."""

@@ -271,7 +271,7 @@ class TokenizeRequest(Conversation):
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own tokens, such as the beginning of a text; by default to texts only."""
     return_pieces: bool | None = None
-    """Whether the answer has the text of each token; for at most 32,768 tokens."""
+    """Whether the answer has the text of each token; for at most 8,192 tokens."""
 
 
 class DetokenizeRequest(_Strict):

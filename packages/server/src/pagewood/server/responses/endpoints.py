@@ -114,9 +114,15 @@ class ResponsesEndpoints:
         """Answer a conversation."""
         said = await self.service.read(request, parse_request)
         model = self.service.model(said.model)
-        earlier = items_of(self._conversation(said.previous_response_id))
-        items = [*earlier, *items_of(said.input)]
-        prompt_messages = messages(items, instructions=said.instructions, num_earlier=len(earlier))
+        before = self._conversation(said.previous_response_id)
+
+        def read() -> tuple[list[Item], list[dict[str, Any]]]:
+            earlier = items_of(before)
+            items = [*earlier, *items_of(said.input)]
+            return items, messages(items, instructions=said.instructions, num_earlier=len(earlier))
+
+        num_parts = len(before) + (len(said.input) if isinstance(said.input, list) else 1)
+        items, prompt_messages = await self.service.convert(read, num_parts=num_parts)
         offered = offer(said, items)
         asked = said.model_copy(update={"response_format": response_format(said)})
         structured = constraint(asked, format_param="text.format")

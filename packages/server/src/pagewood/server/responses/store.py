@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, cast
@@ -44,16 +45,18 @@ class ResponseStore:
     """The latest responses, by id, in memory.
 
     Invariant: holds at most `max_responses` of at most `max_bytes` together; the one that was used least recently goes
-    first. Each holds its whole conversation, so none needs another one.
+    first. Each holds its whole conversation, so none needs another one. Safe to use from all threads, because
+    long answers are written in another one than the event loop's.
 
     Args:
         max_responses: most responses.
         max_bytes: most bytes of all responses together. A larger one is not kept.
     """
 
-    __slots__ = ("_max_bytes", "_max_responses", "_num_bytes", "_responses")
+    __slots__ = ("_lock", "_max_bytes", "_max_responses", "_num_bytes", "_responses")
 
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._lock = threading.RLock()
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # written by: put, get, delete
@@ -71,20 +74,23 @@ class ResponseStore:
         """Keep a response whose id is new."""
         if response.num_bytes > self._max_bytes:
             return
-        self._responses[id] = response
-        self._num_bytes += response.num_bytes
-        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
-            self.delete(next(iter(self._responses)))
+        with self._lock:
+            self._responses[id] = response
+            self._num_bytes += response.num_bytes
+            while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
+                self.delete(next(iter(self._responses)))
 
     def get(self, id: str) -> StoredResponse | None:
         """Return a response, which is now the one that was used last; None: it is not here."""
-        if id in self._responses:
-            self._responses.move_to_end(id)
-        return self._responses.get(id)
+        with self._lock:
+            if id in self._responses:
+                self._responses.move_to_end(id)
+            return self._responses.get(id)
 
     def delete(self, id: str) -> bool:
         """Delete a response; return whether it was here."""
-        found = self._responses.pop(id, None)
-        if found is not None:
-            self._num_bytes -= found.num_bytes
-        return found is not None
+        with self._lock:
+            found = self._responses.pop(id, None)
+            if found is not None:
+                self._num_bytes -= found.num_bytes
+            return found is not None

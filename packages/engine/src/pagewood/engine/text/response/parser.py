@@ -112,6 +112,12 @@ class ResponseParser:
         """The stop string or the match of an expression that ended the answer; or None."""
         return None if self._stops is None else self._stops.matched
 
+    @property
+    def num_held(self) -> int:
+        """The last characters that have come of which is not known yet to what they belong, or whether they end it."""
+        source = self._source
+        return len(source.text) - (source.at if source.mark is None else source.mark) + self._content.num_held
+
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of the answer; return what is known now. If it `is_over`, nothing more is.
 
@@ -264,6 +270,11 @@ class _Text:
         self._started = False  # whether some of the section was reported, or is held back by the search
         self._lead = ""  # what comes before the section's first text
         self._pending = ""
+
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._pending) + (0 if self.stops is None else self.stops.num_held)
 
     def begin(self, field: Field | None) -> None:
         """Begin a section, if the one before has been ended."""
