@@ -132,6 +132,26 @@ def test_preemptions_and_evictions_are_counted() -> None:
     assert found.queue.waiting == found.queue.running == {}
 
 
+def test_a_request_that_others_have_passed_as_often_as_they_may_is_counted_once() -> None:
+    ticking = Ticking(num_pages=20, rows=2, prefix_cache=False, overlap=False)
+    ticking.submit("holder", 8, max_tokens=56)
+    ticking.advance(1)
+    ticking.submit("large", 62)  # does not fit beside the holder
+    for number in range(40):
+        ticking.submit(f"small {number}", 3, max_tokens=1)
+    ticking.advance(20)
+    counters = ticking.engine.counters()
+    assert counters.num_starved == 0
+    assert counters.num_waiting < 41  # small requests pass it
+    ticking.advance(20)
+    counters = ticking.engine.counters()
+    assert counters.num_starved == 1
+    assert counters.num_waiting == 1 + 40 - 32  # no other passes it any more
+    ticking.advance(80)
+    counters = ticking.engine.counters()
+    assert (counters.num_starved, counters.num_waiting, counters.num_running) == (1, 0, 0)
+
+
 def test_there_are_not_more_labels_than_allowed() -> None:
     measures = Measures(lambda: 0.0)
     assert len({measures.priority(priority) for priority in range(1000)}) == MAX_PRIORITIES

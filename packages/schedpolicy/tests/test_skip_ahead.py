@@ -43,6 +43,21 @@ def test_small_requests_pass_a_large_one_and_then_it_blocks():
     assert admit(skip_ahead, waiting, 20) == [7, 8]
 
 
+def test_requests_that_were_passed_as_often_as_they_may_are_counted_once():
+    skip_ahead = SkipAhead(max_skipped=2, max_passes=2)
+    waiting = [Queued(0, 100), Queued(1, 100), *(Queued(number, 10) for number in range(2, 6))]
+    starved: list[int] = []
+    for num_free in (10, 5, 10, 10, 10):
+        admit(skip_ahead, waiting, num_free)
+        starved.append(skip_ahead.num_starved)
+    assert starved == [0, 0, 2, 2, 2]
+    assert admit(skip_ahead, waiting, 100) == [0]
+    waiting.insert(0, Queued(0, 100))  # it was preempted
+    del waiting[1]
+    assert [admit(skip_ahead, waiting, 10) for _ in range(2)] == [[4], [5]]
+    assert skip_ahead.num_starved == 3
+
+
 def test_steps_without_passing_do_not_count():
     skip_ahead = SkipAhead(max_skipped=4, max_passes=1)
     waiting = [Queued(0, 100), Queued(1, 10)]

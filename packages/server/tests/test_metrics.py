@@ -177,6 +177,25 @@ async def test_names_are_those_that_autoscalers_and_routers_read(server: MemoryS
     assert {"sglang:token_usage", "sglang:gen_throughput", "sglang:queue_time_seconds_bucket"} <= names
 
 
+async def test_preemptions_starvation_and_waiting_have_names_of_sglang_by_priority(server: MemoryServer) -> None:
+    for priority in (0, 1, 1):
+        await ask(server, "hello", max_tokens=3, priority=priority)
+    status = server.service.status
+    assert status.measurement is not None
+    assert status.counters["num_starved"] == 0
+    status.measurement = msgspec.structs.replace(status.measurement, preempted={"0": 3, "1": 1})
+    status.counters = {**status.counters, "num_starved": 2}
+    found = await scrape(server)
+    assert found.value("sglang:priority_preemption_count_total", priority="0") == 3
+    assert found.value("sglang:priority_preemption_count_total", priority="1", tp_rank="0") == 1
+    assert found.value("sglang:priority_starvation_count_total") == found.value("pagewood_requests_starved_total") == 2
+    name = "sglang:priority_waiting_time_seconds"
+    assert [found.value(f"{name}_count", priority=priority) for priority in "01"] == [1, 2]
+    assert found.value(f"{name}_sum") == pytest.approx(found.value("sglang:queue_time_seconds_sum"))
+    limits = {sample.labels["le"] for sample in found.families[name].samples if "le" in sample.labels}
+    assert limits == {*(str(float(bound)) for bound in bounds.SGLANG_QUEUE), "+Inf"}
+
+
 async def test_no_text_of_a_client_is_a_label(server: MemoryServer) -> None:
     await ask(server, "geheim", max_tokens=3, user="geheim")
     await server.client.get("/geheim")

@@ -17,9 +17,12 @@ class SkipAhead:
 
     In every step call `begin_step`; then, for each request in order, stop if it `is_barred`, or call `admitted`, or
     `pass_over`, and stop if that returns False.
+
+    Attributes:
+        num_starved: Requests that others have passed in `max_passes` steps; one that is queued again counts anew.
     """
 
-    __slots__ = ("_highest", "_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped")
+    __slots__ = ("_highest", "_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped", "num_starved")
 
     def __init__(self, *, max_skipped: int, max_passes: int) -> None:
         """Start with no request passed over.
@@ -35,6 +38,7 @@ class SkipAhead:
         require_count("max_passes", max_passes, least=0)
         self.max_skipped = max_skipped
         self.max_passes = max_passes
+        self.num_starved = 0  # written by: admitted
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
         self._highest: int | None = None  # priority passed over in this step; written by: begin_step, pass_over
         self._skipped: list[Waiting] = []  # since the last admission; written by: begin_step, pass_over, admitted
@@ -65,7 +69,9 @@ class SkipAhead:
     def admitted(self, request: Waiting) -> None:
         """Record that a request was admitted: it passed all requests that were passed over before it in this step."""
         for other in self._skipped:
-            self._passed[other.arrival] = other, self._num_passes(other) + 1
+            num_passes = self._num_passes(other) + 1
+            self._passed[other.arrival] = other, num_passes
+            self.num_starved += num_passes == self.max_passes
         self._skipped.clear()
         self._passed.pop(request.arrival, None)
 

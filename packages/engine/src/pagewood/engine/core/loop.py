@@ -194,6 +194,9 @@ class Counters:
     num_spared: int = 0
     """Waiting requests, since it was built, for which no other gave way because those that could had done so before,
     and had not grown enough since."""
+    num_starved: int = 0
+    """Waiting requests, since it was built, that did not fit and that others had passed as often as they may; no other
+    passes them any more."""
     num_violations: int
     """How often the invariant of KV memory was found broken while idle, and repaired."""
     num_waiting: int
@@ -361,6 +364,7 @@ class Engine:
             num_tokens=self._num_tokens,
             num_preempted=self._num_preempted,
             num_spared=self._planner.num_spared,
+            num_starved=self._planner.num_starved,
             num_violations=self._num_violations,
             num_waiting=len(self._state.waiting),
             num_running=len(self._state.running),

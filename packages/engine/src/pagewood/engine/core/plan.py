@@ -164,6 +164,11 @@ class Victim(Protocol):
 class SkipAhead(Protocol):
     """How far admission may look past a request that does not fit."""
 
+    @property
+    def num_starved(self) -> int:
+        """Requests that others have passed as often as they may."""
+        ...
+
     def begin_step(self, waiting: Container[Request]) -> None:
         """Reset this step's allowance of skipped requests."""
         ...
@@ -310,6 +315,11 @@ class Planner:
     def settle(self, state: EngineState) -> int:
         """Take the memory of the requests that were paused alone and give it back; return how many there are."""
         return settle(state, self._kv)
+
+    @property
+    def num_starved(self) -> int:
+        """Waiting requests that others have passed as often as they may."""
+        return self._skip_ahead.num_starved
 
     @property
     def num_spared(self) -> int:

@@ -89,6 +89,13 @@ class Facts:
         bounds = histograms[0].bounds if histograms else getattr(_EMPTY, name).bounds
         return added(histograms, bounds)
 
+    def queue_s_by_priority(self) -> dict[str, Counted]:
+        """Return the times in the queue of all tenants, by priority."""
+        found: dict[str, list[Histogram]] = {}
+        for account in self.requests.accounts:
+            found.setdefault(account.priority, []).append(account.queue_s)
+        return {priority: added(histograms, histograms[0].bounds) for priority, histograms in found.items()}
+
     @property
     def usage(self) -> float:
         """Share of the KV memory that requests hold; what is cached and could be evicted counts as free."""

@@ -68,6 +68,11 @@ def _engine(families: Families, facts: Facts) -> None:
         counters.get("num_spared", 0),
     )
     families.counter(
+        "requests_starved",
+        "Waiting requests that did not fit and that others had passed as often as they may; then none passes them.",
+        counters.get("num_starved", 0),
+    )
+    families.counter(
         "preemptions_by_priority",
         "Running requests that went back to the queue, by priority.",
         [({"priority": priority}, num) for priority, num in found.preempted.items()],

@@ -10,10 +10,14 @@ _SCHEDULER = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
 
 
 def sglang_families(facts: Facts) -> list[Families]:
-    """Return the series that SGLang 0.5.23 has and that mean something here, of its scheduler and of its tokenizer."""
+    """Return the series that SGLang 0.5.23 has and that mean something here, of its scheduler and of its tokenizer.
+
+    Those of `_priorities` are beside them.
+    """
     scheduler = Families("sglang:", {"model_name": facts.model_name, **_SCHEDULER})
     tokenizer = Families("sglang:", {"model_name": facts.model_name})
     _scheduler(scheduler, facts)
+    _priorities(scheduler, facts)
     _tokenizer(tokenizer, facts)
     return [scheduler, tokenizer]
 
@@ -60,6 +64,25 @@ def _scheduler(families: Families, facts: Facts) -> None:
         rate = drafts.num_accepted / drafts.num_drafted if drafts.num_drafted else 0.0
         families.gauge("spec_accept_length", "Mean acceptance length of speculative decoding.", mean)
         families.gauge("spec_accept_rate", "Speculative acceptance rate.", rate)
+
+
+def _priorities(families: Families, facts: Facts) -> None:
+    """Add what priorities do; SGLang itself has them only as a label of some gauges."""
+    families.counter(
+        "priority_preemption_count", "Running requests that went back to the queue, by priority.",
+        [({"priority": priority}, num) for priority, num in facts.measurement.preempted.items()],
+    )  # fmt: skip
+    families.counter(
+        "priority_starvation_count", "Waiting requests that others had passed as often as they may.",
+        facts.counters.get("num_starved", 0),
+    )  # fmt: skip
+    families.histogram(
+        "priority_waiting_time_seconds", "Histogram of queueing time in seconds, by priority.",
+        [
+            ({"priority": priority}, coarser(found, bounds.SGLANG_QUEUE))
+            for priority, found in facts.queue_s_by_priority().items()
+        ],
+    )  # fmt: skip
 
 
 def _tokenizer(families: Families, facts: Facts) -> None:
