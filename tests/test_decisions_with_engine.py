@@ -286,6 +286,13 @@ def test_requests_are_preempted_alike(prefill_first: bool) -> None:
     assert sum(compare(seed, setting, over_radix=seed % 2 == 0) for seed in range(3)) > 2
 
 
+@pytest.mark.parametrize("seed", [44, 48, 55])
+def test_grants_are_taken_back_alike(seed: int) -> None:
+    """In each trace, a prompt lacks a page while all requests of lower priority are to decode."""
+    setting = Setting(policy="fcfs", num_pages=60, chunk=32, max_running=16, max_prefills=2, conservativeness=0.05)
+    assert compare(seed, setting) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ORDERS)
 def test_many_traces_have_the_same_grants(policy: str) -> None:

@@ -23,7 +23,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import Grammar, SamplingParams
+from pagewood.engine.api import FinishReason, Grammar, SamplingParams
 from pagewood.engine.core import batch, loop, retire
 from pagewood.engine.core.constrain import fill_tree
 from pagewood.engine.core.tree_shape import DraftTree
@@ -205,6 +205,23 @@ def test_masks_along_a_tree_are_those_of_its_paths(seed: int) -> None:
     np.testing.assert_array_equal(plain[0], rows[0])  # the state is as before
 
 
+def test_nothing_may_follow_a_node_behind_which_the_matcher_fails() -> None:
+    """The matcher itself has not failed: the text may go another way."""
+    ends = frozenset({7})
+    grammar = Grammar(kind="regex", text="5 40 2 0")
+    [first, *_] = allowed_tokens(grammar, [], ends, VOCAB_SIZE)
+    [second, *_] = allowed_tokens(grammar, [first], ends, VOCAB_SIZE)
+    matcher = EchoMatcher(grammar, ends, VOCAB_SIZE)
+    rows = loop.open_masks(4, VOCAB_SIZE)
+    fill_tree(matcher, DraftTree((first, second, second), (0, 1, 2)), rows)
+    assert [len(read_mask(row, VOCAB_SIZE)) for row in rows[2:]] == [0, VOCAB_SIZE]
+    assert read_mask(rows[1], VOCAB_SIZE) == allowed_tokens(grammar, [first], ends, VOCAB_SIZE)
+    assert matcher.error is None
+    assert matcher.advance([first, second])
+    matcher.fill(rows[0])
+    assert matcher.error == "made to fail"
+
+
 def path_to(node: int, tokens: Sequence[int]) -> list[int]:
     path: list[int] = []
     while node > 0:
@@ -222,6 +239,17 @@ def test_requests_with_a_grammar_get_trees() -> None:
     counts = run(traffic(some[1:], num_pages=160, page_size=4), **options).counts
     assert counts.num_accepted > 10
     run(traffic(some, num_pages=160, page_size=4), **options)
+
+
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_matcher_that_fails_behind_drafts_ends_its_text_where_plain_decoding_does(topk: int) -> None:
+    model, drafter = make("perturbed", "llama")
+    grammars = [Grammar(kind="regex", text=f"{i} 40 {4 + i} 0") for i in range(8)]
+    some = [arrival([i, 4], max_tokens=24, temperature=1.0, seed=i, grammar=one) for i, one in enumerate(grammars)]
+    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6, "speculative_topk": topk}
+    assert run(traffic(some, num_pages=160, page_size=4), **options).counts.num_accepted > 10
+    ends = [plain_answer(model, False, one.prompt, one.sampling).finish for one in some]
+    assert ends.count(FinishReason.ERROR) > 5
 
 
 FAULTS: dict[str, list[Edit]] = {

@@ -313,6 +313,22 @@ def test_the_reserve_learns_of_a_preemption() -> None:
     assert calm.reserve.ratio < 1.0
 
 
+def test_a_prompt_takes_the_page_of_a_request_of_lower_priority_that_was_to_decode() -> None:
+    """It takes that of no other before, nor does it give way itself."""
+    bench = Bench(num_pages=7)
+    prompt = bench.run(12, num_computed=4, priority=1)
+    bench.decode(8, priority=1)
+    others = [bench.decode(8, priority=priority) for priority in (0, 0)]
+    for other in others:
+        other.num_launched = other.num_computed = 7
+    plan = bench.plan()
+    assert prompt in bench.state.running
+    assert prompt in [grant.request for grant in plan.grants]
+    assert others[1] in bench.state.waiting
+    assert others[1] not in [grant.request for grant in plan.grants]
+    assert plan.num_preempted == 1
+
+
 def test_prefill_first_lets_no_victim_decode() -> None:
     bench = Bench(num_pages=6, mixing="prefill-first")
     prompt = bench.run(16, num_computed=4, priority=1)
@@ -370,14 +386,29 @@ def test_a_victim_in_flight_leaves_in_the_next_step_and_neither_gets_a_grant() -
     assert worst.row >= 0
 
 
-def test_a_request_with_a_grant_is_no_victim() -> None:
-    bench = Bench(num_pages=2)
-    granted, growing = bench.decode(5), bench.decode(5, priority=1)
-    one = shortage(bench)
-    assert not one.grow(growing, 9, [Grant(granted, 4, 1, 1)])
-    assert one.preempted == [growing]  # no other is left: it gives way itself, and continues on the cache's copy
-    assert growing.row == -1
-    assert granted.row >= 0
+def test_a_request_with_a_grant_is_a_victim_of_higher_priority_only() -> None:
+    for priority in (-1, 0, 1):
+        bench = Bench(num_pages=2)
+        growing, granted = bench.decode(5, priority=priority), bench.decode(5)
+        one = shortage(bench)
+        assert one.grow(growing, 8, [Grant(granted, 4, 1, 1)]) == (priority > 0)
+        victim = granted if priority > 0 else growing  # which continues on the cache's copy
+        assert one.preempted == one.excluded == [victim]
+        assert one.revoked == ([granted] if priority > 0 else [])
+        assert victim.row == -1
+
+
+def test_a_grant_is_taken_back_from_a_victim_whose_step_is_in_flight() -> None:
+    bench = Bench(num_pages=3)
+    prompt, lower = bench.run(12, num_computed=4, priority=1), bench.decode(8)
+    lower.num_in_flight = 1
+    plan = bench.plan()
+    assert (brief(plan), plan.num_preempted) == ([], 0)
+    assert bench.state.running == [prompt, lower]
+    lower.num_in_flight = 0
+    plan = bench.plan()
+    assert [grant.request for grant in plan.grants] == [prompt]
+    assert lower in bench.state.waiting
 
 
 def test_the_request_itself_waits_if_its_own_step_is_in_flight() -> None:

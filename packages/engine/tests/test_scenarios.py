@@ -75,7 +75,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import EngineConfig, PoolingParams, SamplingParams
+from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
 from pagewood.engine.core import (
     batch,
     giving_way,
@@ -92,6 +92,7 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
+from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.testing import (
     Arrival,
     Scenario,
@@ -109,6 +110,7 @@ from pagewood.engine.testing import (
 )
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.echo_drafts import EchoDrafts
+from pagewood.engine.testing.echo_grammar import EchoMatcher
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 from scale import scaled
 from seeded_faults import Edit, seed_fault, slow_ones
@@ -297,6 +299,25 @@ def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_trees_of_requests_with_a_grammar_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(with_grammars(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
+
+
+def failing_in_a_tree() -> Scenario:
+    """Return one request whose matcher fails behind a draft that is accepted.
+
+    A token that was drawn there from all tokens would be one that the grammar allows, by chance.
+    """
+    sampling = SamplingParams(
+        max_tokens=20, temperature=1.0, seed=50, ignore_eos=True, grammar=Grammar(kind="regex", text="50 20 2 0")
+    )
+    arrival = Arrival(at_step=0, abort_at_step=None, prompt=(1, 2, 3), priority=0, namespace=None, sampling=sampling)
+    return Scenario(
+        config=EngineConfig(page_size=4, max_running=1, overlap=False), num_pages=16, max_length=40,
+        arrivals=(arrival,), eager_steps=frozenset(), tree=TreeShape(3, 2), max_drafts=2, guess_quality=1.0,
+    )  # fmt: skip
+
+
+def test_no_token_is_drawn_behind_a_draft_where_the_matcher_fails() -> None:
+    assert run_scenario(failing_in_a_tree()).num_failed == 1
 
 
 def test_masks_that_are_not_those_of_a_tree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +544,14 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "failure of a matcher not seen": [(retire, "_retire", "if failure is not None:", "if False:")],
     "draws not constrained": [(loop, "fill_masks", "matcher.fill(rows[0])", "pass")],
     "masks of drafts not filled": [(loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")],
+    "failure behind a draft taken for one of the text": [
+        (
+            EchoMatcher,
+            "fill_ahead",
+            "if state.error is not None or",
+            "if setattr(self, 'error', state.error) or state.error is not None or",
+        )
+    ],
     "drafts behind forced tokens": [(retire, "_follow", "or request.num_unseen > 1", "")],
 }
 

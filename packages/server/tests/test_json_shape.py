@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from pagewood.server import tokenizing, validation
+from pagewood.server import text_limit, validation
 from pagewood.server.anthropic import fields as anthropic
 from pagewood.server.bodies import Bodies
 from pagewood.server.errors import ApiError
@@ -153,7 +153,7 @@ async def test_only_long_bodies_leave_the_event_loop(server: MemoryServer) -> No
 async def test_a_text_that_no_model_can_read_is_not_encoded(
     server: MemoryServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "MAX_TEXT", 50_000)
+    monkeypatch.setattr(text_limit, "MAX_TEXT", 50_000)
     text = "a " * 25_001
     bodies: dict[str, dict[str, Any]] = {
         "/tokenize": {"text": text},

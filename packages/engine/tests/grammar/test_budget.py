@@ -54,6 +54,9 @@ class Working:
     def roll_back(self, num_tokens: int) -> None:
         self._work("roll_back")
 
+    def restart(self) -> None:
+        self._work("restart")
+
     def forced(self) -> tuple[int, ...]:
         self._work("forced")
         return ()

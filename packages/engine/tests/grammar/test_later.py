@@ -68,6 +68,19 @@ def test_masks_are_those_of_the_text_behind(
         assert [matcher.forced()[0]] == allowed_tokens(grammar, text, ends, VOCAB_SIZE)
 
 
+def test_a_grammar_that_fails_behind_a_drafted_mark_has_not_failed() -> None:
+    grammar, ends = Grammar(kind="regex", text="3 12 0 0", after=("<5>",)), frozenset((7,))
+    matcher = behind(EchoMatcher(grammar, ends, VOCAB_SIZE), grammar.after, ends, VOCAB_SIZE)
+    rows = np.full((3, 1), -1, np.int32)
+    assert matcher.fill_ahead([5, 2], rows) == 2
+    assert read_mask(rows[0], VOCAB_SIZE) == allowed_tokens(grammar, [], ends, VOCAB_SIZE)
+    assert rows[1:].ravel().tolist() == [0, -1]
+    assert matcher.error is None
+    assert matcher.advance([4, 5])
+    matcher.fill(rows[0])
+    assert matcher.error == "made to fail"
+
+
 MARKS = {"text": ("</think>",), "special": ("<|close|>",), "two": ("</think>", "<|close|>\n")}
 MERGED = (
     ">\n", ">{", "k>", "</", "</think", "</think>", "</think>{", "think>{a", "think>{{", "ink>{a}", "<</think>", "h>{a",

@@ -261,6 +261,51 @@ def test_stop_tokens_that_are_text_end_only_a_complete_text(backend: Backend, vo
     assert not row.any()
 
 
+AMBIGUOUS = "".join(
+    [
+        'start: ("a" "c")* ("b" many)?\nX: "x"\nY: "y"\nmany: ',
+        " | ".join(f"r{i}" for i in range(1_200)),
+        *[f"\nr{i}: X Y*" for i in range(1_200)],
+    ]
+)
+"""Behind `bx`, llguidance has more items than it may have."""
+
+
+@pytest.mark.parametrize("said", ["", "acac"])
+@pytest.mark.parametrize(
+    ("kind", "text", "drafted", "ends"),
+    [("lark", AMBIGUOUS, "acbx", ""), ("regex", "(ac)*bd", "acb", "d")],
+    ids=["limit of the library", "only ends may follow"],
+)
+def test_what_fails_behind_a_draft_is_no_error_of_the_text(
+    backend: Backend, vocabulary: Vocabulary, kind: str, text: str, drafted: str, ends: str, said: str
+) -> None:
+    """The row there is empty and the last, and the matcher goes on like one that has seen no drafts."""
+    drafts = [token for letter in drafted for token in ids(vocabulary, letter)]
+    matcher, other = [start(backend, kind, text, frozenset(ids(vocabulary, ends))) for _ in range(2)]
+    assert matcher.advance([token for letter in said for token in ids(vocabulary, letter)])
+    assert other.advance([token for letter in said for token in ids(vocabulary, letter)])
+    rows = np.full((len(drafts) + 2, mask_words(vocabulary.vocab_size)), -1, np.int32)
+    row = new_row(vocabulary)
+    for _ in range(2):
+        assert matcher.fill_ahead([*drafts, drafts[0]], rows) == len(drafts) + 1
+        assert [bool(row.any()) for row in rows] == [True] * len(drafts) + [False, True]
+        assert matcher.error is None
+        follower = other.copy()
+        for place, draft in enumerate(drafts):
+            follower.fill(row)
+            np.testing.assert_array_equal(rows[place], row)
+            follower.advance([draft])
+        follower.fill(row)
+        assert follower.error is not None
+    assert matcher.advance(drafts[:2])
+    assert matcher.accepts(drafts[:2]) == 2
+    assert not matcher.is_finished
+    matcher.advance(drafts)
+    matcher.fill(row)
+    assert matcher.error is not None
+
+
 def test_errors_are_final(backend: Backend, vocabulary: Vocabulary) -> None:
     digit, letter = ids(vocabulary, "7")[0], ids(vocabulary, "x")[0]
     row = new_row(vocabulary)

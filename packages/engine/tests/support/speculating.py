@@ -36,7 +36,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing import Arrival, Scenario, random_scenario
-from pagewood.engine.testing.echo_grammar import EchoCompiler
+from pagewood.engine.testing.echo_grammar import EchoCompiler, text_inside
 from pagewood.engine.testing.scenario import RandomDrafting
 from tiny_models import cyclic_folders, head_folder, model_folder, num_right
 
@@ -360,6 +360,10 @@ def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, 
             assert grammar is not None
             assert int(grammar.text.split()[2]) < 999
             assert output[:num_both] == expected[:num_both]
+            if last.finish is FinishReason.ERROR:
+                inside = text_inside(grammar, output)
+                assert inside is not None, f"request {name} failed before its grammar began"
+                assert len(inside) >= int(grammar.text.split()[2]), f"request {name} failed behind {output}"
         else:
             assert output == expected, f"request {name}: {output} is not {expected}"
             assert last.finish is plain.finish

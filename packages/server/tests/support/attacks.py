@@ -437,7 +437,13 @@ ATTACKS: tuple[Attack, ...] = (
         ends=frozenset({"400 text_too_long"}),
     ),
     Attack(name="tokenize: the longest text", path="/tokenize", body=lambda: {"text": "word " * (FITS // 5)}, ends=OK),
-    Attack(name="tokenize: one word", path="/tokenize", body=lambda: {"text": "x" * FITS}, ends=OK),
+    Attack(
+        name="tokenize: one word",
+        path="/tokenize",
+        body=lambda: {"text": "x" * FITS},
+        ends=frozenset({"400 text_too_long"}),
+    ),
+    Attack(name="tokenize: most tokens", path="/tokenize", body=lambda: {"text": "1" * (1 << 20)}, ends=OK),
     Attack(
         name="tokenize: with pieces",
         path="/tokenize",

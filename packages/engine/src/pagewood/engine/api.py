@@ -337,7 +337,7 @@ class Overflow:
     max_tokens: int | None = None
     """Most output tokens that the request asks for; None: it says nothing about them."""
     is_counted: bool = True
-    """False: the prompt has at least `num_prompt` tokens, which its number of bytes says."""
+    """False: the prompt has at least `num_prompt` tokens; it was not encoded as a whole."""
 
     def refusal(self) -> Refusal:
         """Return the refusal of the request."""

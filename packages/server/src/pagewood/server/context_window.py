@@ -13,13 +13,18 @@ from numpy.typing import NDArray
 from pagewood.engine.api import Overflow, Refusal, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
+from pagewood.server.text_limit import TooManyTokens, check_text
 
 
 def overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal | None:
-    """Return the refusal of a prompt whose bytes alone say that it is too long; None: they do not."""
-    if message.cuts_prompt:
-        return None
-    limit, max_tokens = message.max_length, None if message.fills_window else message.sampling.max_tokens
+    """Return the refusal of a prompt that need not be encoded to see that it is too long; None: it must be encoded.
+
+    Raises:
+        TextTooLong: it is too long to be encoded, and not known to be longer than the model's longest text, or to be
+            cut to it.
+    """
+    limit = None if message.cuts_prompt else message.max_length
+    max_tokens = None if message.fills_window else message.sampling.max_tokens
     room = max_tokens or 1
     if message.pooling is not None:
         max_tokens, room = None, 0
@@ -27,6 +32,12 @@ def overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal
         num_tokens = tokenizer.fewest_tokens(text)
         if num_tokens + room > limit:
             return Overflow(num_prompt=num_tokens, max_length=limit, max_tokens=max_tokens, is_counted=False).refusal()
+    try:
+        check_text(tokenizer, text, max_length=message.max_length)
+    except TooManyTokens:  # nearly twice the longest text, or more
+        if limit is None:
+            raise
+        return Overflow(num_prompt=limit + 1, max_length=limit, max_tokens=max_tokens, is_counted=False).refusal()
     return None
 
 

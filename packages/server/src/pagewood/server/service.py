@@ -253,7 +253,10 @@ class Service:
             ApiError: the tokenizer or the chat template refuses the prompt, the server holds too many requests, or a
                 process that held the request died.
         """
-        message = wire.Encode(request_id=new_request_id("req"), prompt=prompt)
+        model = self.status.model
+        message = wire.Encode(
+            request_id=new_request_id("req"), prompt=prompt, max_length=None if model is None else model.max_length
+        )
         answer = await self.ask(message, prompt_param=prompt_param)
         tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
         return np.frombuffer(tokens, dtype="<i4")

@@ -42,15 +42,14 @@ from pagewood.server.binding import bound
 from pagewood.server.context_window import capped, cut, overlong
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.logs import request_fields
+from pagewood.server.text_limit import TextTooLong, check_text
 
-LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
-"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane."""
+LANE_BYTES = (1 << 14, 1 << 18)
+"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane. The last lane encodes
+those that take much memory, one at a time."""
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
-MAX_TEXT = 4 << 20
-"""Longest text that is encoded, in characters, which take 50 bytes each meanwhile. Longer than what models can read; a
-prompt that must fit the model's length has been refused before."""
 MAX_PIECES = 8_192
 """Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
 
@@ -240,7 +239,7 @@ def commands(
                         result = _retained(tokenizer, message)
                     case wire.Generate():
                         result = _submits(tokenizer, message)
-            except _TextTooLong as error:
+            except TextTooLong as error:
                 result = Refusal(message=str(error), param="prompt", code="text_too_long")
             except ChatTemplateError as error:
                 result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
@@ -261,14 +260,11 @@ def commands(
             return result
 
 
-class _TextTooLong(Exception):
-    """A text is too long to be encoded."""
-
-
 def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
     """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
     prompt = message.prompt
     text = _prompt_text(tokenizer, prompt)
+    check_text(tokenizer, text, max_length=message.max_length)
     tokens = _prompt_tokens(tokenizer, prompt, text, add_special_tokens=message.add_special_tokens)
     if message.shows_pieces and len(tokens) > MAX_PIECES:
         return Refusal(
@@ -291,6 +287,7 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refus
 def _retained(tokenizer: Tokenizer, message: wire.Retain) -> list[Retain]:
     """Return the command that keeps the KV of a text, or drops it."""
     text = _prompt_text(tokenizer, message.prompt)
+    check_text(tokenizer, text, max_length=message.max_length)
     tokens = _prompt_tokens(tokenizer, message.prompt, text).astype("<i4", copy=False).tobytes()
     return [Retain(request_id=message.request_id, tokens=tokens, seconds=message.seconds, namespace=message.namespace)]
 
@@ -382,15 +379,9 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
 def _prompt_tokens(
     tokenizer: Tokenizer, prompt: wire.Prompt, text: str, *, add_special_tokens: bool | None = None
 ) -> NDArray[np.int32]:
-    """Return the ids of a prompt with that text, [num_tokens] int32.
-
-    Raises:
-        _TextTooLong: the text is longer than `MAX_TEXT`.
-    """
+    """Return the ids of a prompt with that text, which `check_text` has accepted, [num_tokens] int32."""
     if isinstance(prompt, wire.TokenPrompt):
         return np.frombuffer(prompt.tokens, dtype="<i4")
-    if len(text) > MAX_TEXT:
-        raise _TextTooLong(f"the text must have at most {MAX_TEXT} characters, got {len(text)}")
     if add_special_tokens is None:  # a chat template writes them itself
         add_special_tokens = isinstance(prompt, wire.TextPrompt)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

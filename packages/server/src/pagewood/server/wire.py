@@ -166,6 +166,8 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     """Whether the answer has the text of the prompt."""
     shows_pieces: bool = False
     """Whether the answer has the bytes of each token."""
+    max_length: int | None = None
+    """Longest text of the model, in tokens. The prompt may be longer."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -193,6 +195,8 @@ class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
     prompt: Prompt
     seconds: float
     namespace: str | None = None
+    max_length: int | None = None
+    """Longest text of the model, in tokens. The prompt may be longer."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

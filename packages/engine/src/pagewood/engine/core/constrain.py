@@ -117,7 +117,9 @@ def fill_masks(
 def fill_tree(matcher: Matcher, tree: DraftTree, rows: Int32) -> None:
     """Write the masks along a tree of drafts: row j holds what may follow node j; open behind what is not allowed.
 
-    The state of the matcher is as before, unless there is an `error`.
+    Where a copy of the matcher fails behind a draft, nothing may follow: the tokens of the step end there, and if the
+    draft is among them, the matcher itself comes to that place in a later step. The state of the matcher is as before,
+    unless there is an `error`, which is then one of node 0.
 
     Args:
         matcher: at node 0.
@@ -138,7 +140,7 @@ def fill_tree(matcher: Matcher, tree: DraftTree, rows: Int32) -> None:
         if state.advance((token,)):
             state.fill(rows[node])
         if state.error is not None:
-            rows[node] = -1
+            rows[node] = 0
         elif not state.is_finished:
             states[node] = state
 

@@ -200,8 +200,9 @@ class Planner:
     Prompts share what the decodes leave of a step by priority: one in progress goes on before the waiting requests that
     are not of higher priority, and after those that are. So a long prompt does not keep them waiting.
 
-    A request that cannot get a page takes it from the worst-ranked request without a grant in this step. A victim with
-    a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
+    A request that cannot get a page takes it from the worst-ranked request without a grant in this step, and before it
+    gives way itself, from one of lower priority that was to decode. A victim with a step in flight cannot be preempted
+    at once: it gets no grant in this step, and is preempted in the next.
     """
 
     __slots__ = (
@@ -284,8 +285,11 @@ class Planner:
         num_later = self._preempt(state, shortage)
         if is_prefill_first or num_later > num_preempted == 0:
             self._note_step(num_later)
+        revoked = shortage.revoked
         if self._giving_way is not None and (leaving := self._giving_way.leaving):  # they leave a step earlier without
-            grants[:num_decodes] = [grant for grant in grants[:num_decodes] if grant.request not in leaving]
+            revoked += leaving
+        if revoked:
+            grants[:num_decodes] = [grant for grant in grants[:num_decodes] if grant.request not in revoked]
         return StepPlan(
             grants=tuple(grants), num_preempted=num_moved + num_preempted + num_later, is_decode=not num_others
         )
@@ -585,7 +589,7 @@ class Planner:
 class Shortage:
     """Finds pages when none are left, within one step. Invariant: an excluded request gets no grant in this step."""
 
-    __slots__ = ("_is_relief_coming", "_kv", "_notes", "_state", "_victim", "excluded", "preempted")
+    __slots__ = ("_is_relief_coming", "_kv", "_notes", "_state", "_victim", "excluded", "preempted", "revoked")
 
     def __init__(self, state: EngineState, kv: KVSpace, victim: Victim, notes: Notes | None = None) -> None:
         self._notes = notes
@@ -598,6 +602,8 @@ class Shortage:
         """Requests that were preempted, will be in the next step, or could not get a page."""  # written by: grow, plan
         self.preempted: list[Request] = []
         """Those that have lost their pages, and are not in the queue yet."""  # written by: grow, plan
+        self.revoked: list[Request] = []
+        """Excluded requests that have a grant already, which must be taken back."""  # written by: grow, plan
 
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give a request pages for its first `num_tokens` positions, preempting worse-ranked ones if needed."""
@@ -610,6 +616,9 @@ class Shortage:
                     self._notes.note(Reason.NO_PAGE, request)
                 return False
             victim = self._victim(self._without_grant(grants)) or request
+            if victim is request and (lower := self._victim(self._lower_with_grant(request, grants))):
+                victim = lower
+                self.revoked.append(victim)
             self.excluded.append(victim)
             if victim.num_in_flight:
                 self._is_relief_coming = True
@@ -631,6 +640,10 @@ class Shortage:
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
         taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
+
+    def _lower_with_grant(self, request: Request, grants: Sequence[Grant]) -> list[Request]:
+        granted = [grant.request for grant in grants if grant.request.priority < request.priority]
+        return [one for one in granted if one not in self.excluded]
 
 
 def _is_in_progress(request: Request, *, prefill_first: bool) -> bool:

@@ -75,9 +75,8 @@ class LaterMatcher:
                 return num + 1
             begun, inside = found
             if inside is not None:
-                inner = self._inner
+                inner = self._inner.copy()  # if it fails behind a draft, this one has not
                 if inside:  # behind a mark that ends within a token
-                    inner = inner.copy()
                     inner.advance(inside)
                 return num + 1 + inner.fill_ahead(drafts[num + 1 :], rows[num + 1 :])
         self._entry.write(rows[len(drafts)], begun)

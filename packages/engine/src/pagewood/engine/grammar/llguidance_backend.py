@@ -226,8 +226,12 @@ class LLGuidancePrototype:
         """
         check_budget(self._budget)
         ends = EndTokens(end_tokens, others=self.eos_token_ids, vocab_size=self._vocab_size)
-        state = _LLGuidanceState(self, self._matcher.deep_copy(), 4 * mask_words(self._vocab_size))
+        state = _LLGuidanceState(self, self.restarted(), 4 * mask_words(self._vocab_size))
         return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size, budget=self._budget)
+
+    def restarted(self) -> Any:
+        """Return a matcher of the library at the start of the grammar."""
+        return self._matcher.deep_copy()
 
 
 class _LLGuidanceState:
@@ -237,7 +241,7 @@ class _LLGuidanceState:
 
     def __init__(self, prototype: LLGuidancePrototype, matcher: Any, num_bytes: int) -> None:
         self._prototype = prototype
-        self._matcher = matcher
+        self._matcher = matcher  # written by: restart
         self._num_bytes = num_bytes
         self.failure: str | None = None  # written by: _LLGuidanceState
 
@@ -262,6 +266,11 @@ class _LLGuidanceState:
 
     def roll_back(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
+        self._look_for_failure()
+
+    def restart(self) -> None:
+        self._matcher = self._prototype.restarted()
+        self.failure = None
         self._look_for_failure()
 
     def forced(self) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ class Matcher(Protocol):
     def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
         """Write the masks along a chain of drafts: row j holds what may follow the first j drafts.
 
-        The state is as before, unless there is an `error`.
+        The state is as before, unless there is an `error`, which is then one of what has come before the drafts. What
+        fails behind a draft is no error; its row is empty and the last.
 
         Args:
             drafts: token ids that may come next, in order.

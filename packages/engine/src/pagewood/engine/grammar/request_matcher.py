@@ -14,7 +14,7 @@ _KEPT = 0.9
 
 
 class LibraryState(Protocol):
-    """The state of a grammar in a library, which knows no end tokens. `failure` is set once, and is final."""
+    """The state of a grammar in a library, which knows no end tokens. A `failure` is final but for `restart`."""
 
     def fill(self, row: Mask) -> None:
         """Write the tokens that may come next; bits of tokens that end a sequence are ignored."""
@@ -30,6 +30,10 @@ class LibraryState(Protocol):
 
     def roll_back(self, num_tokens: int) -> None:
         """Return to the state before the last tokens."""
+        ...
+
+    def restart(self) -> None:
+        """Return to the start of the grammar, and forget a failure that no other matcher of the grammar shares."""
         ...
 
     def forced(self) -> tuple[int, ...]:
@@ -59,7 +63,7 @@ class LibraryState(Protocol):
 class RequestMatcher:
     """The state of one request in a grammar; see `Matcher`."""
 
-    __slots__ = ("_budget", "_ends", "_error", "_has_ended", "_lately_s", "_spent_s", "_state", "_vocab_size")
+    __slots__ = ("_budget", "_ends", "_error", "_has_ended", "_lately_s", "_spent_s", "_state", "_text", "_vocab_size")
 
     def __init__(self, state: LibraryState, *, ends: EndTokens, vocab_size: int, budget: GrammarBudget) -> None:
         self._budget = budget
@@ -68,6 +72,8 @@ class RequestMatcher:
         self._vocab_size = vocab_size
         self._error: str | None = None  # written by: RequestMatcher
         self._has_ended = False  # written by: RequestMatcher
+        self._text: list[int] = []
+        """The tokens that it has advanced by, but for the end token."""  # written by: RequestMatcher
         self._spent_s = 0.0
         """Work since the last call of `advance`."""  # written by: RequestMatcher
         self._lately_s = 0.0
@@ -113,14 +119,14 @@ class RequestMatcher:
             if not int(rows[num_consumed][draft // 32]) >> draft % 32 & 1:
                 break
             if not self._consume([draft]):
-                break
+                rows[num_consumed + 1] = 0
+                self._go_back(num_consumed)
+                return num_consumed + 2
             num_consumed += 1
             self.fill(rows[num_consumed])
-        if not self._failed() and num_consumed:
-            with self._work():
-                self._state.roll_back(num_consumed)
+        if num_consumed:
             self._has_ended = had_ended
-            self._failed()
+            self._go_back(num_consumed)
         return num_consumed + 1
 
     def advance(self, tokens: Sequence[int]) -> bool:
@@ -144,7 +150,10 @@ class RequestMatcher:
             self._error = f"token {after[1]} follows the end"
         else:
             self._has_ended |= bool(after)
-        return self._error is None
+        if self._error is not None:
+            return False
+        self._text += before
+        return True
 
     def accepts(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` are allowed one after the other; the state is as before."""
@@ -196,6 +205,7 @@ class RequestMatcher:
         copy = RequestMatcher(self._state.copy(), ends=self._ends, vocab_size=self._vocab_size, budget=self._budget)
         copy._error = self._error
         copy._has_ended = self._has_ended
+        copy._text = list(self._text)
         return copy
 
     def _num_before_end(self, tokens: Sequence[int]) -> int:
@@ -217,6 +227,18 @@ class RequestMatcher:
             seconds = clock() - began_s
             self._spent_s += seconds
             self._budget.add(seconds - allowed_s)
+
+    def _go_back(self, num_drafts: int) -> None:
+        """Return to the state before some drafts that were consumed; a failure behind them is not one of this text."""
+        self._error = None
+        with self._work():
+            if self._state.failure is None:
+                self._state.roll_back(num_drafts)
+            else:  # libraries cannot roll back then
+                self._state.restart()
+                if self._text:
+                    self._state.consume(self._text)
+        self._failed()
 
     def _consume(self, tokens: list[int]) -> bool:
         with self._work():

@@ -1,7 +1,8 @@
 """JSON schemas in a form that llguidance keeps exactly, or the keyword that has no such form.
 
 The library reads numbers as 64-bit floats, fails on unknown formats, lets a comma precede a property that no name can
-begin, and drops characters that may not be escaped. What follows from a schema is mended or refused here, and the
+begin, drops characters that may not be escaped, and allows an excluded bound if the other one lies within the unit
+behind it. What follows from a schema is mended or refused here, and the
 message has the keyword and its place. Integers that floats do not hold become an `IntegerRange`, see `wide_schema`.
 """
 
@@ -15,7 +16,7 @@ from math import ceil, floor, isfinite
 from typing import Any, TypeGuard, cast
 
 from pagewood.engine.grammar.integer_range import MAX_DIGITS, IntegerRange
-from pagewood.engine.grammar.schema_limits import DATA, KEYWORDS, NAMED_PARTS, Schema
+from pagewood.engine.grammar.schema_limits import DATA, KEYWORDS, NAMED_PARTS, Schema, all_objects
 
 ESCAPES = 'nrbtf\\"'
 """Letters behind a backslash in strings. The library knows no general escape `\\u` beside patterns and names, and one
@@ -44,6 +45,10 @@ _ON_INTEGERS = frozenset(
 """Keywords that say something of integers, besides types and bounds."""
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 """Keywords, and which way values lie."""
+_DIGITS = 15
+"""Digits of a number behind an excluded integer. The library reads floats of more digits as one of their neighbours."""
+_LEAST_NUMBER = 1e-20
+"""The number behind an excluded 0."""
 
 
 def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Schema | IntegerRange:
@@ -56,14 +61,15 @@ def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Sch
     Raises:
         ValueError: no such form exists; the message has the keyword and its place.
     """
-    return cast("Schema | IntegerRange", _Form(begins).schema(schema, "#"))
+    return cast("Schema | IntegerRange", _Form(begins, _units_of(schema)).schema(schema, "#"))
 
 
 class _Form:
-    __slots__ = ("_begins",)
+    __slots__ = ("_begins", "_units")
 
-    def __init__(self, begins: Callable[[Schema, str], bool]) -> None:
+    def __init__(self, begins: Callable[[Schema, str], bool], units: frozenset[tuple[int, int]]) -> None:
         self._begins = begins
+        self._units = units
 
     def schema(self, value: object, place: str) -> object:
         if isinstance(value, list):
@@ -79,6 +85,7 @@ class _Form:
             del kept["format"]
         _check_pattern(node.get("pattern"), f"{place}/pattern")
         _check_count(node, place)
+        kept = _without_excluded(kept, self._units, place)
         found = _with_wide_data(kept, place)
         if found is kept:
             _check_data(node, place)
@@ -198,6 +205,40 @@ def _with_wide_data(node: Schema, place: str) -> Schema | IntegerRange:
         parts.append(node | {"enum": rest})
         _check_data({"enum": rest}, place)
     return cast("IntegerRange", parts[0]) if len(parts) == 1 else {"anyOf": parts}
+
+
+def _units_of(schema: Schema) -> frozenset[tuple[int, int]]:
+    """Return the units in which bounds with a fraction lie: 1 and the integer below a positive maximum, -1 and the same
+    of a negated minimum. `allOf` and references can bring such a bound to any other."""
+    return frozenset(
+        (-sign, floor(-sign * value))
+        for node in all_objects(schema)
+        for keyword, sign in _BOUNDS.items()
+        if isinstance(value := node.get(keyword), float) and -sign * value > 0 and isfinite(value) and value % 1
+    )
+
+
+def _without_excluded(node: Schema, units: frozenset[tuple[int, int]], place: str) -> Schema:
+    """Return a node with a number behind it in place of an excluded integer, if the other bound may lie in its unit:
+    there the library loses the exclusion, as in 2 < x <= 2.5 and in -2.5 <= x < -2. Numbers of more digits are lost.
+
+    Raises:
+        ValueError: the integer has too many digits.
+    """
+    if "number" not in _kinds(node):
+        return node
+    for inclusive, sign in (("minimum", 1), ("maximum", -1)):
+        keyword = f"exclusive{inclusive.capitalize()}"
+        value: Any = node.get(keyword)
+        if not _is_bound(value) or (sign, value * sign) not in units:
+            continue
+        if (num_digits := len(str(abs(int(value))))) >= _DIGITS:
+            raise _inexact(node, keyword, place)
+        behind = float(abs(int(value)) + Decimal(10) ** (num_digits - _DIGITS)) if value else _LEAST_NUMBER
+        bounds = [behind * sign, *(one for one in [node.get(inclusive)] if _is_bound(one))]
+        rest = {key: part for key, part in node.items() if key != keyword}
+        node = rest | {inclusive: max(bounds, key=lambda bound: bound * sign)}
+    return node
 
 
 def _bounded(node: Schema, place: str) -> Schema | IntegerRange:

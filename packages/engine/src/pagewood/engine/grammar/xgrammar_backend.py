@@ -180,6 +180,11 @@ class _XGrammarState:
             self._matcher.rollback(num_tokens)
             del self._places[-num_tokens:]
 
+    def restart(self) -> None:
+        self._matcher.reset()
+        self._places = [0]
+        self.failure = None
+
     def forced(self) -> tuple[int, ...]:
         return ()  # the library knows forced text, but not how its masks spell it
 

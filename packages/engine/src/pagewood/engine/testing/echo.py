@@ -250,6 +250,8 @@ class EchoRunner:
                 continue
             for end in range(start + count - num_drafts, start + count + 1):
                 token = self._draw(batch, indices[grant], total + _sum(kv[: end - start]), end)
+                if token is None:
+                    break
                 is_draft = end < start + count and int(self._tokens[row, end]) == token
                 self._tokens[row, end] = token
                 self._lengths[row] = end + 1
@@ -315,14 +317,19 @@ class EchoRunner:
         first, limit, stop_ids = self._ends[row]
         return length > first and (length >= limit or not stop_ids.isdisjoint(self._tokens[row, first:length].tolist()))
 
-    def _draw(self, batch: Batch, index: int, total: int, position: int, *, node: int | None = None) -> int:
-        """Return the token at a position, after KV that adds up to `total`; `node` is the one before it in a tree."""
+    def _draw(self, batch: Batch, index: int, total: int, position: int, *, node: int | None = None) -> int | None:
+        """Return the token at a position, after KV that adds up to `total`; None: the mask there allows none.
+
+        `node` is the one before it in a tree.
+        """
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
         allowed = self._allowed.get((index, position if node is None else _FIRST_NODE + node))
         chosen = self._chosen(int(batch.rows[batch.sampled[index]]), position)
         if chosen is not None and (allowed is None or chosen in allowed):
             return chosen
+        if allowed == []:
+            return None
         return _next_token(total % 2**64, position, temperature, seed, allowed or self._vocab_size)
 
     def _chosen(self, row: int, position: int) -> int | None:
@@ -399,7 +406,7 @@ class EchoRunner:
                     matcher.fill(mask)
                 self._allowed[index, position + 1] = read_mask(mask, self._vocab_size)
                 token = self._draw(batch, index, total, position + 1)
-                if self._guesses.random() >= self._guess_quality:
+                if token is None or self._guesses.random() >= self._guess_quality:
                     token = self._guesses.randrange(self._vocab_size)
                 if matcher is not None:
                     matcher.advance((token,))
@@ -416,7 +423,9 @@ class EchoRunner:
             total = self._draft_kv(row, position, total)
             is_right = self._guesses.random() < self._guess_quality
             token = self._draw(batch, index, total, position + 1)
-            self._tokens[row, position + 1] = token if is_right else self._guesses.randrange(self._vocab_size)
+            if token is None or not is_right:
+                token = self._guesses.randrange(self._vocab_size)
+            self._tokens[row, position + 1] = token
         return count
 
     def _drafted_total(self, row: int, start: int) -> int:
@@ -445,8 +454,8 @@ class EchoRunner:
         *,
         tree: DraftTree | None = None,
         matcher: Matcher | None = None,
-    ) -> tuple[list[int], list[list[int]], list[int], _UInt64]:
-        """Return the tokens of `count` nodes, their paths from the root, the draws after them, and their KV.
+    ) -> tuple[list[int], list[list[int]], list[int | None], _UInt64]:
+        """Return the tokens of `count` nodes, their paths from the root, what `_draw` returns after them, and their KV.
 
         Args:
             batch: of the step.
@@ -460,7 +469,7 @@ class EchoRunner:
             matcher: of the request, at the root; its masks replace those that the step has not been given yet.
         """
         paths, tokens = [[0]], [int(self._tokens[row, start])]
-        draws: list[int] = []
+        draws: list[int | None] = []
         kv = np.empty(count, np.uint64)
         states = [matcher]
         for node in range(count):
@@ -471,7 +480,10 @@ class EchoRunner:
                 else:
                     parent = self._guesses.choice([i for i, path in enumerate(paths) if len(path) <= depth])
                     is_right = self._guesses.random() < self._guess_quality
-                    tokens.append(draws[parent] if is_right else self._guesses.randrange(self._vocab_size))
+                    token = draws[parent]
+                    if token is None or not is_right:
+                        token = self._guesses.randrange(self._vocab_size)
+                    tokens.append(token)
                 paths.append([*paths[parent], node])
                 before = states[parent]
                 states.append(None if before is None else before.copy())
@@ -518,7 +530,7 @@ class EchoRunner:
             if paths[node][:-1] == best and tokens[node] == draws[best[-1]]:
                 best = paths[node]
         self._kv[slots[: len(best)]] = kv[best]
-        found = [draws[node] for node in best]
+        found = [token for node in best if (token := draws[node]) is not None]
         row_tokens[start + 1 : start + 1 + len(found)] = found
         self._lengths[row] = start + 1 + len(found)
         return found

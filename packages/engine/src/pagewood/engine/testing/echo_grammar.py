@@ -32,11 +32,10 @@ def random_grammar(rng: random.Random) -> Grammar:
 
 def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[int], vocab_size: int) -> list[int]:
     """Return the tokens that may follow a text, ascending; none if it is complete and no token ends it."""
-    if grammar.after:
-        ends = [end for end in range(1, len(text) + 1) if _said(text[:end]).endswith(grammar.after)]
-        if not ends:
-            return [token for token in range(vocab_size) if token not in end_tokens]
-        grammar, text = replace(grammar, after=()), text[ends[0] :]
+    inside = text_inside(grammar, text)
+    if inside is None:
+        return [token for token in range(vocab_size) if token not in end_tokens]
+    text = inside
     seed, length, _, _ = map(int, grammar.text.split())
     if len(text) >= length:
         return sorted(end_tokens)
@@ -44,6 +43,14 @@ def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[
     count, can_end = rng.choice(_KINDS), rng.random() < 0.1
     candidates = [token for token in rng.sample(range(vocab_size), count + len(end_tokens)) if token not in end_tokens]
     return sorted({*candidates[:count], *(end_tokens if can_end else ())})
+
+
+def text_inside(grammar: Grammar, text: Sequence[int]) -> Sequence[int] | None:
+    """Return the part of a text that the grammar is for: what is behind its first mark; None: no mark has come."""
+    if not grammar.after:
+        return text
+    ends = [end for end in range(1, len(text) + 1) if _said(text[:end]).endswith(grammar.after)]
+    return text[ends[0] :] if ends else None
 
 
 def behind(matcher: Matcher, marks: tuple[str, ...], end_tokens: frozenset[int], vocab_size: int) -> LaterMatcher:
@@ -84,13 +91,16 @@ class EchoMatcher:
         write_mask(self._next(), row)
 
     def fill_ahead(self, drafts: Sequence[int], rows: Int32) -> int:
-        """Write the masks along a chain of drafts."""
-        for num in range(len(drafts) + 1):
-            rows[num] = 0
-            write_mask(self._next(drafts[:num]), rows[num])
-            if num == len(drafts) or drafts[num] not in self._next(drafts[:num]) or drafts[num] in self._end_tokens:
+        """Write the masks along a chain of drafts; a failure behind one of them is not one of this matcher."""
+        state = self
+        for num, draft in enumerate(drafts):
+            state.fill(rows[num])
+            if state.error is not None or draft in self._end_tokens or not state.accepts((draft,)):
                 return num + 1
-        raise AssertionError
+            state = state.copy()
+            state.advance((draft,))
+        state.fill(rows[len(drafts)])
+        return len(drafts) + 1
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Go on by some tokens."""

@@ -37,7 +37,7 @@ from pagewood.engine.core.speculation import StepsReport
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
-from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, random_grammar
+from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, random_grammar, text_inside
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 from pagewood.schedpolicy import ORDERS
 
@@ -746,6 +746,10 @@ class _Run:
                 continue
             if grammar is not None and last.finish is FinishReason.ERROR and int(grammar.text.split()[2]) < 999:
                 self._failed.add(name)
+                if code == "grammar_failed":
+                    inside = text_inside(grammar, output)
+                    assert inside is not None, f"request {name} failed before its grammar began"
+                    assert len(inside) >= int(grammar.text.split()[2]), f"request {name} failed behind {output}"
             assert (last.finish is FinishReason.ERROR) == (name in self._failed), f"request {name}: {last.finish}"
             if last.finish in (FinishReason.ABORT, FinishReason.ERROR):
                 assert name in self._aborted or last.finish is FinishReason.ERROR

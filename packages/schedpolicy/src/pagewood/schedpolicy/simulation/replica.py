@@ -318,9 +318,17 @@ class Replica:
                     prompts.room -= budget.take_prefill(num_tokens, ends=num_tokens == num_missing)
                     self._prefills.append((request, num_tokens))
                     break
-                self._preempt(self._without_grant())
+                self._preempt_for(request)
                 has_preempted = True
         return has_preempted
+
+    def _preempt_for(self, request: SimRequest) -> None:
+        """Preempt a request that has got nothing in the present step; one of lower priority before `request` itself."""
+        candidates = self._without_grant()
+        if choose_victim(candidates, rank=self._policies.victim) is request:
+            lower = [one for one in self._running.values() if one.priority < request.priority]
+            candidates = [one for one in lower if one not in candidates] or candidates
+        self._preempt(candidates)
 
     def _without_grant(self) -> list[SimRequest]:
         """Return the running requests that have got nothing in the present step."""
@@ -463,10 +471,13 @@ class Replica:
             self._decoding.add(request)
             self._recorder.start_decoding(request)
 
-    def _stop_decoding(self, request: SimRequest) -> int:
-        """Remove a request from the decoding ones, and return how many of its tokens are computed."""
+    def _stop_decoding(self, request: SimRequest, *, has_next_page: bool = False) -> int:
+        """Remove a request from the decoding ones, and return how many of its tokens are computed.
+
+        `has_next_page`: whether it has a page for the token after them.
+        """
         num_computed = self._decoding.remove(request)
-        self._memory.settle(request, self._memory.pages_of(num_computed) - request.num_pages)
+        self._memory.settle(request, self._memory.pages_of(num_computed + has_next_page) - request.num_pages)
         self._recorder.stop_decoding(request)
         return num_computed
 
@@ -479,9 +490,12 @@ class Replica:
         request = choose_victim(candidates, rank=self._policies.victim)
         assert request is not None, "the request that needs memory is itself a candidate"
         if request.is_decoding:
-            request.num_computed = self._stop_decoding(request)
+            request.num_computed = self._stop_decoding(request, has_next_page=self._is_decoding)
+            self._is_decoding &= self._decoding.num_requests > 0
         else:
             self._prefilling.remove(request)
+            if request in self._completing:
+                self._completing.remove(request)
         self._memory.release(request, request.num_computed)
         request.num_preemptions += 1
         del self._running[request.arrival]

@@ -172,6 +172,7 @@ class NativeEndpoints:
             prompt=wire.TextPrompt(text=said.text or said.prompt or "") if chat is None else chat,
             add_special_tokens=said.add_special_tokens,
             shows_pieces=bool(said.return_pieces),
+            max_length=model.max_length,
         )
         answer = await self.service.ask(message, prompt_param=param)
         tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
@@ -202,11 +203,13 @@ class NativeEndpoints:
     async def apply_template(self, request: Request) -> Response:
         """Return the text that the model's chat template makes of a conversation."""
         said = await self.service.read(request, parser(fields.TemplateRequest))
-        self._model(said.model)
+        model = self._model(said.model)
         chat = said.chat()
         fields.check_one({"messages": said.messages})
         assert chat is not None
-        message = wire.Encode(request_id=new_request_id("req"), prompt=chat, shows_text=True)
+        message = wire.Encode(
+            request_id=new_request_id("req"), prompt=chat, shows_text=True, max_length=model.max_length
+        )
         answer = await self.service.ask(message, prompt_param="messages")
         tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
         return json_response(answers.Templated(text=answer.text, count=num_ids(tokens)))
@@ -256,9 +259,14 @@ class NativeEndpoints:
     async def retain(self, request: Request) -> Response:
         """Keep the cached KV of a text for some time, or drop what no other cached text needs of it."""
         said = await self.service.read(request, parser(fields.RetainRequest))
-        prompt, param = said.prompt(vocab_size=self._model(said.model).vocab_size)
+        model = self._model(said.model)
+        prompt, param = said.prompt(vocab_size=model.vocab_size)
         message = wire.Retain(
-            request_id=new_request_id("req"), prompt=prompt, seconds=said.seconds, namespace=said.cache_salt or None
+            request_id=new_request_id("req"),
+            prompt=prompt,
+            seconds=said.seconds,
+            namespace=said.cache_salt or None,
+            max_length=model.max_length,
         )
         return json_response(answers.Retained((await self.service.ask(message, prompt_param=param)).num_cached_tokens))
 
