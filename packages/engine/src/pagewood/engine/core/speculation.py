@@ -22,7 +22,9 @@ from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.tree_shape import TreeShape
 
 _LONGEST_STEP = 2.0
-"""A step that takes longer than this, relative to what the runner has measured, was preceded by a pause."""
+"""A step that takes longer than this, relative to what the runner has measured, ..."""
+_LONGEST_HOST_S = 5e-3
+"""... and this many seconds more was preceded by a pause: the host does not work that long for a step."""
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
 _REPORTED_S = 4e-3
@@ -233,7 +235,7 @@ class Speculation:
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
         device_s = result.draft_s + result.verify_s
-        if elapsed_s >= _LONGEST_STEP * device_s:  # after a pause it is what the runner has measured
+        if elapsed_s >= _LONGEST_STEP * device_s and elapsed_s - device_s >= _LONGEST_HOST_S:  # after a pause
             elapsed_s = device_s
         if not grants:
             return
