@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from pagewood.engine.core.constrain import fill_tree
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.grammar import GrammarCompiler, Matcher, TokenTexts
 from pagewood.engine.grammar.llguidance_backend import LLGuidanceBackend
-from pagewood.engine.grammar.xgrammar_backend import XGrammarBackend
 from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, behind, read_mask
 from pagewood.engine.text import Tokenizer
 
@@ -112,7 +112,9 @@ def texts() -> TokenTexts:
 @functools.cache
 def compiled(backend: str, marks: tuple[str, ...]) -> Matcher:
     """Return a matcher of `{`, letters a, `}` behind some marks."""
-    kind = {"llguidance": LLGuidanceBackend, "xgrammar": XGrammarBackend}[backend]
+    kind: Any = LLGuidanceBackend
+    if backend == "xgrammar":
+        from pagewood.engine.grammar.xgrammar_backend import XGrammarBackend as kind
     found = kind(vocabulary().json, vocab_size=vocabulary().vocab_size, eos_token_ids=(1,), max_whitespace=0)
     compiler = GrammarCompiler(lambda: found, token_texts=texts, deadline_s=60.0)
     pending = compiler.compile(Grammar(kind="regex", text=r"\{a*\}", after=marks), end_tokens=frozenset((1,)))
