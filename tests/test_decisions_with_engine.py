@@ -293,6 +293,11 @@ def test_grants_are_taken_back_alike(seed: int) -> None:
     assert compare(seed, setting) > 0
 
 
+def test_a_match_whose_pages_a_prompt_has_taken_is_looked_up_again() -> None:
+    """In this trace a prompt in progress goes on within the pass, and evicts what the next request had matched."""
+    compare(20, random_setting(Random("20 fair"), "fair"), over_radix=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ORDERS)
 def test_many_traces_have_the_same_grants(policy: str) -> None:

@@ -480,6 +480,7 @@ class Planner:
                 has_tokens = budget.offer_prefill(1) > 0
                 has_place = budget.can_admit and kv.num_free_rows > 0
                 reserve, num_available = None, kv.num_available
+                waiting.match(request)  # the pages for the prompts may have been those of its match
             if self._skip_ahead.is_barred(request):
                 break
             if not has_tokens:

@@ -349,14 +349,14 @@ class WaitingQueue:
         """
         if self._group is not None:
             for request in self._group.changed():
-                self._match(request)
+                self.match(request)
                 self._order.update(request)
         num_examined = 0
         if first is not None and self.is_parked(first):
             first = None
         ordered = self._order.ordered(now_s)
         for request in ordered if first is None else _with_first(first, ordered):
-            self._match(request)
+            self.match(request)
             num_parked = len(self._parked)
             yield request
             num_examined += len(self._parked) == num_parked
@@ -455,8 +455,8 @@ class WaitingQueue:
             request.num_matched = watch.num_tokens
         self._order.add(request)
 
-    def _match(self, request: Request) -> None:
-        """Refresh `num_matched`."""
+    def match(self, request: Request) -> None:
+        """Refresh `num_matched`, which is up to date when a pass yields a request, until pages are taken for others."""
         entry = self._entries[request.arrival]
         if entry.watch is not None:
             request.num_matched = entry.watch.num_tokens
