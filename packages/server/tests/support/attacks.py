@@ -171,7 +171,7 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack(
         name="as many tools as there may be",
-        body=chat(tools=functions_of(1_024, 20)),
+        body=chat(tools=functions_of(1_024, 10)),
         ends=OK | TOO_LONG | frozenset({"400 invalid_grammar", "400 invalid_value"}),
     ),
     Attack(
