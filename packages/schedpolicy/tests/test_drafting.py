@@ -178,6 +178,22 @@ def test_a_fixed_length_does_not_ask_for_the_cores() -> None:
     assert steps.lengths(requests(0), 0) == [4]
 
 
+def test_steps_that_compute_prompts_too_are_compared_at_the_load_at_which_they_are_decided() -> None:
+    """A prompt in each step makes another load of it, and drafts cost the host what no estimate knows of."""
+    steps = control(StepCost([1, 64], [0.01, 0.01]))
+    batch = requests(0, 0, 0, 0)
+    for _ in range(400):
+        granted = [0] * 4 if steps.rests(5) else steps.lengths(batch, 8)
+        has_drafts = any(granted)
+        taken_s = 0.04 if has_drafts else 0.01
+        report = OneStep.of(
+            batch, granted, granted, [1] * 4 if has_drafts else [0] * 4, num_tokens=12 + sum(granted), num_prompts=1,
+            taken_s=taken_s,
+        )  # fmt: skip
+        steps.observe(report)
+    assert steps.steps_by_reason["rest"] > 350
+
+
 CHEAP, DEAR = [0.01, 0.0101], [0.01, 0.4]
 
 

@@ -33,7 +33,7 @@ _REPORTED_S = 4e-3
 
 @dataclass(slots=True)
 class StepsReport:
-    """What steps with the same number of grants have yielded: all with drafts, or all without."""
+    """What steps with the same number of requests have yielded: all with drafts, or all without."""
 
     requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
     """Requests that were given drafts, once for each step; for the next three, too."""
@@ -43,8 +43,8 @@ class StepsReport:
     """How many of them the drafter proposed."""
     accepted: list[int] = field(default_factory=list[int])  # contents written by: settle
     """How many of those were accepted."""
-    num_grants: int = 0
-    """Grants of each step."""  # written by: settle
+    num_requests: int = 0
+    """Requests of each step."""  # written by: settle
     is_drafting: bool = False  # written by: settle
     num_steps: int = 0  # written by: settle
     num_decoding: int = 0
@@ -242,10 +242,10 @@ class Speculation:
         report, last, num_grants = self._report, grants[-1], len(grants)
         # Those that decode come first.
         only_decodes = last.num_promised > 1 or last.num_promised == last.num_tokens
-        if not only_decodes or report.is_drafting != is_drafting or report.num_grants != num_grants:
+        if not only_decodes or report.is_drafting != is_drafting or report.num_requests != num_grants:
             self.report()
             report = self._report
-            report.is_drafting, report.num_grants = is_drafting, num_grants
+            report.is_drafting, report.num_requests = is_drafting, num_grants
         report.num_steps += 1
         if only_decodes:
             report.num_decoding += num_grants

@@ -20,13 +20,22 @@ class Comparison:
     So the first report of a trial counts for what it has lost, and not for what its kind yields.
     """
 
-    __slots__ = ("_is_first", "_left_s", "_num_steps", "_speed_s", "_speed_worth_s", "_taken_s", "_worth_s",
-                 "is_resting", "is_trial")  # fmt: skip
+    __slots__ = (
+        "_is_first",
+        "_is_trial",
+        "_left_s",
+        "_num_steps",
+        "_speed_s",
+        "_speed_worth_s",
+        "_taken_s",
+        "_worth_s",
+        "is_resting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.is_resting = False
         """Whether this is a period without drafts."""  # written by: Comparison
-        self.is_trial = True
+        self._is_trial = True
         """Whether the other kind is believed to be better, or not known."""  # written by: Comparison
         self._left_s = 0.0
         """Seconds until the other kind is tried."""  # written by: Comparison
@@ -74,8 +83,8 @@ class Comparison:
         if rest_is_better != kind:  # a trial is over, or the kind that was better is so no longer
             self._turn(is_trial=False)
             lost_s = taken_s - worth_s / better
-        elif self.is_trial:  # it has turned out to be better
-            self.is_trial = False
+        elif self._is_trial:  # it has turned out to be better
+            self._is_trial = False
             lost_s = taken_s * (1 - worse / better)
         elif self._left_s > 0:
             return
@@ -85,4 +94,4 @@ class Comparison:
         self._left_s = max(2 * taken_s, lost_s / _TRIAL_SHARE)
 
     def _turn(self, *, is_trial: bool) -> None:
-        self.is_resting, self.is_trial, self._is_first = not self.is_resting, is_trial, True
+        self.is_resting, self._is_trial, self._is_first = not self.is_resting, is_trial, True

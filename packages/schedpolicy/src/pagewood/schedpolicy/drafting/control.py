@@ -37,7 +37,7 @@ D_co = TypeVar("D_co", bound=Decoding, covariant=True)
 
 
 class StepsReport(Protocol[D_co]):
-    """What steps with the same number of decoding requests have yielded: all with drafts, or all without."""
+    """What steps with the same number of requests have yielded: all with drafts, or all without."""
 
     @property
     def requests(self) -> Sequence[D_co]:
@@ -62,6 +62,11 @@ class StepsReport(Protocol[D_co]):
     @property
     def num_steps(self) -> int:
         """Steps, >= 1."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of each step, as `DraftControl.rests` gets them: prompts count too."""
         ...
 
     @property
@@ -103,7 +108,7 @@ class DraftControl(Generic[D]):
     6. Periods with drafts and without are compared at each load by what they really yield, with the work of the host
        in it; the faster kind goes on, and the other is tried as often as costs a hundredth of the time (`Comparison`).
     7. Where steps are short, lengths are kept for some more steps, so that decisions take a hundredth of the time.
-    8. When drafts are tried again, what was observed counts half.
+    8. When drafts are tried again, what was bad counts less than before.
     9. While other work takes the cores, nothing is drafted.
     10. Weights change which requests get the drafts, and not how many there are.
     """
@@ -190,9 +195,12 @@ class DraftControl(Generic[D]):
         self._acceptance.forget(request)
 
     def rests(self, num_requests: int) -> bool:
-        """Return whether a step with this number of requests gets no drafts; called once for each step.
+        """Return whether a step gets no drafts; called once for each step.
 
         If it returns False, `lengths` is called next.
+
+        Args:
+            num_requests: All requests of the step, those whose prompts it computes too.
         """
         if self._mode == "fixed":
             return False
@@ -241,7 +249,7 @@ class DraftControl(Generic[D]):
         cost.observe(num_tokens, max(taken_s - report.draft_s / num_steps, 0.1 * taken_s), has_drafts=has_drafts)
         num_accepted, num_plain = sum(report.accepted), num_tokens - report.num_draft_tokens // num_steps
         worth_s = num_steps * cost.as_measured(num_plain) + num_accepted * cost.as_measured(num_decoding) / num_decoding
-        comparison = self._comparisons.get(_load(num_decoding))
+        comparison = self._comparisons.get(_load(report.num_requests))
         if comparison is None:
             return
         was_resting = comparison.is_resting
@@ -312,9 +320,12 @@ class DraftControl(Generic[D]):
             for *_, index in drafts[:num_best]:
                 lengths[index] += step
             return "gain", lengths
-        one, most = (1, length) if self._num_nodes is None else (self._num_nodes, length)
-        taken_s = cost.seconds(num_plain + one, has_drafts=True) + self._draft_cost.seconds(1, one)
-        return "acceptance" if plain_s + (1 if one == 1 else most) * worth_s > taken_s else "load", lengths
+        num_computed, num_accepted = (
+            (1, 1) if self._num_nodes is None else (self._num_nodes, length)
+        )  # the least drafts
+        taken_s = cost.seconds(num_plain + num_computed, has_drafts=True)
+        taken_s += self._draft_cost.seconds(num_accepted, num_computed)
+        return "acceptance" if plain_s + num_accepted * worth_s > taken_s else "load", lengths
 
     def _sorted_drafts(self, requests: Sequence[D], owns: Sequence[Own]) -> list[tuple[float, float, float, int, int]]:
         """Return what may be drafted, best first.

@@ -55,6 +55,7 @@ class OneStep:
     granted: Sequence[int]
     drafted: Sequence[int]
     accepted: Sequence[int]
+    num_requests: int
     num_decoding: int
     num_tokens: int
     num_draft_tokens: int
@@ -71,16 +72,21 @@ class OneStep:
         accepted: Sequence[int],
         *,
         num_tokens: int,
+        num_prompts: int = 0,
         draft_s: float = 0.0,
         taken_s: float = 0.0,
     ) -> "OneStep":
-        """Return the report of a step of these requests; those that were granted nothing decode without drafts."""
+        """Return the report of a step of these requests, and of others whose prompts it computes.
+
+        Those that were granted nothing decode without drafts.
+        """
         some = [index for index, length in enumerate(granted) if length]
         return cls(
             requests=[requests[index] for index in some],
             granted=[granted[index] for index in some],
             drafted=[drafted[index] for index in some],
             accepted=[accepted[index] for index in some],
+            num_requests=len(requests) + num_prompts,
             num_decoding=len(requests),
             num_tokens=num_tokens,
             num_draft_tokens=sum(drafted),
