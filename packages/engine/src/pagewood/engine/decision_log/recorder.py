@@ -63,7 +63,7 @@ class Recorder:
         )
 
     def waited(self, result: StepResult | None, *, is_interrupted: bool = False) -> None:
-        """Keep a copy of a result, or that there is none."""
+        """Keep a copy of a result; None: the step has failed."""
         if result is None:
             fault = "interrupt" if is_interrupted else "error"
             self.turn.results.append(ResultHeard(b"", None, (), -1, (), fault))

@@ -280,7 +280,7 @@ def _bounded(node: Schema, place: str) -> Schema | IntegerRange:
 
 
 def _side(node: Schema, inclusive: str, place: str) -> int | None:
-    """Return the least integer that is allowed, or the greatest; None if there is none."""
+    """Return the least allowed integer, or the greatest; None: integers have no such bound."""
     exclusive, sign = (f"exclusive{inclusive.capitalize()}", _BOUNDS[inclusive])
     bounds: list[int] = []
     for keyword, step in ((inclusive, 0), (exclusive, 1)):

@@ -43,7 +43,7 @@ def lark_of_schema(schema: Kept, options: Mapping[str, object], *, whitespace: s
     Args:
         schema: what `kept_schema` has returned.
         options: of the library, for the parts that stay schemas.
-        whitespace: expression for white space where it may be; None: there is none.
+        whitespace: expression for white space where it is allowed; None: it is nowhere allowed.
 
     Raises:
         ValueError: an integer is in a place where rules cannot stand; the message has its keyword, value and place.

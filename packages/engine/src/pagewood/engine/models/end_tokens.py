@@ -13,7 +13,7 @@ _MAX_TOKEN = (1 << 24) - 1
 
 
 def tokenizer_end(folder: Path) -> int | None:
-    """Return the id of `eos_token` in tokenizer_config.json, else in special_tokens_map.json; None if there is none.
+    """Return the id of `eos_token` in tokenizer_config.json, else in special_tokens_map.json; None: neither has one.
 
     Raises:
         ValueError: a file is damaged, or the token is neither a text nor an object with a `content`.

@@ -92,7 +92,7 @@ class RemoteBackend:
         """Continue a text."""
 
         offer = sampling.offer
-        # With tools they act on content, which is told apart here.
+        # With tools, stop strings act on content only, so this side looks for them.
         has_read_stops = offer is not None and bool(sampling.stop or sampling.stop_regex)
         is_streamed = on_text is not None or has_read_stops
         usage_options = {"include_usage": True} | ({"continuous_usage_stats": True} if has_read_stops else {})

@@ -34,7 +34,7 @@ from pagewood.engine.testing.watched_runner import WatchedRunner
 
 _LONGEST = 64
 _TOLERANCE = 1e-3
-"""Of log probabilities and vectors, which may depend on the order of additions."""
+"""Allowed difference of log probabilities and vectors: they may depend on the order of additions."""
 _MOST_STEPS = 3000
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 

@@ -10,11 +10,11 @@ from pagewood.engine.text.response.conversion import CANONICAL_INTEGER, CANONICA
 from pagewood.engine.text.response.lark_rules import LarkRules, quoted
 from pagewood.engine.text.response.text_bounds import TEXT, text_bounds
 from pagewood.engine.text.response.tool_schema import (
-    MAX_DEPTH,
     Schema,
     check_all_types,
     constants,
     is_of,
+    node_at,
     referred,
     refuse,
     resolved,
@@ -157,11 +157,7 @@ def string_ways(schema: object, root: Schema, path: str, depth: int = 0) -> list
     """
     if isinstance(schema, bool):
         return [[]] if schema else []
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"{path} must be a JSON schema, got {schema!r:.100}")
-    if depth > MAX_DEPTH:
-        raise ValueError(f"{path} must refer at most {MAX_DEPTH} levels deep")
-    node = cast("Schema", schema)
+    node = node_at(path, schema, depth)
     declared: Any = node.get("type", "string")
     if declared != "string" and not (isinstance(declared, list) and "string" in declared):
         return []

@@ -68,6 +68,15 @@ def pointed(reference: str, root: Schema) -> object:
     return target
 
 
+def node_at(path: str, schema: object, depth: int) -> Schema:
+    """Return a part of a schema that is an object; raises a ValueError for another, or one that is too deep."""
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"{path} must be a JSON schema, got {schema!r:.100}")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{path} must refer at most {MAX_DEPTH} levels deep")
+    return cast("Schema", schema)
+
+
 def resolved(schema: object, root: Schema) -> Schema:
     """Return the schema that `schema` refers to, if it refers to a part of `root`; an empty one if it is none."""
     for _ in range(MAX_DEPTH):
@@ -201,11 +210,7 @@ def check_all_types(node: Schema, path: str) -> None:
 def _forms(schema: object, root: Schema, path: str, depth: int) -> list[ObjectForm]:
     if isinstance(schema, bool):
         return [ObjectForm()] if schema else []
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"{path} must be a JSON schema, got {schema!r:.100}")
-    if depth > MAX_DEPTH:
-        raise ValueError(f"{path} must refer at most {MAX_DEPTH} levels deep")
-    node = cast("Schema", schema)
+    node = node_at(path, schema, depth)
     declared: Any = node.get("type", "object")
     if declared != "object" and not (isinstance(declared, list) and "object" in declared):
         return []
