@@ -75,6 +75,8 @@ REFUSED = {
     "lark regex": "lark regex must have at most 4096 characters",
     "lark terminal in a circle": "circular reference",
     "lark rule in a circle": "allows no first token",
+    "lark terminal that matches nothing": "lark T must allow a text, got an expression that allows none",
+    "lark lazy rule that matches nothing": "lark t must allow a text, got an expression that allows none",
     "lark many alternatives": "at most 65536 characters",
     "lark empty": "no start rule",
     "lark with a file": ".etc.passwd",

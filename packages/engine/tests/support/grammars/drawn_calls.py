@@ -52,6 +52,6 @@ def say(name: str, matcher: Matcher, vocabulary: Vocabulary, seed: int) -> str:
         step = [draws.choice(choices)]
         if draws.random() < (0.2 if len(tokens) < 40 else 0.8):
             step = draws.choice([ids for ids in closers if matcher.accepts(ids) == len(ids)] or [step])
-        assert matcher.advance(step)
+        assert matcher.advance(step), matcher.error
         tokens += step
     raise AssertionError(f"the walk does not end: {vocabulary.tokenizer.decode(tokens)[:2000]}")

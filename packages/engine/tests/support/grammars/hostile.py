@@ -168,6 +168,12 @@ CASES: dict[str, Callable[[], tuple[str, str]]] = {
     "lark rules that double": lambda: ("lark", doubled(40, in_rules=True)),
     "lark terminal in a circle": lambda: ("lark", 'start: A\nA: B "a"\nB: A "b"'),
     "lark rule in a circle": lambda: ("lark", "start: start"),
+    "lark terminal that matches nothing": lambda: ("lark", 'start: "a" T | "b"\nT: "x" U\nU: /c/ & /d/'),
+    "lark lazy rule that matches nothing": lambda: ("lark", 'start: "a" t | "b"\nt[lazy]: U "x"\nU: /c/ & ~/(?s:.*)/'),
+    "lark many intersections": lambda: (
+        "lark",
+        "start: " + " | ".join(f"T{i}" for i in range(2_000)) + "".join(f"\nT{i}: /x{i}/ & /.*/" for i in range(2_000)),
+    ),
     "lark ambiguous": lambda: ("lark", 'start: start start | "a"' + ' | "b"' * 800),
     "lark many alternatives": lambda: ("lark", "start: " + " | ".join(f'"w{i}"' for i in range(8_000))),
     "lark huge counts": lambda: ("lark", 'start: (("a"{1,1000}){1,1000}){1,1000000000}'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,6 +17,8 @@ MAX_PARENTHESES = 5_000
 MAX_DEPTH = 200
 """Levels of references. They are compiled by recursion, and an error at the end of a chain is passed up with the whole
 call stack if RUST_BACKTRACE is set: 2,000 levels took a minute."""
+MAX_NARROWED = 500
+"""Intersections and complements of which it is looked whether they match a text, which takes about 1 ms each."""
 
 _LEXEME = re.compile(
     r"""
@@ -42,14 +44,24 @@ class _Definition:
     is_terminal: bool
     is_expression: bool
     """Whether it becomes one expression: a terminal, or a rule with attributes, such as lazy."""
+    start: int
+    """Of its text in the grammar."""
+    end: int  # written by: _definitions
+    is_narrowed: bool = False  # written by: _definitions
+    """Whether it has an intersection or a complement of its own."""
     size: int = 0  # written by: _definitions
     references: list[str] = field(default_factory=list[str])  # written by: _definitions
 
 
-def check_lark(text: str) -> None:
-    """Raise ValueError if a Lark grammar cannot be compiled in bounded time, or has an attribute that is ignored.
+def check_lark(text: str, *, allows_text: Callable[[str], bool]) -> None:
+    """Raise ValueError if a Lark grammar cannot be compiled in bounded time, has an attribute that is ignored, or an
+    expression that matches no text, so that a model which begins it could not go on.
 
     Wrong syntax is left to the library.
+
+    Args:
+        text: the grammar.
+        allows_text: returns whether a grammar matches a text; True too if it is wrong.
     """
     check_size("lark grammar", text, MAX_LARK)
     if (number := text.count("(")) > MAX_PARENTHESES:
@@ -66,6 +78,13 @@ def check_lark(text: str) -> None:
         raise ValueError(
             f"lark grammar must have at most {MAX_EXPRESSIONS} characters with its terminals expanded, got {total}"
         )
+    references = {name: definition.references for name, definition in definitions.items()}
+    for name in _narrowed(definitions)[:MAX_NARROWED]:
+        parts = [definitions[inner] for inner in _reached([name], references)]
+        if not allows_text("\n".join([f"start: {name}", *(text[part.start : part.end] for part in parts)])):
+            places = (remark_before(text, part.start) for part in parts)
+            place = next(filter(None, places), f"lark {name} ")
+            raise ValueError(f"{place}must allow a text, got an expression that allows none")
 
 
 def with_schemas(text: str, rewrite: Callable[[object], str]) -> str:
@@ -91,17 +110,23 @@ def with_schemas(text: str, rewrite: Callable[[object], str]) -> str:
 def _definitions(text: str) -> dict[str, _Definition]:
     """Return all rules and terminals by name; one that is defined twice has both bodies."""
     definitions: dict[str, _Definition] = {}
-    current = _Definition(is_terminal=False, is_expression=False)
+    current = _Definition(is_terminal=False, is_expression=False, start=0, end=0)
     lexemes = list(_lexemes(text))
     depth = 0
-    for index, (kind, value) in enumerate(lexemes):
+    for index, (kind, value, position) in enumerate(lexemes):
         following = lexemes[index + 1][1] if index + 1 < len(lexemes) else ""
         match kind:
             case "name" if depth == 0 and following in (":", "[", "{", "."):
                 if _begins_definition(lexemes, index):
                     name = value.lstrip("!?")
                     is_terminal = name.lstrip("_")[:1].isupper()
-                    new = _Definition(is_terminal=is_terminal, is_expression=is_terminal or following == "[")
+                    new = _Definition(
+                        is_terminal=is_terminal,
+                        is_expression=is_terminal or following == "[",
+                        start=position,
+                        end=len(text),
+                    )
+                    current.end = min(current.end, position)
                     current = definitions.setdefault(name, new)
                 else:
                     current.references.append(value)
@@ -114,17 +139,44 @@ def _definitions(text: str) -> dict[str, _Definition]:
                 current.size += len(value)
             case "other" if value in "[]":
                 depth = max(0, depth + (1 if value == "[" else -1))
+            case "other" if value in "&~":
+                current.is_narrowed = True
             case _:
                 pass
     return definitions
 
 
-def _begins_definition(lexemes: list[tuple[str, str]], index: int) -> bool:
+def _narrowed(definitions: dict[str, _Definition]) -> list[str]:
+    """Return the names of the expressions that may match nothing and that rules use as they are."""
+    users: dict[str, list[str]] = {name: [] for name in definitions}
+    used: set[str] = set()
+    for name, definition in definitions.items():
+        for inner in definition.references:
+            if inner in definitions:
+                users[inner].append(name)
+                if not definition.is_expression:
+                    used.add(inner)
+    narrowed = _reached([name for name, found in definitions.items() if found.is_narrowed], users)
+    return [name for name in narrowed if name in used and definitions[name].is_expression]
+
+
+def _reached(names: Sequence[str], links: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return some names and all to which they lead."""
+    found = dict.fromkeys(names)
+    pending = list(names)
+    while pending:
+        new = [name for name in links[pending.pop()] if name in links and name not in found]
+        found.update(dict.fromkeys(new))
+        pending += new
+    return list(found)
+
+
+def _begins_definition(lexemes: list[tuple[str, str, int]], index: int) -> bool:
     """Say whether a colon follows the name at `index`, perhaps after attributes, parameters or a priority."""
     if index and lexemes[index - 1][1] != "\n":
         return False
     closing: str | None = None
-    for _, value in lexemes[index + 1 : index + 200]:
+    for _, value, _ in lexemes[index + 1 : index + 200]:
         if value == ":" and closing is None:
             return True
         if closing is None and value in ("[", "{"):
@@ -137,8 +189,11 @@ def _begins_definition(lexemes: list[tuple[str, str]], index: int) -> bool:
     return False
 
 
-def _lexemes(text: str) -> Iterator[tuple[str, str]]:
-    """Yield kinds and texts of lexemes, without white space; JSON after a keyword is one of them, and is checked."""
+def _lexemes(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yield kinds, texts and positions of lexemes, without white space.
+
+    JSON after a keyword is one of them, and is checked.
+    """
     position = 0
     while position < len(text):
         found = cast("re.Match[str]", _LEXEME.match(text, position))
@@ -147,9 +202,9 @@ def _lexemes(text: str) -> Iterator[tuple[str, str]]:
         if kind == "json":
             start = _start_of_json(text, position)
             position = _after_json(found[0], text, start)
-            yield "json", text[start:position] if found[0] == "%regex" else ""
+            yield "json", text[start:position] if found[0] == "%regex" else "", found.start()
         elif kind != "skip":
-            yield kind, found[0]
+            yield kind, found[0], found.start()
 
 
 def _start_of_json(text: str, position: int) -> int:

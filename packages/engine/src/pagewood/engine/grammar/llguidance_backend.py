@@ -8,6 +8,7 @@ Source: https://github.com/guidance-ai/llguidance
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Generator, Sequence
@@ -39,6 +40,8 @@ _LIMITS: dict[str, Any] = {
 }
 """Limits of a grammar and of one mask, in the library's units; it fails with a message when one is reached. Its own
 defaults, but fewer states: one takes 1 to 2 kB, and they are kept as long as the grammar is cached."""
+_NOTHING = "NoExtensionBias"
+"""What a message says of a state in which no token is allowed."""
 _SHARED_FAILURES = ("lexer error", "panic", "Poison")
 """What messages say of failures that all matchers of a prototype share; others are a matcher's own."""
 
@@ -100,7 +103,7 @@ class LLGuidanceBackend:
         Raises:
             ValueError: the grammar is wrong, too large, or has a keyword that is not supported.
         """
-        matcher = self._matcher(self._translate(grammar))
+        matcher = self._matcher(self._translate(grammar), self._tokenizer)
         if matcher.is_error():
             raise ValueError(_short(self._located(matcher.get_error(), grammar)))
         first = self._prototype(matcher).matcher(self._eos_token_ids)
@@ -113,9 +116,9 @@ class LLGuidanceBackend:
         """Return a prototype with a budget of its own: what compiling takes holds up no step."""
         return LLGuidancePrototype(matcher, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
 
-    def _matcher(self, grammars: str) -> Any:
+    def _matcher(self, grammars: str, tokenizer: Any) -> Any:
         with _panics_as_errors():
-            return llguidance.LLMatcher(self._tokenizer, grammars, log_level=0, limits=self._limits)
+            return llguidance.LLMatcher(tokenizer, grammars, log_level=0, limits=self._limits)
 
     def _located(self, message: str, grammar: Grammar) -> str:
         """Return a message with the place of the schema that it is about, where Lark names one."""
@@ -123,7 +126,7 @@ class LLGuidanceBackend:
             return reason_in(message)  # any lines of Lark are ours
 
         def reason_of(schema: dict[str, Any]) -> str | None:
-            matcher = self._matcher(_grammars(lark_grammar=f"start: %json {json.dumps(schema)}"))
+            matcher = self._matcher(_grammars(lark_grammar=f"start: %json {json.dumps(schema)}"), self._tokenizer)
             return reason_in(matcher.get_error()) if matcher.is_error() else None
 
         texts = [grammar.text] if grammar.kind == "lark" else []
@@ -167,7 +170,7 @@ class LLGuidanceBackend:
 
         entries: list[dict[str, Any]] = []
         for name, text in texts:
-            check_lark(text)
+            check_lark(text, allows_text=self._allows_text)
             entries.append({"name": name or None, "lark_grammar": with_schemas(text, kept)})
         return [*entries, *apart]
 
@@ -188,13 +191,18 @@ class LLGuidanceBackend:
             raise ValueError("x-guidance must not be in a schema with integers that are not exact as 64-bit floats")
         return {"lark_grammar": lark_of_schema(kept, options, whitespace=whitespace)}
 
+    def _allows_text(self, lark: str) -> bool:
+        """Return whether a small grammar matches a text; True if the library refuses it."""
+        matcher = self._matcher(_grammars(lark_grammar=lark), _bytes())
+        if not matcher.is_error():
+            row = np.empty(mask_words(_bytes().vocab_size), np.int32)
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return not (matcher.is_error() and _NOTHING in matcher.get_error())
+
     def _begins(self, schema: Schema, text: str) -> bool:
         """Return whether an instance of a small schema can begin with a text; True if the library refuses it."""
         compact = schema | {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}}
-        with _panics_as_errors():
-            matcher = llguidance.LLMatcher(
-                self._tokenizer, _grammars(json_schema=compact), log_level=0, limits=self._limits
-            )
+        matcher = self._matcher(_grammars(json_schema=compact), self._tokenizer)
         if matcher.is_error():
             return True
         tokens = self._tokenizer.tokenize_str(text)
@@ -296,6 +304,12 @@ class _LLGuidanceState:
             self.failure = _short(message)
             if any(sign in message for sign in _SHARED_FAILURES):
                 self._prototype.is_spoiled = True
+
+
+@functools.cache
+def _bytes() -> Any:
+    """Return a vocabulary of all bytes."""
+    return llguidance.LLTokenizer("byte")
 
 
 def _slices() -> list[str]:

@@ -116,7 +116,12 @@ def string_value(
         lark: takes the rules.
         path: of the schema, for messages.
         scalars: expressions of other values that may stand there.
+
+    Raises:
+        ValueError: there is nothing that it may be, or a constant has the mark of the end.
     """
+    if not ways and not scalars:
+        raise ValueError(f"{path} must allow a value, got a schema that allows none")
     mark = end.strip()
     rest = lark.literal(end[end.index(mark) + len(mark) :])
     found = [(listed_texts(way), [bound for node in way for bound in text_bounds(node)]) for way in ways]
@@ -181,10 +186,16 @@ def string_ways(schema: object, root: Schema, path: str, depth: int = 0) -> list
             if keyword == "oneOf" and not _exclude_each_other(inner):
                 raise refuse(path, "oneOf")
             ways = _combined(ways, [way for found in inner for way in found])
-    ways = [way for way in ways if listed_texts(way) != []]
+    ways = [way for way in ways if listed_texts(way) != [] and _has_a_length(way)]
     if len(ways) > _MAX_WAYS:
         raise ValueError(f"{path} must have at most {_MAX_WAYS} alternatives of a string, got {len(ways)}")
     return ways
+
+
+def _has_a_length(way: Sequence[Schema]) -> bool:
+    """Return whether there is a length that all schemas of a way allow."""
+    lows, highs = ([node[key] for node in way if isinstance(node.get(key), int)] for key in ("minLength", "maxLength"))
+    return not lows or not highs or max(lows) <= min(highs)
 
 
 def _combined(some: list[list[Schema]], others: list[list[Schema]]) -> list[list[Schema]]:
