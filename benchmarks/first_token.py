@@ -28,7 +28,7 @@ from typing import Any, get_args
 import numpy as np
 
 from pagewood.engine.api import ActivationFormat, EngineConfig, SamplingParams, Submit, WeightFormat
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from peers.closed_loop import Load, Times, run
 
 PEERS = Path(__file__).parent / "peers"

@@ -32,10 +32,10 @@ from on_gpu.peer import Peer
 from on_gpu.record import Record, Row, markdown, write
 from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds, shares_pages
 from on_gpu.subject import LLAMA_8B, NUM_DRAFTS, TINY, Plan, Subject, make_subject
-from pagewood.engine.build_cuda import open_cuda
+from pagewood.engine.assembly.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from end_to_end.model import FULL, write_model
-from pagewood.engine.folder import model_folder
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer

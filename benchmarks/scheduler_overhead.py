@@ -38,8 +38,8 @@ import numpy as np
 from pagewood.engine.api import EngineConfig, Grammar, SamplingParams, Submit
 from pagewood.engine.core import loop as loop_module
 from pagewood.engine.core.loop import Pending
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import GrammarCompiler, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.testing import SimulatedEngine, simulated_engine
 
 LOOPS: dict[str, dict[str, Any]] = {

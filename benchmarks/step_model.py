@@ -21,16 +21,16 @@ from time import perf_counter
 
 import numpy as np
 
-from pagewood.engine.folder import model_folder, model_name
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import model_folder, model_name
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.schedpolicy import StepSample
-from pagewood.schedpolicy.latency import pairs_of
+from pagewood.schedpolicy.steps.latency import pairs_of
 
 PAGE_SIZE = 16
 

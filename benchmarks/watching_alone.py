@@ -26,12 +26,13 @@ from statistics import median
 from observability import sink
 from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, SamplingParams
 from pagewood.engine.core.loop import Pending
-from pagewood.server import logs, wire
-from pagewood.server.current import current_exchange
-from pagewood.server.exchange import Exchange
-from pagewood.server.formats import PromptTokensDetails, Usage
+from pagewood.server.http.current import current_exchange
+from pagewood.server.http.exchange import Exchange
+from pagewood.server.messages import wire
 from pagewood.server.metrics.requests import RequestMetrics
-from pagewood.server.tracing import Tracing
+from pagewood.server.observe import logs
+from pagewood.server.observe.tracing import Tracing
+from pagewood.server.protocols.common.formats import PromptTokensDetails, Usage
 from scheduler_overhead import advance, decoding_engine
 from server_cpu import PROCESSES, Server, cost_of, exchange, streams
 

@@ -27,15 +27,15 @@ import torch
 from end_to_end.machine import Stream, describe_machine
 from end_to_end.model import ModelShape
 from pagewood.engine.api import ActivationFormat, WeightFormat
-from pagewood.engine.model_digest import ModelDigest
-from pagewood.engine.runner.cpu.compiled.dot import dot_level
-from pagewood.engine.runner.cpu.compiled.pair_dot import pair_level
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.runner.cpu.compiled.products.dot import dot_level
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import pair_level
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
-from pagewood.engine.runner.cpu.ops import CPUOps, PackedLinear, PanelLinear
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear, PanelLinear
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

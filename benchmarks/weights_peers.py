@@ -33,7 +33,7 @@ from typing import Any
 from end_to_end.machine import describe_machine
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
 from gguf_files import write_gguf
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 HERE = Path(__file__).parent / "peers"
 PROMPT, NUM_TOKENS = 32, 64

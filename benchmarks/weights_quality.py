@@ -34,14 +34,14 @@ from numpy.typing import NDArray
 
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import ActivationFormat, WeightFormat
-from pagewood.engine.folder import model_folder
-from pagewood.engine.model_digest import ModelDigest
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.quantise import Scheme, quantise_model, read_calibration
 from pagewood.engine.quantise.calibration import documentation
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 SUPPORT = Path(__file__).parents[1] / "packages" / "engine" / "tests" / "support"
 LIMIT_S = 120.0

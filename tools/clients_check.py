@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 LIMIT_S = 300
 NUM_TOKENS = 16

@@ -31,7 +31,7 @@ from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations, check_repeats
 from gpu_checks.scenarios import check_echo, check_tiers
 from gpu_checks.server import check_server
-from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
 
 LIMIT_S = {"compile": 540, "fp8": 540}
 """Time limits of the checks that compile kernels."""

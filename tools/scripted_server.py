@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.http_server import http_server
-from pagewood.server.limits import HttpLimits
+from pagewood.server.http.http_server import http_server
+from pagewood.server.http.limits import HttpLimits
 from pagewood.server.serve import bind
 from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 

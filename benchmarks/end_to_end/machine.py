@@ -20,8 +20,8 @@ from torch.nn import functional
 from end_to_end.model import BYTES_PER_VALUE, LinearShape
 from pagewood.engine.models.decoder import Linear
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from stand_ins.tapes import write_down
 
 _STREAM_PASSES = 6

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewood.engine.build_cuda import cuda_ops
+from pagewood.engine.assembly.build_cuda import cuda_ops
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 _NUM_LOOKUP = 10  # the value of its documentation
 

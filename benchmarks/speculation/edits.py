@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.drafting import LookupDrafter
-from pagewood.engine.runner.cpu.ngram import NgramLookup
-from pagewood.engine.runner.cpu.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.drafts.drafting import LookupDrafter
+from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from speculation.prompts import Edit, recorded_edits
 
 SIZES = (4, 8, 16)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text.tokenizer import Tokenizer
 
 _TOOLS = Path(__file__).resolve().parents[2] / "tools" / "demo_model"

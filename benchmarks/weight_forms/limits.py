@@ -16,9 +16,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from pagewood.engine.runner.cpu.compiled.dot import ByteDot, DotLevel, dot_level, processor_has
-from pagewood.engine.runner.cpu.compiled.pair_dot import PairDot, PairLevel, pair_level
-from pagewood.engine.runner.cpu.compiled.vectors import INDEX, multiply_add, spread, total, vector_of
+from pagewood.engine.runner.cpu.compiled.machine.vectors import INDEX, multiply_add, spread, total, vector_of
+from pagewood.engine.runner.cpu.compiled.products.dot import ByteDot, DotLevel, dot_level, processor_has
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairDot, PairLevel, pair_level
 
 _SECONDS = 0.01  # of one pass
 _PASSES = 40

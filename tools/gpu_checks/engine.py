@@ -19,14 +19,14 @@ from gpu_checks.host import QUESTIONS, Failed, Host, difference, prompts
 from gpu_checks.numerics import FP8_KERNELS, compare_paths
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.build_cuda import build_on
-from pagewood.engine.folder import model_folder
+from pagewood.engine.assembly.build_cuda import build_on
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

@@ -14,7 +14,7 @@ import numpy as np
 from gpu_checks.host import Failed, Host
 from pagewood.engine import LLM, Grammar, SamplingParams
 from pagewood.engine.api import FinishReason, LogitsProcessor
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.offline.calls import Completion
 
 _ASKED = (

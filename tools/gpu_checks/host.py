@@ -14,11 +14,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from pagewood.engine import LLM, build_cuda
+from pagewood.engine import LLM
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.build_cuda import open_cuda
+from pagewood.engine.assembly import build_cuda
+from pagewood.engine.assembly.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 
@@ -90,7 +91,7 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor, dtype: str) -> str | No
 
 def prompts() -> list[np.ndarray[Any, Any]]:
     """Return the questions as token ids of the demo model's chat template."""
-    from pagewood.engine.folder import model_folder
+    from pagewood.engine.model_folder.folder import model_folder
     from pagewood.engine.text import Tokenizer
 
     tokenizer = Tokenizer.from_folder(model_folder(None))

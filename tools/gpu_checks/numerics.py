@@ -24,8 +24,8 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
     offsets_of,
 )
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch

@@ -56,9 +56,9 @@ def compile_all(arch: str, models: Sequence[Path]) -> dict[str, Path]:
     from gpu_checks.numerics import FP8_KERNELS, KERNELS
     from on_gpu.subject import LLAMA_8B
     from pagewood.engine.api import EngineConfig
-    from pagewood.engine.build_cuda import kernel_needs
+    from pagewood.engine.assembly.build_cuda import kernel_needs
     from pagewood.engine.models.config import ModelConfig
-    from pagewood.engine.runner.cuda.flashinfer_compile import kernel_specs
+    from pagewood.engine.runner.cuda.kernels.flashinfer_compile import kernel_specs
 
     needs = [*KERNELS, *FP8_KERNELS, kernels_of(LLAMA_8B)]
     needs += [kernel_needs(EngineConfig(device="cuda"), ModelConfig.from_folder(folder)) for folder in models]

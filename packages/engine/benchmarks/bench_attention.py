@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import GrantedAttention, write_down

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from stand_ins.tapes import write_down
 
 NUM_THREADS = 2

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.runner.cpu.compiled.lookup import MAX_N, MIN_N, draft_ngrams
-from pagewood.engine.runner.cpu.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.compiled.drafting.lookup import MAX_N, MIN_N, draft_ngrams
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 
 CONTEXTS = [1024, 8192, 32768]
 NUM_ROWS = [1, 16]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import dequantise, quantise
 from pagewood.kvpool.storage import KVStorage

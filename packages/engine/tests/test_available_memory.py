@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.engine.available_memory import available_memory_bytes
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 
 GB = 1 << 30
 

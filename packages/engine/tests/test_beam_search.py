@@ -30,7 +30,7 @@ from pagewood.engine import (
     SamplingParams,
 )
 from pagewood.engine.beam_search import BeamSearch
-from pagewood.engine.folder import model_folder as embedded_folder
+from pagewood.engine.model_folder.folder import model_folder as embedded_folder
 from pagewood.engine.offline.shared_engine import SharedEngine
 from seeded_faults import Edit, seed_fault
 from tiny_models import model_folder

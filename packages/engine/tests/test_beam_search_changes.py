@@ -21,7 +21,7 @@ from pagewood.engine import LLM, BeamSearchParams, BeamSearchResult, FinishReaso
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import BeamSearch
 from pagewood.engine.core import adjustments, intake
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from seeded_faults import Edit, seed_fault
 
 ERROR = 1e-3

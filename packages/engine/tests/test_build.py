@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.available_memory import available_memory_bytes
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.build import build_engine
-from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.model_folder.folder import model_folder
 
 
 def build(**options: object) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def test_more_memory_than_is_available_is_an_error() -> None:
 
 
 def test_weights_that_do_not_fit_into_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewood.engine.build_cpu.available_memory_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("pagewood.engine.assembly.build_cpu.available_memory_bytes", lambda: 1_000_000)
     with pytest.raises(ValueError, match=r"model must fit into the 0\.0 GB of memory .*, got 0\.0 GB of weights"):
         build(max_total_tokens=256)
 

@@ -18,13 +18,13 @@ import gguf_files
 import quantised_folders
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
+from pagewood.engine.assembly.build_cuda import build_cuda_engine, build_on, kernel_needs
+from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
-from pagewood.engine.build_cuda import build_cuda_engine, build_on, kernel_needs
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.tiers import TieredCaches
 from pagewood.engine.weights.gguf import folder as gguf_folders
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

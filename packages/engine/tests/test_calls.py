@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagewood.engine.api import Delta, FinishReason, Submit, TokenLogprob
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.text import Tokenizer
 

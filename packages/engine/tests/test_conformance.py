@@ -16,12 +16,12 @@ import transformers
 
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.tree_shape import TreeShape
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.suffix import SuffixIndex
-from pagewood.engine.runner.cuda.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.testing import EchoRunner, MadeUpTokens, RunnerSize, check_runner

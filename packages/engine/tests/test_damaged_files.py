@@ -20,16 +20,16 @@ import pytest
 
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.ebnf import lark_of_ebnf
-from pagewood.engine.folder import default_sampling, find_drafter, model_folder
 from pagewood.engine.grammar import GrammarCompiler, open_backend
-from pagewood.engine.load import check_weights
+from pagewood.engine.model_folder.folder import default_sampling, find_drafter, model_folder
+from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.testing.mutation import damaged_bytes, damaged_json, damaged_text
 from pagewood.engine.text import ChatTemplate, ChatTemplateError, Tokenizer
 from pagewood.engine.text.panics import TokenizerPanic
-from pagewood.engine.vector_recipe import read_vector_recipe
 
 DEMO = model_folder(None)
 SEED = int(os.environ.get("PAGEWOOD_FUZZ_SEED", "0"))

@@ -15,10 +15,10 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled.code_tile import emit_codes
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_levels
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.packing import PackedWeight, pack
+from pagewood.engine.runner.cpu.compiled.products.code_tile import emit_codes
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_levels
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
 from pagewood.engine.weights.forms import Int4, Int8Group, Weight, quantise_int4, quantise_int8
 
 _TRIPLE = "aarch64-unknown-linux-gnu"

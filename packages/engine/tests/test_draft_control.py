@@ -9,9 +9,9 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.draft_control import draft_control
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.request import Request
-from pagewood.engine.draft_control import draft_control
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import DraftCost, StepCost

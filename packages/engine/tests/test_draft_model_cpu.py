@@ -21,17 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import FoundDrafter
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import FoundDrafter
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.draft_model import DraftModel
+from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
+from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.passes import RowTables
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.passes import RowTables
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.runner.cpu.valid_slots import drafter_layouts
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import JointLayout, MultiHeadLayout
 from pagewood.kvpool.memory import allocate_joint

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from chi_square import drop_atypical
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.tree_shape import TreeShape
-from pagewood.engine.folder import FoundDrafter
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import FoundDrafter
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.splitmix import exponentials, row_keys
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver

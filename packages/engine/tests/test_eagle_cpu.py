@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import FoundDrafter
-from pagewood.engine.load import load_model
-from pagewood.engine.runner.cpu.eagle import PATIENCE, EagleDrafter
+from pagewood.engine.model_folder.folder import FoundDrafter
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cpu.drafts.eagle import PATIENCE, EagleDrafter
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.passes import RowTables
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.runner.cuda.drafting_head import EagleDrafter
+from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pagewood.engine import ebnf
 from pagewood.engine.api import Grammar
 from pagewood.engine.ebnf import MAX_EBNF, is_ebnf, lark_of_ebnf
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text import Tokenizer
 
 EOS = 1

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, Submit
+from pagewood.engine.assembly.build_cuda import build_on
 from pagewood.engine.build import build_engine
-from pagewood.engine.build_cuda import build_on
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from speculating import Answer

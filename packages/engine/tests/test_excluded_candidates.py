@@ -24,7 +24,8 @@ from pagewood.engine.testing import (
     with_limits,
 )
 from pagewood.radixcache import RadixCache
-from pagewood.schedpolicy import StepReserve, reserve
+from pagewood.schedpolicy import StepReserve
+from pagewood.schedpolicy.memory import reserve
 from scale import scaled
 from seeded_faults import seed_fault
 

@@ -10,11 +10,11 @@ import pytest
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, make_request
-from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.runner.cuda.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
 from stand_ins import flashinfer_torch
 
 FUNCTIONS = [name for name in vars(FlashInfer) if not name.startswith("_")]

@@ -17,7 +17,7 @@ import pytest
 NAMES = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, kernel_specs
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, kernel_specs
 
 needs = [KernelNeeds(dtype="bfloat16", head_dim=128, group=4, has_windows=(False,))]
 if sys.argv[1] == "all":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import default_sampling, model_folder, model_name
+from pagewood.engine.model_folder.folder import default_sampling, model_folder, model_name
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from pagewood.engine.load import load_head, load_model
+from pagewood.engine.model_folder.load import load_head, load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagewood.engine.folder import FoundDrafter, find_drafter
-from pagewood.engine.load import check_draft, check_head, load_draft, load_head, load_model
+from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter
+from pagewood.engine.model_folder.load import check_draft, check_head, load_draft, load_head, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_config import HeadConfig
 from stand_ins.torch_decoding import torch_ops

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 import gguf_files
 import quantised_folders
 from pagewood.engine.api import ActivationFormat, WeightFormat
-from pagewood.engine.inspection import inspect_model
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.inspection import inspect_model
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.quantise import Scheme, quantise_model
-from pagewood.engine.runner.cpu.ops import CPUOps, PackedLinear, PanelLinear
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear, PanelLinear
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.kvpool import MultiHeadLayout
 
 

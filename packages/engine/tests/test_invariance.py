@@ -20,11 +20,11 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.engine.load import load_model
-from pagewood.engine.runner.cuda.invariance import linear_by_row, num_empty_grants
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cuda.drawing.sampling import Sampler
+from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row, num_empty_grants
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -171,8 +171,8 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
 
 INTERPRETED = """
 import torch
-from pagewood.engine.runner.cuda.invariance import linear_by_row
-from pagewood.engine.runner.cuda.linear_triton import linear
+from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
+from pagewood.engine.runner.cuda.kernels.linear_triton import linear
 
 for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130, False), (130, 64, 64, True)):
     x, weight, bias = (torch.randn(size).half() for size in ((num_rows, depth), (num_columns, depth), (num_columns,)))
@@ -186,7 +186,7 @@ for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130,
 INTERPRETED_FEW_ROWS = """
 import torch
 from torch.nn import functional
-from pagewood.engine.runner.cuda.few_rows_triton import MOST_ACTIVATED, MOST_ROWS, linear, silu_mul
+from pagewood.engine.runner.cuda.kernels.few_rows_triton import MOST_ACTIVATED, MOST_ROWS, linear, silu_mul
 
 shapes = (1, 48, 9, True), (1, 4096, 5, False), (2, 2500, 4, True), (2, 64, 7, False)
 for num_rows, depth, num_columns, has_bias in shapes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import small_disk
-from pagewood.engine.runner.cpu.compiled.kernel import kernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import kernel
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.kernels import warm_up
 
@@ -47,7 +47,7 @@ def test_the_second_process_compiles_nothing(tmp_path: Path) -> None:
 
 
 VARIANTS = """
-from pagewood.engine.runner.cpu.compiled.kernel import kernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import kernel
 
 def make(factor):
     def scaled(number):

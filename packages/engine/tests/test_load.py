@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files, tensor_names
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

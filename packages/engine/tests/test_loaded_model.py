@@ -21,18 +21,19 @@ import transformers
 from numpy.typing import NDArray
 
 import small_disk
-from pagewood.engine import LLM, SamplingParams, model_digest
+from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
-from pagewood.engine.folder import model_folder
-from pagewood.engine.inspection import inspect_model
-from pagewood.engine.model_digest import ModelDigest
+from pagewood.engine.model_folder import model_digest
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.inspection import inspect_model
+from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.quantise import Scheme, quantise_model
-from pagewood.engine.runner.cpu.compiled.packed_weights import WideLevel
-from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_levels
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import WideLevel
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel, pair_levels
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.forms import quantise_int4, quantise_int8, to_bfloat16
@@ -482,8 +483,8 @@ def test_most_greedy_answers_stay_with_bfloat16_activations() -> None:
 _MEASURE = """
 import json, sys
 from pathlib import Path
-from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
-from pagewood.engine.model_digest import ModelDigest
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.model_folder.model_digest import ModelDigest
 def resident_bytes(name):
     [line] = [line for line in open("/proc/self/status") if line.startswith(name + ":")]
     return 1024 * int(line.split()[1])

@@ -24,7 +24,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core import logprobs as core_logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu import adjustments, reports
+from pagewood.engine.runner.cpu.program import adjustments, reports
 from seeded_faults import Edit, seed_fault
 from speculating import Answer, arrival, make, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.cpu.compiled.lookup import MAX_N, MIN_N, draft_ngrams
+from pagewood.engine.runner.cpu.compiled.drafting.lookup import MAX_N, MIN_N, draft_ngrams
 
 UNKNOWN = -7  # beyond the known tokens
 draft_ngrams.compile()

@@ -12,8 +12,8 @@ from pagewood.engine.api import SamplingParams as Sampling
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.measures import MAX_PRIORITIES, Measures, Stage
-from pagewood.engine.histogram import OTHER, Histogram, Labels
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.observe.histogram import OTHER, Histogram, Labels
 from pagewood.engine.testing import EchoRunner
 
 PAGE = 4

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.folder import default_sampling
+from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import (

@@ -19,9 +19,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import small_disk
-from pagewood.engine import LLM, SamplingParams, model_digest
-from pagewood.engine.folder import model_folder
-from pagewood.engine.model_digest import ModelDigest
+from pagewood.engine import LLM, SamplingParams
+from pagewood.engine.model_folder import model_digest
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.model_digest import ModelDigest
 
 LONG_AGO_NS = 1_500_000_000 * 10**9
 

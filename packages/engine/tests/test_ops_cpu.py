@@ -18,8 +18,8 @@ from torch.nn import functional
 from pagewood.engine.models.decoder import HeadSplit
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from stand_ins.tapes import write_down
 
 ROWS = [1, 3, 127, 200]

@@ -14,7 +14,7 @@ from pagewood.engine.models.decoder import HeadSplit
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from stand_ins import flashinfer_torch
 from stand_ins.tapes import write_down

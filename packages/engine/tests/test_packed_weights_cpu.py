@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat
 from pagewood.engine.models.stacked_rows import StackedRows
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level, dot_levels
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level, dot_levels
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.packer import Packer
-from pagewood.engine.runner.cpu.packing import pack
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.cpu.weights.packing import pack
 from pagewood.engine.weights.forms import (
     BFloat16,
     Float16,

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level, pair_levels
-from pagewood.engine.runner.cpu.compiled.round_pairs import round_pairs
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel, pair_level, pair_levels
+from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps, PackedLinear
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.weights.forms import Float16, to_bfloat16
 from stand_ins.tapes import write_down
 

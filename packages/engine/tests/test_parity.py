@@ -20,15 +20,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

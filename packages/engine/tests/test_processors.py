@@ -31,14 +31,14 @@ from pagewood.engine.api import (
     SamplingParams,
     Submit,
 )
+from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.build import build_engine
-from pagewood.engine.build_cuda import build_on
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.processors import load_processors
 from pagewood.engine.runner import processors
-from pagewood.engine.runner.cpu import processing
-from pagewood.engine.runner.cpu.tape import Program, Run
+from pagewood.engine.runner.cpu.program import processing
+from pagewood.engine.runner.cpu.program.tape import Program, Run
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.testing.echo_grammar import random_grammar
 from seeded_faults import Edit, seed_fault

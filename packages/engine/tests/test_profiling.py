@@ -12,10 +12,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pagewood.engine.core.measures import Stage
-from pagewood.engine.profiling import Recorded, Span, profiled, summary
-from pagewood.engine.runner.cpu import spans as cpu_spans
+from pagewood.engine.observe.profiling import Recorded, Span, profiled, summary
 from pagewood.engine.runner.cpu.populate import PopulatingRunner
-from pagewood.engine.runner.cpu.spans import RunnerSpans
+from pagewood.engine.runner.cpu.program import spans as cpu_spans
+from pagewood.engine.runner.cpu.program.spans import RunnerSpans
 
 
 def events(recorded: Recorded) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pagewood.engine.models.mapped_memory import give_back
-from pagewood.engine.runner.cpu.compiled.quantise_weights import quantise_int4_panels, quantise_int8_panels
-from pagewood.engine.runner.cpu.packer import Packer
-from pagewood.engine.runner.cpu.packing import PackedWeight, pack
+from pagewood.engine.runner.cpu.compiled.products.quantise_weights import quantise_int4_panels, quantise_int8_panels
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
 from pagewood.engine.weights.forms import quantise_int4, quantise_int8
 
 Array = NDArray[np.float32]

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.sampling import SamplingArrays
-from pagewood.engine.runner.cpu.compiled.noise import row_key, seed_in
-from pagewood.engine.runner.cpu.compiled.rejection import verify
-from pagewood.engine.runner.cpu.compiled.sampling import choose, seed_of
-from pagewood.engine.runner.cpu.sampling import choices_of
+from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
+from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key, seed_in
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, seed_of
+from pagewood.engine.runner.cpu.program.sampling import choices_of
 from pagewood.engine.runner.splitmix import Domain
 
 Float32 = NDArray[np.float32]

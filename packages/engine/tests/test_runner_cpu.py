@@ -21,11 +21,11 @@ import transformers
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.batch import NUM_STOP_IDS
-from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.worker import Worker
 from pagewood.engine.testing.driver import RowDriver

@@ -16,9 +16,9 @@ import torch
 import transformers
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.ops import CUDAOps

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.cuda import masks, pool, staging, step_arrays, verify, verify_arrays
+from pagewood.engine.runner.cuda import pool, staging, step_arrays
 from pagewood.engine.runner.cuda import runner as cuda
+from pagewood.engine.runner.cuda.drafts import masks, verify, verify_arrays
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts, with_pooling
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex

@@ -41,9 +41,10 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.folder import model_folder as model_folder_of
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu import draft_model, eagle, runner, valid_slots
+from pagewood.engine.model_folder.folder import model_folder as model_folder_of
+from pagewood.engine.runner.cpu import runner
+from pagewood.engine.runner.cpu.drafts import draft_model, eagle, valid_slots
 from pagewood.engine.testing import Scenario
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool.tiers import device

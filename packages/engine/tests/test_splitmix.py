@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled import noise
+from pagewood.engine.runner.cpu.compiled.drawing import noise
 from pagewood.engine.runner.splitmix import Domain, exponentials, row_keys, seeds_of, token_bits, uniform
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)

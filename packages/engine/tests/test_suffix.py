@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pagewood.engine.runner.cpu.compiled.suffix import NUM_CANDIDATES
-from pagewood.engine.runner.cpu.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.compiled.drafting.suffix import NUM_CANDIDATES
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 
 UNKNOWN = -7  # beyond the known tokens
 WIDTH = 96

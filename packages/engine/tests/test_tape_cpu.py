@@ -16,7 +16,7 @@ import pytest
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
 from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.tape import Program, Run, Tape
+from pagewood.engine.runner.cpu.program.tape import Program, Run, Tape
 
 SIZE, FEW, MANY = 64, 2, 300  # a part has 128 rows of this size
 LINES = [FEW, 0, FEW, MANY, -MANY, FEW, 0, FEW, FEW, MANY, MANY, 0, FEW, -MANY]  # fewer than none count as none

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
+from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario, with_holds
-from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import (

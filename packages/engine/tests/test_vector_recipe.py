@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from pagewood.engine import LLM, AsyncLLM, PoolingParams, SamplingParams
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.vector_recipe import cosine, read_vector_recipe, with_end
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.vector_recipe import cosine, read_vector_recipe, with_end
 from seeded_faults import seed_fault
 
 ERROR = 1e-4
@@ -277,7 +277,7 @@ def test_wrong_arguments_are_errors(call: Any, error: type[Exception], message: 
 def test_the_probability_of_the_wrong_token_is_found(
     tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pagewood.engine import vector_recipe
+    from pagewood.engine.model_folder import vector_recipe
 
     seed_fault([(vector_recipe.PairScoring, "score_of", "self.true_token", "self.false_token")], monkeypatch)
     with pytest.raises(AssertionError):

@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, Pass
+from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

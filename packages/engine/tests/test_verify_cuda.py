@@ -24,16 +24,11 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.load import load_model
-from pagewood.engine.runner.cuda.drafting_model import DraftModel
-from pagewood.engine.runner.cuda.invariance import linear_by_row
-from pagewood.engine.runner.cuda.lookup import NgramDrafter
-from pagewood.engine.runner.cuda.masks import MaskShape, packed_masks
-from pagewood.engine.runner.cuda.ops import CUDAOps
-from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.runner.cuda.staging import StagingSlot
-from pagewood.engine.runner.cuda.step_arrays import TableShape
-from pagewood.engine.runner.cuda.verify import (
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
+from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
+from pagewood.engine.runner.cuda.drafts.verify import (
     Drafter,
     DraftRequest,
     InexactRows,
@@ -41,6 +36,11 @@ from pagewood.engine.runner.cuda.verify import (
     count_accepted,
     simulated,
 )
+from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.staging import StagingSlot
+from pagewood.engine.runner.cuda.step_arrays import TableShape
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens
 from pagewood.engine.testing.scenario import RandomDrafting

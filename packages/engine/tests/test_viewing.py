@@ -14,6 +14,7 @@ from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.observe.view import EngineView
 from pagewood.engine.testing import EchoRunner
 from pagewood.engine.testing.scenario import (
     random_scenario,
@@ -22,7 +23,6 @@ from pagewood.engine.testing.scenario import (
     with_grammars,
     with_interruptions,
 )
-from pagewood.engine.view import EngineView
 
 HELD = ("running", "paused", "draining")
 

@@ -210,7 +210,7 @@ def test_an_idle_engine_uses_no_cpu(state: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_is_stuck_uses_little_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewood.schedpolicy.ranked.RankedOrder.ordered", lambda *_: iter(()))  # pyright: ignore
+    monkeypatch.setattr("pagewood.schedpolicy.orders.ranked.RankedOrder.ordered", lambda *_: iter(()))  # pyright: ignore
     with InThread() as bench:
         bench.inbox.put(submit("a", LONG, max_tokens=4))
         time.sleep(0.3)

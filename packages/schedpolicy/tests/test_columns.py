@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import NewTokenRatio
-from pagewood.schedpolicy.lengths import num_at_parts
-from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
+from pagewood.schedpolicy.memory.lengths import num_at_parts
+from pagewood.schedpolicy.memory.look_ahead import NUM_MOMENTS, LookAhead
 
 pytest.importorskip("numpy")
 
-from pagewood.schedpolicy.columns import LengthReader
+from pagewood.schedpolicy.memory.columns import LengthReader
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import DynamicChunk, StepModel, StepSample
-from pagewood.schedpolicy.latency import pairs_of
+from pagewood.schedpolicy.steps.latency import pairs_of
 
 MODEL = StepModel(base_s=0.005, prefill_s=50e-6, decode_s=20e-6, kv_s=10e-9)
 

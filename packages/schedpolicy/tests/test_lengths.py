@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from pagewood.schedpolicy.lengths import num_at_parts, part_of
+from pagewood.schedpolicy.memory.lengths import num_at_parts, part_of
 
 
 @dataclass(frozen=True, slots=True)

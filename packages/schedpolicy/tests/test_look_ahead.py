@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy.lengths import part_of
-from pagewood.schedpolicy.look_ahead import NUM_MOMENTS, LookAhead
+from pagewood.schedpolicy.memory.lengths import part_of
+from pagewood.schedpolicy.memory.look_ahead import NUM_MOMENTS, LookAhead
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ def test_the_same_is_reserved_with_and_without_numpy(seed: int, num_running: int
     percents = [random.randint(0, 100) for _ in range(random.randint(0, 80))]
     with_numpy = learned(*percents)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pagewood.schedpolicy.columns", None)  # cannot be imported
+        patch.setitem(sys.modules, "pagewood.schedpolicy.memory.columns", None)  # cannot be imported
         without = learned(*percents)
     running = [random_runner(random, arrival) for arrival in range(num_running)]
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_a_request_that_one_moment_excludes_would_not_fit_and_no_later_answer_ch
     scale = random.choice([0.3, 1.0, 1.0, 2.0])
     with pytest.MonkeyPatch.context() as patch:
         if is_without_numpy:
-            patch.setitem(sys.modules, "pagewood.schedpolicy.columns", None)  # cannot be imported
+            patch.setitem(sys.modules, "pagewood.schedpolicy.memory.columns", None)  # cannot be imported
         quick, exact = (learned(*percents, scale=scale, hold_steps=1) for _ in range(2))
     running = [random_runner(random, arrival) for arrival in range(num_running)]
     for _ in range(4):

@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from pagewood.schedpolicy.deadlines import Feasibility
-from pagewood.schedpolicy.quotas import Quota, Quotas
-from pagewood.schedpolicy.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.admission.deadlines import Feasibility
+from pagewood.schedpolicy.admission.quotas import Quota, Quotas
+from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
+from pagewood.schedpolicy.orders.ranked import ByLongestMatch, RankedOrder
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome
 from pagewood.schedpolicy.simulation.policies import Policies, policies_named
@@ -16,7 +17,6 @@ from pagewood.schedpolicy.simulation.report import Objective, overtaken_s, recor
 from pagewood.schedpolicy.simulation.request import SimRequest
 from pagewood.schedpolicy.simulation.router import ROUTERS, LeastLoaded, PowerOfTwo, PrefixAware, router_named
 from pagewood.schedpolicy.simulation.workloads import generate
-from pagewood.schedpolicy.skip_ahead import SkipAhead
 
 ONE = Fleet(machine=H100_8B, num_pages=14_304, page_size=64)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pagewood.schedpolicy.latency import StepModel
 from pagewood.schedpolicy.simulation.machine import FORMAT, Machine, load_machine
 from pagewood.schedpolicy.simulation.presets import H100_8B, H100_70B, preset_named
+from pagewood.schedpolicy.steps.latency import StepModel
 
 EXACT = Machine(
     name="exact", source="test", model=StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy.budget import Budget, StepBudget
-from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.latency import StepModel
-from pagewood.schedpolicy.names import order_named
-from pagewood.schedpolicy.order import Order
-from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.admission.deferral import InBatchDeferral
+from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
+from pagewood.schedpolicy.memory.reserve import NewTokenRatio
+from pagewood.schedpolicy.orders.names import order_named
+from pagewood.schedpolicy.orders.order import Order
+from pagewood.schedpolicy.preemption.victim import by_least_output, by_lowest_priority, choose_victim, deserving
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome
 from pagewood.schedpolicy.simulation.policies import Policies, policies_named
 from pagewood.schedpolicy.simulation.replica import Replica
 from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
-from pagewood.schedpolicy.skip_ahead import SkipAhead
+from pagewood.schedpolicy.steps.budget import Budget, StepBudget
+from pagewood.schedpolicy.steps.latency import StepModel
 from pagewood.schedpolicy.testing import NaiveDeferral
-from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim, deserving
 
 # Sums of these are exact in binary floating point, in any order.
 MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14, pair_s=2**-18)

@@ -3,8 +3,8 @@
 import pytest
 
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency, weight_by_priority
+from pagewood.schedpolicy.steps.urgency import relative_weights
 from pagewood.schedpolicy.testing import FakeRequest
-from pagewood.schedpolicy.urgency import relative_weights
 
 
 def request(arrival: int = 0, **fields: float) -> FakeRequest:

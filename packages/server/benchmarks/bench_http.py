@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pagewood.server.connections import Connections, HttpConnection
-from pagewood.server.limits import HttpLimits
+from pagewood.server.http.connections import Connections, HttpConnection
+from pagewood.server.http.limits import HttpLimits
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n"
 LIMITS = HttpLimits()

@@ -8,9 +8,9 @@ import pytest
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.text import TextStream, Tokenizer
-from pagewood.server import wire
+from pagewood.server.messages import wire
+from pagewood.server.stages.tokenizing import commands
 from pagewood.server.testing import write_echo_folder
-from pagewood.server.tokenizing import commands
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from pagewood.engine.api import Delta, SamplingParams
-from pagewood.server import wire
-from pagewood.server.openai.chat import ChatFormat, parse_chat
-from pagewood.server.openai.completions import CompletionFormat
-from pagewood.server.openai.fields import StreamOptions
-from pagewood.server.openai.stream import Chunks
+from pagewood.server.messages import wire
+from pagewood.server.protocols.openai.chat import ChatFormat, parse_chat
+from pagewood.server.protocols.openai.completions import CompletionFormat
+from pagewood.server.protocols.openai.fields import StreamOptions
+from pagewood.server.protocols.openai.stream import Chunks
 
 STEP = wire.Step(
     tuple(

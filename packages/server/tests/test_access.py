@@ -8,8 +8,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.access import AccessRules, access_rules, check_json
-from pagewood.server.errors import ApiError
+from pagewood.server.http.access import AccessRules, access_rules, check_json
+from pagewood.server.http.errors import ApiError
 from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio

@@ -15,12 +15,12 @@ from pagewood.engine.api import FinishReason, Refuse, SamplingParams, Submit
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.formats import Choice, Tally, usage
-from pagewood.server.links import MemoryLink
-from pagewood.server.prompt_sharing import PromptSharing
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import MemoryLink
+from pagewood.server.protocols.common.formats import Choice, Tally, usage
+from pagewood.server.requests.prompt_sharing import PromptSharing
+from pagewood.server.stages.tokenizing import TokenizerStage, commands
 from pagewood.server.testing import MemoryServer
-from pagewood.server.tokenizing import TokenizerStage, commands
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

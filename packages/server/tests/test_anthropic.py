@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 
 from pagewood.engine.api import FinishReason
-from pagewood.server import wire
-from pagewood.server.anthropic import fields
-from pagewood.server.anthropic.format import MessageFormat
-from pagewood.server.formats import PromptTokensDetails, Usage
+from pagewood.server.messages import wire
+from pagewood.server.protocols.anthropic import fields
+from pagewood.server.protocols.anthropic.format import MessageFormat
+from pagewood.server.protocols.common.formats import PromptTokensDetails, Usage
 from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 

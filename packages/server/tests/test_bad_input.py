@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.server.errors import ApiError
-from pagewood.server.openai.chat import parse_chat
-from pagewood.server.openai.completions import parse_completion, prompts
+from pagewood.server.http.errors import ApiError
+from pagewood.server.protocols.openai.chat import parse_chat
+from pagewood.server.protocols.openai.completions import parse_completion, prompts
 from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio

@@ -13,15 +13,15 @@ import pytest
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from pagewood.engine.testing.echo import echo_logprob, oracle_tokens
-from pagewood.server import wire
-from pagewood.server.beams import BeamResponse
-from pagewood.server.errors import ApiError
-from pagewood.server.links import MemoryLink
-from pagewood.server.live import LiveRequests
-from pagewood.server.openai import beams
-from pagewood.server.openai.chat import parse_chat
-from pagewood.server.openai.completions import CompletionFormat, extent, parse_completion
-from pagewood.server.openai.fields import StreamOptions
+from pagewood.server.http.errors import ApiError
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import MemoryLink
+from pagewood.server.protocols.common.beams import BeamResponse
+from pagewood.server.protocols.openai import beams
+from pagewood.server.protocols.openai.chat import parse_chat
+from pagewood.server.protocols.openai.completions import CompletionFormat, extent, parse_completion
+from pagewood.server.protocols.openai.fields import StreamOptions
+from pagewood.server.requests.live import LiveRequests
 from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 
 CHAT = "/v1/chat/completions"

@@ -18,7 +18,7 @@ from pagewood.server.bench.http_client import HttpClient, HttpError
 from pagewood.server.bench.records import Record
 from pagewood.server.bench.run import run
 from pagewood.server.bench.workloads import Conversation, History, Lengths, Turn, Words, ids_below, words_of
-from pagewood.server.http_server import http_server
+from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
 from pagewood.server.testing import MemoryServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from leaving_client import Client
 from pagewood.engine.text import Tokenizer
-from pagewood.server import canary as canary_module
+from pagewood.server.processes import canary as canary_module
 from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio

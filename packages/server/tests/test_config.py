@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.server.config import ServeConfig
 
 

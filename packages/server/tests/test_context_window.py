@@ -12,8 +12,8 @@ from tokenizers.processors import TemplateProcessing
 
 from pagewood.engine.api import Overflow, PoolingParams, Refuse, SamplingParams, Submit
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.tokenizing import commands
+from pagewood.server.messages import wire
+from pagewood.server.stages.tokenizing import commands
 
 TEXT = wire.TextPrompt(text="a prompt of 24 characters")
 BEGIN, END = 256, 257

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.server.responses.custom_input import CustomInput, as_arguments
+from pagewood.server.protocols.responses.custom_input import CustomInput, as_arguments
 
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200)))

@@ -22,14 +22,14 @@ import pytest
 from pagewood.engine.api import Delta, FinishReason, Grammar, SamplingParams, Submit
 from pagewood.engine.testing.mutation import damaged_bytes, damaged_json
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.http_server import http_server
+from pagewood.server.http.http_server import http_server
+from pagewood.server.http.limits import HttpLimits
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
-from pagewood.server.limits import HttpLimits
+from pagewood.server.messages import wire
 from pagewood.server.serve import bind
+from pagewood.server.stages.tokenizing import commands
 from pagewood.server.testing import MemoryServer
-from pagewood.server.tokenizing import commands
 
 SEED = int(os.environ.get("PAGEWOOD_FUZZ_SEED", "0"))
 LONGEST_S = 10.0

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from pagewood.engine.observe.view import BranchView, EngineView, PoolView, StepView, TreeView
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.view import BranchView, EngineView, PoolView, StepView, TreeView
-from pagewood.server import wire
 from pagewood.server.dashboard.branch_text import with_text
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.processes import Processes
 from pagewood.server.dashboard.rates import RateWindow, percentiles
 from pagewood.server.dashboard.snapshots import SHARE, TREE_INTERVAL_S, Snapshots
+from pagewood.server.messages import wire
 from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from scripted import listening, paced, scripted_server
 

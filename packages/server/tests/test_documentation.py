@@ -13,20 +13,20 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from pagewood.server.anthropic import fields as anthropic
 from pagewood.server.documentation import pages
 from pagewood.server.documentation.openapi import openapi
-from pagewood.server.errors import ErrorEnvelope
-from pagewood.server.native import fields as native
-from pagewood.server.ollama import embeddings as embeddings_of_ollama
-from pagewood.server.ollama import fields as ollama
-from pagewood.server.ollama import options
-from pagewood.server.openai import chat, completions, fields
-from pagewood.server.operations import Operation
-from pagewood.server.responses import request as responses
-from pagewood.server.responses.endpoints import absent_routes
+from pagewood.server.http.errors import ErrorEnvelope
+from pagewood.server.http.operations import Operation
+from pagewood.server.protocols.anthropic import fields as anthropic
+from pagewood.server.protocols.native import fields as native
+from pagewood.server.protocols.ollama import embeddings as embeddings_of_ollama
+from pagewood.server.protocols.ollama import fields as ollama
+from pagewood.server.protocols.ollama import options
+from pagewood.server.protocols.openai import chat, completions, fields
+from pagewood.server.protocols.responses import request as responses
+from pagewood.server.protocols.responses.endpoints import absent_routes
+from pagewood.server.protocols.vectors import embeddings, rerank
 from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
-from pagewood.server.vectors import embeddings, rerank
 from scripted import Script, scripted_server
 from streams import check_stream
 

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from pagewood.server import wire
-from pagewood.server.errors import ApiError, unavailable
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.messages import wire
 from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio

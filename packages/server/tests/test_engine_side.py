@@ -7,9 +7,9 @@ import threading
 import msgspec
 
 from pagewood.engine.api import Abort, Delta, Pause
-from pagewood.server import wire
-from pagewood.server.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
-from pagewood.server.links import MemoryLink
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import MemoryLink
+from pagewood.server.processes.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 

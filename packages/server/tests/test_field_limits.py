@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from pagewood.server import field_limits
-from pagewood.server.anthropic import fields as anthropic
-from pagewood.server.errors import MAX_MESSAGE, MAX_PARAM, ApiError
-from pagewood.server.native import fields as native
-from pagewood.server.ollama import fields as ollama
-from pagewood.server.openai import chat, completions
-from pagewood.server.responses import request as responses
+from pagewood.server.http import field_limits
+from pagewood.server.http.errors import MAX_MESSAGE, MAX_PARAM, ApiError
+from pagewood.server.protocols.anthropic import fields as anthropic
+from pagewood.server.protocols.native import fields as native
+from pagewood.server.protocols.ollama import fields as ollama
+from pagewood.server.protocols.openai import chat, completions
+from pagewood.server.protocols.responses import request as responses
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "m", "messages": MESSAGES}

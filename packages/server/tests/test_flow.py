@@ -10,8 +10,8 @@ import pytest
 
 from leaving_client import Client
 from pagewood.engine.text import Tokenizer
-from pagewood.server.errors import unavailable
-from pagewood.server.status import EngineState, EngineStatus
+from pagewood.server.http.errors import unavailable
+from pagewood.server.requests.status import EngineState, EngineStatus
 from pagewood.server.testing import NUM_ROWS, MemoryServer
 
 pytestmark = pytest.mark.anyio

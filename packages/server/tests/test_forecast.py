@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.errors import ApiError
-from pagewood.server.forecast import LONGEST_RETRY_S, BusyRate, Forecast
-from pagewood.server.live import LiveRequests
+from pagewood.server.http.errors import ApiError
+from pagewood.server.messages import wire
+from pagewood.server.requests.forecast import LONGEST_RETRY_S, BusyRate, Forecast
+from pagewood.server.requests.live import LiveRequests
 from pagewood.server.testing import MemoryServer
 
 

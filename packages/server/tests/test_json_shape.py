@@ -13,19 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from pagewood.server import text_limit, validation
-from pagewood.server.anthropic import fields as anthropic
-from pagewood.server.bodies import Bodies
-from pagewood.server.errors import ApiError
-from pagewood.server.json_shape import MAX_CONTAINERS, MAX_IDS, MAX_STRINGS, MAX_VALUES, Shape, shape_of
-from pagewood.server.limits import HttpLimits
-from pagewood.server.native import fields as native
-from pagewood.server.ollama import fields as ollama
-from pagewood.server.openai import chat, completions
-from pagewood.server.responses import request as responses
-from pagewood.server.service import MAX_PARSED_AT_ONCE_BYTES
+from pagewood.server.http import validation
+from pagewood.server.http.bodies import Bodies
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.json_shape import MAX_CONTAINERS, MAX_IDS, MAX_STRINGS, MAX_VALUES, Shape, shape_of
+from pagewood.server.http.limits import HttpLimits
+from pagewood.server.protocols.anthropic import fields as anthropic
+from pagewood.server.protocols.common.service import MAX_PARSED_AT_ONCE_BYTES
+from pagewood.server.protocols.native import fields as native
+from pagewood.server.protocols.ollama import fields as ollama
+from pagewood.server.protocols.openai import chat, completions
+from pagewood.server.protocols.responses import request as responses
+from pagewood.server.protocols.vectors import embeddings, rerank
+from pagewood.server.stages import text_limit
 from pagewood.server.testing import MemoryServer
-from pagewood.server.vectors import embeddings, rerank
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "chat": chat.parse_chat,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from pagewood.server.config import ServeConfig
-from pagewood.server.errors import ApiError
+from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.file import keys_of_environment, read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of

@@ -15,12 +15,12 @@ import pytest
 import zmq
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.cache_events import CacheEvents
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.observe.cache_events import CacheEvents
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, KeyChain, TieredIndex
 from pagewood.radixcache import RadixCache
 from pagewood.server.config import ServeConfig
-from pagewood.server.kv_events import END, EventPump, Publisher
+from pagewood.server.processes.kv_events import END, EventPump, Publisher
 from serving import MODEL, Server, until
 
 PAGE = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagewood.server.links import MemoryLink, Receiver, Sender, ZmqReceiver, ZmqSender, address
+from pagewood.server.messages.links import MemoryLink, Receiver, Sender, ZmqReceiver, ZmqSender, address
 
 
 class Stop:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason, SamplingParams
-from pagewood.server import wire
-from pagewood.server.answer_queue import Take
-from pagewood.server.errors import ApiError, unavailable
-from pagewood.server.live import LiveRequests
-from pagewood.server.live_group import LiveGroup
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.messages import wire
+from pagewood.server.requests.answer_queue import Take
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.live_group import LiveGroup
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.server.loads import TokenizerLoads
+from pagewood.server.requests.loads import TokenizerLoads
 
 
 def test_a_huge_prompt_sends_the_others_elsewhere() -> None:

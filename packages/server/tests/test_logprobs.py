@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pagewood.engine.api import Delta, FinishReason, TokenLogprob
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
-from pagewood.server import respond, wire
-from pagewood.server.detokenizing import TextStreams
-from pagewood.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common import respond
+from pagewood.server.protocols.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.stages.detokenizing import TextStreams
 from pagewood.server.testing import EOS_ID, MemoryServer
 
 CHAT = "/v1/chat/completions"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pagewood.server import logs
-from pagewood.server.current import current_exchange
+from pagewood.server.http.current import current_exchange
+from pagewood.server.observe import logs
 
 
 @pytest.fixture(autouse=True)

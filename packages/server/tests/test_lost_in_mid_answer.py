@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewood.server import wire
-from pagewood.server.errors import unavailable
-from pagewood.server.formats import Usage
+from pagewood.server.http.errors import unavailable
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.quota import Quota
-from pagewood.server.live import LiveRequests
-from pagewood.server.native.format import NativeFormat
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.formats import Usage
+from pagewood.server.protocols.native.format import NativeFormat
+from pagewood.server.requests.live import LiveRequests
 from pagewood.server.testing import MemoryServer
 from scripted import listening, paced, scripted_server
 

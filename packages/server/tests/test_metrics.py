@@ -16,8 +16,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, SamplingParams
-from pagewood.engine.histogram import Histogram
-from pagewood.server import wire
+from pagewood.engine.observe.histogram import Histogram
+from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
 from pagewood.server.metrics.families import Families, coarser, counted
 from pagewood.server.metrics.processes import usage_of

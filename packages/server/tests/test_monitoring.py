@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagewood.server import wire
+from pagewood.server.messages import wire
 from pagewood.server.testing import MemoryServer
 
 promql_parser = pytest.importorskip("promql_parser")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server.errors import ApiError
-from pagewood.server.openai import chat as openai_chat
-from pagewood.server.openai import completions as openai_completions
-from pagewood.server.openai.chat import parse_chat
-from pagewood.server.openai.completions import parse_completion
-from pagewood.server.openai.fields import sampling
-from pagewood.server.structured import constraint
+from pagewood.server.http.errors import ApiError
+from pagewood.server.protocols.common.structured import constraint
+from pagewood.server.protocols.openai import chat as openai_chat
+from pagewood.server.protocols.openai import completions as openai_completions
+from pagewood.server.protocols.openai.chat import parse_chat
+from pagewood.server.protocols.openai.completions import parse_completion
+from pagewood.server.protocols.openai.fields import sampling
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}

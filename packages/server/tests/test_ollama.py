@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server.ollama import fields, options
+from pagewood.server.protocols.ollama import fields, options
 from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 
@@ -316,7 +316,7 @@ async def test_fields_without_effect_are_accepted(
         **{name: allowed[-1] for name, allowed in fields.GENERATE_NEUTRAL.items()},
         "options": dict.fromkeys(options.IGNORED, 1) | {"repeat_last_n": -1, "num_ctx": 1600},
     }
-    with caplog.at_level("INFO", "pagewood.server.ollama"):
+    with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
         assert put_together([await whole(server, GENERATE, **body)]) == plain
     assert caplog.messages == []
     assert len(script.prompts) == 1
@@ -333,7 +333,7 @@ async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(
         "max_output_tokens": 4,
         "options": {"num_ctx": 8200, "repeat_last_n": 64, "mirostat": 2, "unheard_of": [1]},
     }
-    with caplog.at_level("INFO", "pagewood.server.ollama"):
+    with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
         assert put_together([await whole(server, CHAT, **body)]) == plain
         assert caplog.messages == [
             "without effect: tool_choice, max_output_tokens, options.mirostat, options.unheard_of, messages[].name, "

@@ -24,11 +24,11 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.anthropic.fields import parse_messages
-from pagewood.server.anthropic.retention import retain_s
+from pagewood.server.messages import wire
+from pagewood.server.protocols.anthropic.fields import parse_messages
+from pagewood.server.protocols.anthropic.retention import retain_s
+from pagewood.server.stages.tokenizing import TokenizerStage
 from pagewood.server.testing import MemoryServer
-from pagewood.server.tokenizing import TokenizerStage
 
 pytestmark = pytest.mark.anyio
 

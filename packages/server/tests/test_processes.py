@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.server.keys.run_key import FOLDER_VARIABLE
 from serving import admin_headers
 

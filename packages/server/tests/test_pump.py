@@ -12,11 +12,11 @@ import zmq
 import zmq.asyncio
 
 from pagewood.engine.api import FinishReason, SamplingParams
-from pagewood.server import wire
-from pagewood.server.errors import ApiError
-from pagewood.server.links import address
-from pagewood.server.live import LiveRequests
-from pagewood.server.pump import MAX_FAILURES, AnswerPump
+from pagewood.server.http.errors import ApiError
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import address
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.pump import MAX_FAILURES, AnswerPump
 
 pytestmark = pytest.mark.anyio
 

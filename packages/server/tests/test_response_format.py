@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason
-from pagewood.server import wire
-from pagewood.server.formats import Choice, PromptTokensDetails, Tally, Usage
-from pagewood.server.responses.format import ResponsesFormat
-from pagewood.server.responses.objects import Response
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.formats import Choice, PromptTokensDetails, Tally, Usage
+from pagewood.server.protocols.responses.format import ResponsesFormat
+from pagewood.server.protocols.responses.objects import Response
 from response_events import assembled, events_of, without_ids
 
 USAGE = Usage(1, 2, 3, PromptTokensDetails(0))

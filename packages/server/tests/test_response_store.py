@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.server.responses.store import ResponseStore, StoredResponse
+from pagewood.server.protocols.responses.store import ResponseStore, StoredResponse
 
 MAX_RESPONSES = 4
 MAX_BYTES = 100

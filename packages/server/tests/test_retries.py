@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from leaving_client import Client
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
-from pagewood.server import live as live_module
-from pagewood.server import wire
-from pagewood.server.errors import ApiError, unavailable
-from pagewood.server.live import LiveRequests
-from pagewood.server.live_group import LiveGroup
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.messages import wire
 from pagewood.server.metrics.requests import RequestMetrics
-from pagewood.server.status import EngineState
+from pagewood.server.requests import live as live_module
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.live_group import LiveGroup
+from pagewood.server.requests.status import EngineState
+from pagewood.server.requests.unread import Restarted
 from pagewood.server.testing import MemoryServer
-from pagewood.server.unread import Restarted
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 

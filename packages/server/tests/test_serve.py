@@ -24,10 +24,10 @@ import zmq
 from openai import APIStatusError, AsyncOpenAI
 
 from pagewood.engine import LLM, BeamSearchParams
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text import Tokenizer
 from pagewood.server.keys.run_key import FOLDER_VARIABLE
-from pagewood.server.links import address
+from pagewood.server.messages.links import address
 from serving import LIMIT_S, MODEL, Server, children, is_alive, key_files, until
 
 
@@ -434,7 +434,7 @@ def test_speculation_changes_no_answer(server: Server, tmp_path: Path, speculati
         assert drafting.process.wait(LIMIT_S) == 0
         lines = [line for line in drafting.stderr().splitlines() if " speculation: " in line]
         assert len(lines) == 1, drafting.stderr()
-        assert " INFO    engine pagewood.server.engine_side: " in lines[0]
+        assert " INFO    engine pagewood.server.processes.engine_side: " in lines[0]
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from pagewood.server.http_server import http_server
-from pagewood.server.incidents import Incidents
+from pagewood.server.http.http_server import http_server
+from pagewood.server.observe.incidents import Incidents
 from pagewood.server.serve import bind
 from pagewood.server.shutdown import Shutdown
 from pagewood.server.testing import MemoryServer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.limits import MOST_CONNECTIONS, HttpLimits, default_max_connections
+from pagewood.server.http.limits import MOST_CONNECTIONS, HttpLimits, default_max_connections
 from pagewood.server.testing import MemoryServer
 from raw_http import HEALTH, listening, post
 

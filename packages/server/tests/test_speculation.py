@@ -14,8 +14,8 @@ import pytest
 from pagewood.engine.core.speculation import SpeculationCounts
 from pagewood.engine.testing.scenario import RandomDrafting
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.engine_side import log_speculation
+from pagewood.server.messages import wire
+from pagewood.server.processes.engine_side import log_speculation
 from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +148,7 @@ COUNTS = wire.Speculation(
 
 
 def test_counts_are_logged_in_one_line_when_the_engine_stops(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "pagewood.server.engine_side")
+    caplog.set_level(logging.INFO, "pagewood.server.processes.engine_side")
     log_speculation(None)
     assert caplog.messages == []
     log_speculation(COUNTS)

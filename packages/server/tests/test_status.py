@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pagewood.server import wire
-from pagewood.server.console import Console
-from pagewood.server.status import SILENT_LIMIT_S, STEP_LIMIT_S, EngineState, EngineStatus
+from pagewood.server.messages import wire
+from pagewood.server.observe.console import Console
+from pagewood.server.requests.status import SILENT_LIMIT_S, STEP_LIMIT_S, EngineState, EngineStatus
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 

@@ -9,11 +9,11 @@ import pytest
 
 from pagewood.engine.api import FinishReason, Grammar, Refusal, SamplingParams
 from pagewood.engine.ebnf import lark_of_ebnf
-from pagewood.server import wire
-from pagewood.server.errors import ApiError, failed
-from pagewood.server.openai.chat import parse_chat
-from pagewood.server.openai.completions import parse_completion
-from pagewood.server.structured import MAX_GRAMMAR_LENGTH, constraint
+from pagewood.server.http.errors import ApiError, failed
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.structured import MAX_GRAMMAR_LENGTH, constraint
+from pagewood.server.protocols.openai.chat import parse_chat
+from pagewood.server.protocols.openai.completions import parse_completion
 from pagewood.server.testing import MemoryServer
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"const": "ü"}}}

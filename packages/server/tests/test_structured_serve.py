@@ -23,8 +23,8 @@ from openai import APIStatusError, AsyncOpenAI, LengthFinishReasonError
 from pydantic import BaseModel
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text import Tokenizer
 from serving import LIMIT_S, MODEL, Server
 

@@ -12,7 +12,7 @@ LIMIT_S = 0.3
 SCRIPT = f"""
 import time
 from pagewood.engine.text import ChatTemplate
-from pagewood.server.stuck import end_when_stuck
+from pagewood.server.processes.stuck import end_when_stuck
 
 end_when_stuck({LIMIT_S})
 end_s = time.monotonic() + 3 * {LIMIT_S}
@@ -41,7 +41,7 @@ def test_a_blocked_interpreter_ends_its_process() -> None:
 BUSY = f"""
 import select
 import sys
-from pagewood.server.stuck import end_when_stuck
+from pagewood.server.processes.stuck import end_when_stuck
 
 end_when_stuck({LIMIT_S})
 print("ready", flush=True)

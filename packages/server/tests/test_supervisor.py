@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pagewood.engine.api import EngineConfig
-from pagewood.server import supervisor as supervisor_module
-from pagewood.server.child import Settings
-from pagewood.server.incidents import Incidents
-from pagewood.server.supervisor import Stage, Supervisor
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.processes import supervisor as supervisor_module
+from pagewood.server.processes.child import Settings
+from pagewood.server.processes.supervisor import Stage, Supervisor
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
+from pagewood.server.http.operations import Operation
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
-from pagewood.server.live import LiveRequests
-from pagewood.server.operations import Operation
+from pagewood.server.messages import wire
+from pagewood.server.requests.live import LiveRequests
 from pagewood.server.testing import ADMIN_KEY, MemoryServer
 
 pytestmark = pytest.mark.anyio

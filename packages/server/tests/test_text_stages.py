@@ -28,10 +28,10 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.detokenizing import TextStreams
-from pagewood.server.links import MemoryLink
-from pagewood.server.tokenizing import commands, run_tokenizer
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import MemoryLink
+from pagewood.server.stages.detokenizing import TextStreams
+from pagewood.server.stages.tokenizing import commands, run_tokenizer
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 

@@ -23,10 +23,10 @@ from openai import DefaultHttpxClient as OpenAIHttpxClient
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.cli.main import main
-from pagewood.server.console import Console
-from pagewood.server.http_server import http_server
+from pagewood.server.http.http_server import http_server
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
+from pagewood.server.observe.console import Console
 from pagewood.server.serve import bind, check_certificate
 from pagewood.server.testing import MemoryServer
 from serving import MODEL, Server, until

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
-from pagewood.engine.view import EngineView, PoolView, RequestView
+from pagewood.engine.observe.view import EngineView, PoolView, RequestView
 from pagewood.server.cli.main import main
 from pagewood.server.cli.top_rich import drawn
 from pagewood.server.cli.top_screen import Screen, duration, plain, shortened, size

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from pagewood.engine.text import Tokenizer
+from pagewood.server.observe.tracing import Tracing, traces_url
 from pagewood.server.testing import MemoryServer
-from pagewood.server.tracing import Tracing, traces_url
 
 pytestmark = pytest.mark.anyio
 

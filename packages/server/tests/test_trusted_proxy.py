@@ -8,7 +8,7 @@ import logging
 import httpx
 import pytest
 
-from pagewood.server.http_server import http_server
+from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
 from pagewood.server.testing import MemoryServer
 

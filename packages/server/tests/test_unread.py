@@ -15,12 +15,12 @@ from starlette.types import Message, Receive, Scope, Send
 from leaving_client import Client
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
-from pagewood.server import unread as unread_module
-from pagewood.server import wire
-from pagewood.server.errors import ApiError
-from pagewood.server.live import LiveRequests
+from pagewood.server.http.errors import ApiError
+from pagewood.server.messages import wire
+from pagewood.server.requests import unread as unread_module
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.unread import MAX_ITEMS, MERGE_FROM, PIECE_CHARS, Unread
 from pagewood.server.testing import MemoryServer
-from pagewood.server.unread import MAX_ITEMS, MERGE_FROM, PIECE_CHARS, Unread
 
 
 def piece(text: str, kind: str = "", *, num: int = 1, tokens: bytes = b"") -> wire.Answer:

@@ -15,10 +15,10 @@ from openai import AsyncOpenAI
 
 from pagewood.engine import LLM
 from pagewood.engine.api import PoolingParams
+from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe, cosine
 from pagewood.engine.testing import oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.vector_recipe import PairScoring, VectorRecipe, cosine
 from pagewood.server.testing import MAX_LENGTH, MemoryServer
 from serving import MODEL, Server
 

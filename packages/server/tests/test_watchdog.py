@@ -13,11 +13,11 @@ import pytest
 from leaving_client import Client
 from pagewood.engine.core.plan import Planner
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.incidents import Incidents
-from pagewood.server.status import EngineState, EngineStatus
+from pagewood.server.messages import wire
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.processes.watchdog import CHECK_S, RELAY_GRACE_S, Stuck, Watchdog, trouble_of
+from pagewood.server.requests.status import EngineState, EngineStatus
 from pagewood.server.testing import MemoryServer
-from pagewood.server.watchdog import CHECK_S, RELAY_GRACE_S, Stuck, Watchdog, trouble_of
 
 pytestmark = pytest.mark.anyio
 
@@ -191,7 +191,7 @@ async def test_the_watchdog_notices_by_its_own_sleep_that_it_stood_still(monkeyp
             raise asyncio.CancelledError
         engine.now_s += sleeps.pop(0)
 
-    monkeypatch.setattr("pagewood.server.watchdog.asyncio.sleep", sleep)
+    monkeypatch.setattr("pagewood.server.processes.watchdog.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await watchdog.run()
     assert (engine.killed, engine.num_dumps) == ([], 0)

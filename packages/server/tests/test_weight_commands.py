@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 from pagewood.server.cli import main
 
 

@@ -30,7 +30,7 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
-from pagewood.server import wire
+from pagewood.server.messages import wire
 
 TEXT = st.text(max_size=10)
 COUNT = st.integers(0, 10**6)

@@ -24,12 +24,12 @@ from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.testing import run_scenario
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.radixcache import RadixCache
-from pagewood.schedpolicy.ageing import Ageing
-from pagewood.schedpolicy.budget import StepBudget
-from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.demand import Demand
-from pagewood.schedpolicy.reserve import NewTokenRatio
-from pagewood.schedpolicy.skip_ahead import SkipAhead
+from pagewood.schedpolicy.admission.deferral import InBatchDeferral
+from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
+from pagewood.schedpolicy.memory.demand import Demand
+from pagewood.schedpolicy.memory.reserve import NewTokenRatio
+from pagewood.schedpolicy.orders.ageing import Ageing
+from pagewood.schedpolicy.steps.budget import StepBudget
 from scale import scaled
 from seeded_faults import Edit, seed_fault
 

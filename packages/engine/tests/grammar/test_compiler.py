@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, GrammarCompiler, Mask, Matcher, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 
 ENDS = frozenset({1})
 

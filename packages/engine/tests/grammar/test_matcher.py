@@ -17,8 +17,8 @@ from grammars.schemas import case
 from grammars.vocabularies import Vocabulary, embedded
 from grammars.walks import allowed, new_row, walk
 from pagewood.engine.api import Grammar
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, Matcher, mask_words, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 
 REGEXES = [
     r"[a-z]{1,20}@[a-z]{2,10}\.(com|org)",

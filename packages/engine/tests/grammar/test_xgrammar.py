@@ -18,8 +18,8 @@ from grammars.schemas import case
 from grammars.vocabularies import Vocabulary
 from grammars.walks import allowed, new_row, walk
 from pagewood.engine.api import Grammar
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, GrammarCompiler, Matcher, mask_words, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 
 pytest.importorskip("xgrammar")
 

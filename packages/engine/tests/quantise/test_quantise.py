@@ -22,8 +22,8 @@ import gguf_files
 import quantised_folders
 import tiny_models
 from pagewood.engine.api import WeightFormat
-from pagewood.engine.folder import model_folder
-from pagewood.engine.load import load_model
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
@@ -32,9 +32,9 @@ from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, qua
 from pagewood.engine.quantise.layers import read_layers, run_layer
 from pagewood.engine.quantise.rounding import relative_error, round_to_nearest, round_with_feedback
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

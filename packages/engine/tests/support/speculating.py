@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.engine import build_cpu
 from pagewood.engine.api import (
     Abort,
     Delta,
@@ -27,13 +26,14 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
+from pagewood.engine.assembly import build_cpu
 from pagewood.engine.build import build_engine
 from pagewood.engine.core import speculation
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, SpeculationCounts, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu.drafting import DraftCounts
+from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing import Arrival, Scenario, random_scenario
 from pagewood.engine.testing.echo_grammar import EchoCompiler, text_inside

@@ -28,9 +28,9 @@ import gguf_files
 import quantised_folders
 import small_disk
 from pagewood.engine import LLM, SamplingParams
-from pagewood.engine.folder import default_sampling, find_drafter, model_folder, model_name
-from pagewood.engine.load import check_weights
-from pagewood.engine.model_digest import ModelDigest
+from pagewood.engine.model_folder.folder import default_sampling, find_drafter, model_folder, model_name
+from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig

@@ -16,8 +16,8 @@ import torch
 
 import gguf_files
 import quantised_folders
-from pagewood.engine.folder import model_folder
-from pagewood.engine.load import check_weights
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.text import Tokenizer

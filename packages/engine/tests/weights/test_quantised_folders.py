@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import quantised_folders as made
-from pagewood.engine.load import check_weights
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.weights.integers import Packed

@@ -11,10 +11,10 @@ import pytest
 
 dynamo = pytest.importorskip("dynamo.llm", reason="needs ai-dynamo-runtime; nox -s integrations installs it")
 
-from pagewood.engine.cache_events import CacheEvents  # noqa: E402
+from pagewood.engine.observe.cache_events import CacheEvents  # noqa: E402
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex  # noqa: E402
 from pagewood.radixcache import RadixCache  # noqa: E402
-from pagewood.server.kv_events import EventPump, Publisher  # noqa: E402
+from pagewood.server.processes.kv_events import EventPump, Publisher  # noqa: E402
 
 PAGE = 16
 FORMS = pytest.mark.parametrize("form", ["map", "array"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagewood.engine.api import Command
-from pagewood.server import wire
+from pagewood.server.messages import wire
 
 
 def command_of(message: wire.ToEngine) -> Command:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
-from pagewood.server.http_server import http_server
+from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
 from pagewood.server.testing import MemoryServer
 

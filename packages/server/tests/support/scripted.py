@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.errors import unavailable
-from pagewood.server.http_server import http_server
+from pagewood.server.http.errors import unavailable
+from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
 from pagewood.server.testing import MemoryServer
 

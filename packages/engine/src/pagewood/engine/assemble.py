@@ -10,6 +10,8 @@ from dataclasses import fields, replace
 from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
+from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
@@ -27,8 +29,6 @@ from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.core.waiting import WaitingQueue
-from pagewood.engine.measured_steps import MeasuredChunk, StepForecast
-from pagewood.engine.stream_interval import IntervalOutbox
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
-from pagewood.engine.build_cpu import build_cpu_engine
-from pagewood.engine.build_cuda import build_cuda_engine
+from pagewood.engine.assembly.build_cpu import build_cpu_engine
+from pagewood.engine.assembly.build_cuda import build_cuda_engine
 from pagewood.engine.core.loop import Engine
 
 

@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.folder import model_folder
 from pagewood.engine.grammar import Backend, GrammarCompiler, Matcher, mask_words, open_backend
+from pagewood.engine.model_folder.folder import model_folder
 
 MANY = 60_000
 _MEGABYTE = 1 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 END = "<|end|>"
 

@@ -23,9 +23,9 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch

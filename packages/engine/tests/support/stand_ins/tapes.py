@@ -17,11 +17,11 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
-from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
-from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.tape import Buffer, Tape
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
 Float32 = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagewood.engine.load import load_head, load_model
+from pagewood.engine.model_folder.load import load_head, load_model
 from pagewood.engine.models.decoder import Ops
 from scratch import scratch_folder
 from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops

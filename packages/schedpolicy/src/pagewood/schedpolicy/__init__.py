@@ -1,31 +1,20 @@
 """Scheduling policies for LLM engines: which request runs next, how many tokens it computes, which one is preempted."""
 
-from pagewood.schedpolicy.adaptive import AdaptiveOrder, AdaptiveRule, Switch
-from pagewood.schedpolicy.ageing import Ageing
-from pagewood.schedpolicy.budget import (
-    MIXINGS,
-    Budget,
-    StepBudget,
-    budget_named,
-    decode_first,
-    prefill_first,
-    stall_free,
-)
-from pagewood.schedpolicy.chunking import DynamicChunk
-from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
-from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.depth_first import DepthFirstWeight
+from pagewood.schedpolicy.admission.deadlines import Feasibility, Load, TooLate
+from pagewood.schedpolicy.admission.deferral import InBatchDeferral
+from pagewood.schedpolicy.admission.quotas import Quota, Quotas, Usage
+from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
 from pagewood.schedpolicy.drafting.acceptance import Decoding
 from pagewood.schedpolicy.drafting.control import DraftControl, StepsReport
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
-from pagewood.schedpolicy.fallback import FallbackAbove
-from pagewood.schedpolicy.hysteresis import PreemptionGuard
-from pagewood.schedpolicy.latency import StepModel, StepSample
-from pagewood.schedpolicy.lending import HasOwnPriority, Lending
-from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
-from pagewood.schedpolicy.order import Order
-from pagewood.schedpolicy.quotas import Quota, Quotas, Usage
-from pagewood.schedpolicy.ranked import (
+from pagewood.schedpolicy.memory.reserve import NewTokenRatio, StepReserve
+from pagewood.schedpolicy.orders.adaptive import AdaptiveOrder, AdaptiveRule, Switch
+from pagewood.schedpolicy.orders.ageing import Ageing
+from pagewood.schedpolicy.orders.depth_first import DepthFirstWeight
+from pagewood.schedpolicy.orders.fallback import FallbackAbove
+from pagewood.schedpolicy.orders.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
+from pagewood.schedpolicy.orders.order import Order
+from pagewood.schedpolicy.orders.ranked import (
     ByLongestMatch,
     ByRemaining,
     ByShortest,
@@ -35,6 +24,21 @@ from pagewood.schedpolicy.ranked import (
     by_longest_output,
     by_priority,
     by_priority_low_first,
+)
+from pagewood.schedpolicy.orders.response_ratio import HighestResponseRatio
+from pagewood.schedpolicy.orders.shares import ShareOrder, fair_share, weighted_round_robin
+from pagewood.schedpolicy.orders.shuffled import Draws, ShuffledOrder
+from pagewood.schedpolicy.orders.tagged import TagAffinity
+from pagewood.schedpolicy.orders.tiers import Tiers
+from pagewood.schedpolicy.preemption.hysteresis import PreemptionGuard
+from pagewood.schedpolicy.preemption.lending import HasOwnPriority, Lending
+from pagewood.schedpolicy.preemption.victim import (
+    by_least_output,
+    by_lowest_priority,
+    choose_victim,
+    choose_victims,
+    deserving,
+    worth_preempting,
 )
 from pagewood.schedpolicy.requests import (
     FullWaiting,
@@ -48,23 +52,19 @@ from pagewood.schedpolicy.requests import (
     Running,
     Waiting,
 )
-from pagewood.schedpolicy.reserve import NewTokenRatio, StepReserve
-from pagewood.schedpolicy.response_ratio import HighestResponseRatio
-from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
-from pagewood.schedpolicy.shuffled import Draws, ShuffledOrder
-from pagewood.schedpolicy.skip_ahead import SkipAhead
-from pagewood.schedpolicy.tagged import TagAffinity
-from pagewood.schedpolicy.tiers import Tiers
-from pagewood.schedpolicy.urgency import Urgent, WeightByUrgency, weight_by_priority
-from pagewood.schedpolicy.verdict import Outcome, Verdict
-from pagewood.schedpolicy.victim import (
-    by_least_output,
-    by_lowest_priority,
-    choose_victim,
-    choose_victims,
-    deserving,
-    worth_preempting,
+from pagewood.schedpolicy.steps.budget import (
+    MIXINGS,
+    Budget,
+    StepBudget,
+    budget_named,
+    decode_first,
+    prefill_first,
+    stall_free,
 )
+from pagewood.schedpolicy.steps.chunking import DynamicChunk
+from pagewood.schedpolicy.steps.latency import StepModel, StepSample
+from pagewood.schedpolicy.steps.urgency import Urgent, WeightByUrgency, weight_by_priority
+from pagewood.schedpolicy.verdict import Outcome, Verdict
 
 __version__ = "0.1.0"
 

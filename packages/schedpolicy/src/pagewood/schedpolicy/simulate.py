@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from pagewood.schedpolicy.budget import MIXINGS, Budget, budget_named
-from pagewood.schedpolicy.deadlines import Feasibility
-from pagewood.schedpolicy.names import ORDERS
-from pagewood.schedpolicy.quotas import Quota, Quotas
+from pagewood.schedpolicy.admission.deadlines import Feasibility
+from pagewood.schedpolicy.admission.quotas import Quota, Quotas
+from pagewood.schedpolicy.orders.names import ORDERS
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine, load_machine
 from pagewood.schedpolicy.simulation.metrics import Observations
@@ -27,6 +26,7 @@ from pagewood.schedpolicy.simulation.router import ROUTERS, router_named
 from pagewood.schedpolicy.simulation.trace import Trace, scaled
 from pagewood.schedpolicy.simulation.trace_file import MOONCAKE_BLOCK_SIZE, load_trace, save_trace
 from pagewood.schedpolicy.simulation.workloads import WORKLOADS, generate
+from pagewood.schedpolicy.steps.budget import MIXINGS, Budget, budget_named
 
 _DEFAULT_REQUESTS = 1000
 _DEFAULT_RATE = 4.0

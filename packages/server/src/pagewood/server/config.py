@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from pagewood.engine.api import EngineConfig
-from pagewood.server import logs
+from pagewood.server.http.limits import HttpLimits, default_max_connections, possible_connections
 from pagewood.server.keys.key import ApiKey
-from pagewood.server.limits import HttpLimits, default_max_connections, possible_connections
 from pagewood.server.metrics.metrics import COMPAT, Compat
+from pagewood.server.observe import logs
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")

@@ -22,33 +22,34 @@ import uvloop
 import zmq
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import default_sampling
-from pagewood.engine.vector_recipe import VectorRecipe, read_vector_recipe
-from pagewood.server import __version__, wire
-from pagewood.server.child import STOP_GRACE_S, Settings, register_dump
+from pagewood.engine.model_folder.folder import default_sampling
+from pagewood.engine.model_folder.vector_recipe import VectorRecipe, read_vector_recipe
+from pagewood.server import __version__
 from pagewood.server.config import ServeConfig
-from pagewood.server.console import Console
-from pagewood.server.errors import unavailable
-from pagewood.server.incidents import Incidents, Recovery
+from pagewood.server.http.errors import unavailable
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.keys.run_key import FOLDER_VARIABLE, RunKey, make_run_key
-from pagewood.server.links import ZmqSender, address
-from pagewood.server.live import LiveRequests
-from pagewood.server.logs import announce
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import ZmqSender, address
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.metrics.requests import RequestMetrics
-from pagewood.server.pump import AnswerPump
+from pagewood.server.observe.console import Console
+from pagewood.server.observe.incidents import Incidents, Recovery
+from pagewood.server.observe.logs import announce
+from pagewood.server.processes.child import STOP_GRACE_S, Settings, register_dump
+from pagewood.server.processes.supervisor import Stage, Supervisor
+from pagewood.server.processes.watchdog import Watchdog
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.pump import AnswerPump
+from pagewood.server.requests.status import EngineStatus
 from pagewood.server.shutdown import Shutdown
-from pagewood.server.status import EngineStatus
-from pagewood.server.supervisor import Stage, Supervisor
-from pagewood.server.watchdog import Watchdog
 
 # The HTTP stack takes long to import. It is imported once the child processes run, which take longer.
 if TYPE_CHECKING:
-    from pagewood.server.app import Frontend
-    from pagewood.server.tracing import Tracing
+    from pagewood.server.http.app import Frontend
+    from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
 """How long sending the errors of the remaining requests may take when the time for draining is over."""
@@ -60,8 +61,8 @@ EXIT_FAILED = 1
 EXIT_CRASH_LOOP = 3
 """Exit code of a server one of whose processes kept dying."""
 
-ENGINE = Stage(name="engine", module="pagewood.server.engine_process", computes=True)
-DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.detokenizer_process", computes=False)
+ENGINE = Stage(name="engine", module="pagewood.server.processes.engine_process", computes=True)
+DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.processes.detokenizer_process", computes=False)
 HTTP = "http"
 
 _log = logging.getLogger(__name__)
@@ -234,13 +235,13 @@ async def _serve(
         try:
             await supervisor.launched()
             from pagewood.engine.text import ResponseTemplate
-            from pagewood.server.access import access_rules
-            from pagewood.server.app import Frontend
-            from pagewood.server.bodies import Bodies
-            from pagewood.server.connections import Connections
             from pagewood.server.dashboard.live_data import Watchers
-            from pagewood.server.http_server import http_server
-            from pagewood.server.service import Service
+            from pagewood.server.http.access import access_rules
+            from pagewood.server.http.app import Frontend
+            from pagewood.server.http.bodies import Bodies
+            from pagewood.server.http.connections import Connections
+            from pagewood.server.http.http_server import http_server
+            from pagewood.server.protocols.common.service import Service
 
             limits = config.http_limits()
             connections = Connections(limits)
@@ -304,13 +305,13 @@ def _tracing(config: ServeConfig) -> Tracing | None:
     """Return what traces requests, if the configuration asks for it."""
     if config.otlp_endpoint is None:
         return None
-    from pagewood.server.tracing import Tracing
+    from pagewood.server.observe.tracing import Tracing
 
     return Tracing(config.otlp_endpoint, model_name=config.served_model_name, version=__version__)
 
 
 def _tokenizer_stage(index: int) -> Stage:
-    return Stage(name=f"tokenizer-{index}", module="pagewood.server.tokenizer_process", computes=False)
+    return Stage(name=f"tokenizer-{index}", module="pagewood.server.processes.tokenizer_process", computes=False)
 
 
 def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int, status: EngineStatus) -> Settings:

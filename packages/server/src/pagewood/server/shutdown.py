@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from pagewood.server.errors import unavailable
-from pagewood.server.incidents import Incidents
-from pagewood.server.live import LiveRequests
+from pagewood.server.http.errors import unavailable
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.requests.live import LiveRequests
 
 if TYPE_CHECKING:
     import uvicorn

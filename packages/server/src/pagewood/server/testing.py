@@ -19,26 +19,33 @@ import httpx
 
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.speculation import Drafting
-from pagewood.engine.folder import default_sampling
-from pagewood.engine.grammars import grammar_compiler
-from pagewood.engine.profiling import Profile
+from pagewood.engine.model_folder.folder import default_sampling
+from pagewood.engine.model_folder.vector_recipe import VectorRecipe
+from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.vector_recipe import VectorRecipe
-from pagewood.server import wire
-from pagewood.server.access import AccessRules
-from pagewood.server.app import Frontend
-from pagewood.server.bodies import Bodies
-from pagewood.server.connections import Connections
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.snapshots import Snapshots
-from pagewood.server.detokenizing import run_detokenizer
-from pagewood.server.engine_side import (
+from pagewood.server.http.access import AccessRules
+from pagewood.server.http.app import Frontend
+from pagewood.server.http.bodies import Bodies
+from pagewood.server.http.connections import Connections
+from pagewood.server.http.limits import HttpLimits
+from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.key import digest_of
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import MemoryLink
+from pagewood.server.metrics.metrics import COMPAT, Metrics
+from pagewood.server.metrics.requests import RequestMetrics
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.processes.engine_profiles import Profiles
+from pagewood.server.processes.engine_side import (
     PULSE_IDLE_S,
     EngineInbox,
     EngineOutbox,
@@ -47,21 +54,14 @@ from pagewood.server.engine_side import (
     log_speculation,
     pulse_of,
 )
-from pagewood.server.incidents import Incidents
-from pagewood.server.keys.gate import KeyGate
-from pagewood.server.keys.key import digest_of
-from pagewood.server.limits import HttpLimits
-from pagewood.server.links import MemoryLink
-from pagewood.server.live import LiveRequests
-from pagewood.server.metrics.metrics import COMPAT, Metrics
-from pagewood.server.metrics.requests import RequestMetrics
-from pagewood.server.profiles import Profiles
-from pagewood.server.service import Service
-from pagewood.server.status import EngineState, EngineStatus
-from pagewood.server.tokenizing import run_tokenizer
+from pagewood.server.protocols.common.service import Service
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.status import EngineState, EngineStatus
+from pagewood.server.stages.detokenizing import run_detokenizer
+from pagewood.server.stages.tokenizing import run_tokenizer
 
 if TYPE_CHECKING:
-    from pagewood.server.tracing import Tracing
+    from pagewood.server.observe.tracing import Tracing
 
 ADMIN_KEY = "the-admin-key-of-servers-in-tests"
 MAX_LENGTH = 400

@@ -42,7 +42,7 @@ from pagewood.engine.core.step_record import StepRecord
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.core.viewing import view_pool, view_requests, view_tree
 from pagewood.engine.core.watchdog import Watchdog
-from pagewood.engine.view import EngineView
+from pagewood.engine.observe.view import EngineView
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.state import EngineState
-from pagewood.engine.histogram import Histogram, Labels
+from pagewood.engine.observe.histogram import Histogram, Labels
 
 MAX_PRIORITIES = 16
 """Priorities that are counted by themselves; those that come later are counted together."""

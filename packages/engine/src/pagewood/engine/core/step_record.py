@@ -8,7 +8,7 @@ import numpy as np
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.plan import Grant
-from pagewood.engine.view import StepView
+from pagewood.engine.observe.view import StepView
 
 _MAX_STEPS = 4096
 """Steps between two reads; later ones are not recorded."""

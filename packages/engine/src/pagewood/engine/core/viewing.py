@@ -13,7 +13,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.kv import KVSpace, private_pages
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
-from pagewood.engine.view import BranchView, PoolView, RequestStage, RequestView, TreeView
+from pagewood.engine.observe.view import BranchView, PoolView, RequestStage, RequestView, TreeView
 
 _MAX_CELLS = 2048
 _MAX_SORTED = 4096

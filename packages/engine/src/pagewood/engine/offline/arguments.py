@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.fan_out import fan_out
+from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
-from pagewood.engine.vector_recipe import VectorRecipe
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 """Text, or token ids."""

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from pagewood.engine.api import Abort, Delta, EngineConfig
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.links import ThreadInbox, ThreadOutbox
+from pagewood.engine.model_folder.folder import default_sampling, model_folder
+from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.offline.arguments import Arguments
 from pagewood.engine.offline.calls import Call, EngineFailedError, LLMClosedError, Router
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.vector_recipe import read_vector_recipe
 
 _log = logging.getLogger(__name__)
 

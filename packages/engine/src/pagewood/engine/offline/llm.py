@@ -12,7 +12,8 @@ from tqdm import tqdm
 from pagewood.engine.api import Abort, PoolingParams, SamplingParams, Submit
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
-from pagewood.engine.folder import default_sampling, model_folder
+from pagewood.engine.model_folder.folder import default_sampling, model_folder
+from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.offline.arguments import (
     Arguments,
     Conversation,
@@ -28,7 +29,6 @@ from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
 from pagewood.engine.text import ReadStops, Tokenizer
-from pagewood.engine.vector_recipe import read_vector_recipe
 
 _PROGRESS_AFTER_S = 2.0
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import Delta, PoolingParams, Submit
 from pagewood.engine.core.loop import EngineInfo
+from pagewood.engine.model_folder.vector_recipe import PairScoring, cosine, with_end
 from pagewood.engine.offline.arguments import Arguments, Prompts
 from pagewood.engine.offline.calls import Call
-from pagewood.engine.vector_recipe import PairScoring, cosine, with_end
 
 Vectors = NDArray[np.float32]
 

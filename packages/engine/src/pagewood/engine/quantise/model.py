@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.load import check_weights
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope

@@ -8,7 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 from pagewood.schedpolicy.drafting.acceptance import Acceptance, Decoding, Own
 from pagewood.schedpolicy.drafting.comparison import Comparison
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
-from pagewood.schedpolicy.urgency import relative_weights, weight_by_priority
+from pagewood.schedpolicy.steps.urgency import relative_weights, weight_by_priority
 
 Mode = Literal["adaptive", "fixed"]
 Reason = Literal["gain", "load", "acceptance", "rest", "cores", "cost unknown", "fixed", "idle"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pagewood.schedpolicy.deadlines import Feasibility
-from pagewood.schedpolicy.quotas import Quota, Quotas
-from pagewood.schedpolicy.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.admission.deadlines import Feasibility
+from pagewood.schedpolicy.admission.quotas import Quota, Quotas
+from pagewood.schedpolicy.orders.ranked import ByLongestMatch, RankedOrder
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import DEFAULT_BUDGET, Policies, policies_named

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pagewood.schedpolicy.counts import require_count
-from pagewood.schedpolicy.latency import StepModel, StepSample
+from pagewood.schedpolicy.steps.latency import StepModel, StepSample
 
 FORMAT = "pagewood-step-model/1"
 

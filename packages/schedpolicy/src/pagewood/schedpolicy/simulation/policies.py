@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagewood.schedpolicy.ageing import Ageing
-from pagewood.schedpolicy.budget import Budget
-from pagewood.schedpolicy.deadlines import Feasibility
-from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.fallback import FallbackAbove
-from pagewood.schedpolicy.names import ORDERS, order_named
-from pagewood.schedpolicy.order import Order
-from pagewood.schedpolicy.quotas import Quotas
-from pagewood.schedpolicy.ranked import ByLongestMatch, RankedOrder
-from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.admission.deadlines import Feasibility
+from pagewood.schedpolicy.admission.deferral import InBatchDeferral
+from pagewood.schedpolicy.admission.quotas import Quotas
+from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
+from pagewood.schedpolicy.memory.reserve import NewTokenRatio
+from pagewood.schedpolicy.orders.ageing import Ageing
+from pagewood.schedpolicy.orders.fallback import FallbackAbove
+from pagewood.schedpolicy.orders.names import ORDERS, order_named
+from pagewood.schedpolicy.orders.order import Order
+from pagewood.schedpolicy.orders.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.preemption.victim import by_least_output, by_lowest_priority
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.skip_ahead import SkipAhead
-from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority
+from pagewood.schedpolicy.steps.budget import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

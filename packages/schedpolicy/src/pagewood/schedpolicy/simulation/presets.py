@@ -1,7 +1,7 @@
 """Machines with one H100, derived from published throughput."""
 
-from pagewood.schedpolicy.latency import StepModel
 from pagewood.schedpolicy.simulation.machine import Machine
+from pagewood.schedpolicy.steps.latency import StepModel
 
 _PUBLISHED = (
     "NVIDIA TensorRT-LLM {}, docs/source/performance/perf-overview.md, FP8 throughput of {} at {} pairs of lengths"

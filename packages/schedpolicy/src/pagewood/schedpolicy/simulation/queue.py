@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
-from pagewood.schedpolicy.deferral import InBatchDeferral
-from pagewood.schedpolicy.lending import Lending
-from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.admission.deferral import InBatchDeferral
+from pagewood.schedpolicy.orders.order import Order
+from pagewood.schedpolicy.preemption.lending import Lending
 from pagewood.schedpolicy.simulation.cache import BlockCache
 from pagewood.schedpolicy.simulation.memory import Memory
 from pagewood.schedpolicy.simulation.request import SimRequest

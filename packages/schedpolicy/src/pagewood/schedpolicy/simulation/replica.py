@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from pagewood.schedpolicy.budget import StepBudget
+from pagewood.schedpolicy.admission.deadlines import Load
+from pagewood.schedpolicy.admission.quotas import Quotas
 from pagewood.schedpolicy.counts import require_count
-from pagewood.schedpolicy.deadlines import Load
-from pagewood.schedpolicy.latency import pairs_of
-from pagewood.schedpolicy.quotas import Quotas
-from pagewood.schedpolicy.reserve import StepReserve
+from pagewood.schedpolicy.memory.reserve import StepReserve
+from pagewood.schedpolicy.preemption.victim import choose_victim, deserving
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decisions import Decision, OnDecision
 from pagewood.schedpolicy.simulation.decoding import Decoding
@@ -21,7 +20,8 @@ from pagewood.schedpolicy.simulation.policies import Policies
 from pagewood.schedpolicy.simulation.queue import Queue
 from pagewood.schedpolicy.simulation.recorder import Recorder
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.victim import choose_victim, deserving
+from pagewood.schedpolicy.steps.budget import StepBudget
+from pagewood.schedpolicy.steps.latency import pairs_of
 
 _PARTS_OF_STEP = 8
 """Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, as in pagewood-engine."""

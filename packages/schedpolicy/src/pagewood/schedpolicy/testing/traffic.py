@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.orders.order import Order
 from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
 
 AnyOrder = Order[Any]

@@ -13,7 +13,7 @@ from pagewood.engine.api import ActivationFormat, WeightFormat
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-    from pagewood.engine.inspection import Inspection
+    from pagewood.engine.model_folder.inspection import Inspection
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +45,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report."""
-    from pagewood.engine.inspection import inspect_model  # imports torch, which takes seconds
+    from pagewood.engine.model_folder.inspection import inspect_model  # imports torch, which takes seconds
 
     found = inspect_model(
         options.model,

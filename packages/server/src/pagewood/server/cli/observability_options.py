@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pagewood.server import logs
 from pagewood.server.metrics.metrics import COMPAT
+from pagewood.server.observe import logs
 
 
 def add_observability_options(parser: argparse.ArgumentParser) -> None:

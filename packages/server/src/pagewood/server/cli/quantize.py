@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.model_folder.folder import model_folder
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewood.engine.folder import model_folder, model_name
-from pagewood.server import logs
+from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 from pagewood.server.cli.observability_options import add_observability_options, observability
 from pagewood.server.config import ServeConfig
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE, keys_of_environment
+from pagewood.server.observe import logs
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it

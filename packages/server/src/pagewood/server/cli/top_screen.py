@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagewood.engine.view import EngineView, RequestView
+from pagewood.engine.observe.view import EngineView, RequestView
 from pagewood.server.dashboard.live_data import Live
 from pagewood.server.dashboard.processes import ProcessLoad
 from pagewood.server.dashboard.rates import Percentiles

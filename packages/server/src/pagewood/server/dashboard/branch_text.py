@@ -7,8 +7,8 @@ import dataclasses
 import msgspec
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server import wire
-from pagewood.server.token_ids import ids_of
+from pagewood.server.messages import wire
+from pagewood.server.messages.token_ids import ids_of
 
 _MAX_CHARS = 240
 

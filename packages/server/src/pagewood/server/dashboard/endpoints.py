@@ -13,11 +13,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewood.server.dashboard.live_data import Live
-from pagewood.server.formats import EVENTS
-from pagewood.server.operations import Operation
+from pagewood.server.http.operations import Operation
 from pagewood.server.pages import page
-from pagewood.server.respond import json_response, until_disconnect
-from pagewood.server.service import Service
+from pagewood.server.protocols.common.formats import EVENTS
+from pagewood.server.protocols.common.respond import json_response, until_disconnect
+from pagewood.server.protocols.common.service import Service
 
 _MAX_FIND = 200
 _MAX_EMPTY = 3

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from pagewood.engine.view import EngineView
-from pagewood.server import wire
+from pagewood.engine.observe.view import EngineView
 from pagewood.server.dashboard.processes import Processes, ProcessLoad
 from pagewood.server.dashboard.rates import Rates, RateWindow
-from pagewood.server.live import LiveRequests
-from pagewood.server.status import EngineStatus
+from pagewood.server.messages import wire
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.view import EngineView, StepView
+from pagewood.engine.observe.view import EngineView, StepView
 
 Floats = NDArray[np.float64]
 

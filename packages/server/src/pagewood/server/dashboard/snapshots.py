@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pagewood.server import wire
-from pagewood.server.links import Sender
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import Sender
 
 if TYPE_CHECKING:
     from pagewood.engine.core.loop import Engine

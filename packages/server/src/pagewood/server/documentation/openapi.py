@@ -17,9 +17,9 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator
 from pydantic.json_schema import models_json_schema
 
-from pagewood.server.formats import EVENTS
-from pagewood.server.operations import Operation
-from pagewood.server.validation import describe_unused
+from pagewood.server.http.operations import Operation
+from pagewood.server.http.validation import describe_unused
+from pagewood.server.protocols.common.formats import EVENTS
 
 OPENAPI = "3.1.0"
 _REF = "#/components/schemas/"

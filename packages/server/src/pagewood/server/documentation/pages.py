@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from pagewood.server.documentation.openapi import openapi
-from pagewood.server.operations import Operation
+from pagewood.server.http.operations import Operation
+from pagewood.server.http.root_path import root_path_of
 from pagewood.server.pages import page
-from pagewood.server.respond import json_response
-from pagewood.server.root_path import root_path_of
+from pagewood.server.protocols.common.respond import json_response
 
 _HEADERS = {
     # The pages are whole: they load nothing, and talk to this server only.

@@ -10,10 +10,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.server import wire
-from pagewood.server.errors import ApiError
+from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.namespaces import namespace_of
 from pagewood.server.keys.quota import Quota
+from pagewood.server.messages import wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

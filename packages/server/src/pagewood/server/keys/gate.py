@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
-from pagewood.server.errors import ApiError
+from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.caller import Caller
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.quota import Quota

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from pagewood.server.errors import ApiError
+from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.key import ApiKey
 
 

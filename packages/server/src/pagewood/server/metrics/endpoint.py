@@ -12,14 +12,14 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewood.server.live import LiveRequests
+from pagewood.server.http.operations import Operation
 from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.metrics import CONTENT_TYPE, Metrics
 from pagewood.server.metrics.native import native_families
 from pagewood.server.metrics.sglang import sglang_families
 from pagewood.server.metrics.vllm import vllm_families
-from pagewood.server.operations import Operation
-from pagewood.server.status import EngineStatus
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.status import EngineStatus
 
 PATH = "/metrics"
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pagewood.engine.histogram import Histogram
-from pagewood.server import wire
-from pagewood.server.measurement import Measurement, Queue
+from pagewood.engine.observe.histogram import Histogram
+from pagewood.server.messages import wire
+from pagewood.server.messages.measurement import Measurement, Queue
 from pagewood.server.metrics.families import Counted, added
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.metrics.requests import Account, RequestMetrics
-from pagewood.server.status import EngineStatus
+from pagewood.server.requests.status import EngineStatus
 
 _NO_MEASUREMENT = Measurement(
     stage_s={}, step_s=((), (0,), 0.0), step_tokens=((), (0,), 0.0), num_prefill_tokens=0, num_decode_tokens=0,

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from pagewood.engine.histogram import Histogram
+from pagewood.engine.observe.histogram import Histogram
 
 Labelled = Iterable[tuple[Mapping[str, str], float]]
 Counted = tuple[Sequence[float], Sequence[int], float]

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pagewood.server.incidents import Incidents
 from pagewood.server.metrics.processes import ProcessUsage, usage_of
 from pagewood.server.metrics.recent import Recent
 from pagewood.server.metrics.requests import RequestMetrics
-from pagewood.server.status import EngineStatus
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.requests.status import EngineStatus
 
 if TYPE_CHECKING:
-    from pagewood.server.exchange import Exchange
+    from pagewood.server.http.exchange import Exchange
 
 Compat = Literal["vllm", "sglang"]
 COMPAT: tuple[Compat, ...] = ("vllm", "sglang")

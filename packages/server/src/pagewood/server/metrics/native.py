@@ -6,7 +6,7 @@ from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.families import Families, counted
 from pagewood.server.metrics.processes import ProcessUsage
 from pagewood.server.metrics.requests import Account
-from pagewood.server.status import EngineState
+from pagewood.server.requests.status import EngineState
 
 PREFIX = "pagewood_"
 

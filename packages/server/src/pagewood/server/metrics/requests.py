@@ -10,8 +10,8 @@ from functools import partial
 from typing import Protocol
 
 from pagewood.engine.api import CachedPrefix, Explanation, FinishReason
-from pagewood.engine.histogram import Histogram, Labels
-from pagewood.server import wire
+from pagewood.engine.observe.histogram import Histogram, Labels
+from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
 
 MAX_TENANTS = 32

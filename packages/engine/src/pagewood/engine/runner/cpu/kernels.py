@@ -6,9 +6,12 @@ import logging
 from collections.abc import Collection, Sequence
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled import layout
+from pagewood.engine.runner.cpu.compiled.drafting import chains, tree
+from pagewood.engine.runner.cpu.compiled.drafting import passes as drafting
+from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import (
     StepKernel,
     draft,
@@ -18,7 +21,6 @@ from pagewood.engine.runner.cpu.compiled.step import (
     report,
     step,
 )
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 
 _log = logging.getLogger(__name__)
 

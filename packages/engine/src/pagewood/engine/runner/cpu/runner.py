@@ -30,19 +30,19 @@ from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.profiling import Span
-from pagewood.engine.runner.cpu import reports
-from pagewood.engine.runner.cpu.adjustments import RowAdjustments
-from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
-from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
-from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.processing import Processing, integers_at
-from pagewood.engine.runner.cpu.row_lookup import RowLookup
-from pagewood.engine.runner.cpu.spans import RunnerSpans
-from pagewood.engine.runner.cpu.step_program import StepWriter
-from pagewood.engine.runner.cpu.tape import Buffer, MeasuredRun, Program, Run
+from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
+from pagewood.engine.runner.cpu.program import reports
+from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.processing import Processing, integers_at
+from pagewood.engine.runner.cpu.program.spans import RunnerSpans
+from pagewood.engine.runner.cpu.program.step_program import StepWriter
+from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program, Run
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool.storage import KVStorage

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.runner.cuda.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
-from pagewood.engine.runner.cuda.invariance import num_empty_grants
-from pagewood.engine.runner.cuda.masks import Masks
+from pagewood.engine.runner.cuda.drafts.masks import Masks
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage

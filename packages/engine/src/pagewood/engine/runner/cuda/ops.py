@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x `[T, in]`, weight `[out, in]`, bias `[out]`) -> `[T, out]`."""

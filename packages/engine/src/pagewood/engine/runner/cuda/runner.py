@@ -22,7 +22,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cuda.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.attention import (
     AttentionShape,
     FlashInferAttention,
@@ -31,15 +30,8 @@ from pagewood.engine.runner.cuda.attention import (
     PlannedAttention,
 )
 from pagewood.engine.runner.cuda.device import Device, Event
-from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.graphs import capture_graphs
-from pagewood.engine.runner.cuda.masks import packed_masks
-from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
-from pagewood.engine.runner.cuda.report import PendingReport, RowReports
-from pagewood.engine.runner.cuda.sampling import Sampler, is_broken, marked
-from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
-from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
-from pagewood.engine.runner.cuda.verify import (
+from pagewood.engine.runner.cuda.drafts.masks import packed_masks
+from pagewood.engine.runner.cuda.drafts.verify import (
     Drafter,
     DraftRequest,
     ExactPlaces,
@@ -56,8 +48,16 @@ from pagewood.engine.runner.cuda.verify import (
     sampler_of,
     simulated,
 )
-from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep, verify_step
-from pagewood.engine.runner.cuda.verify_graphs import capture_verify_graphs
+from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep, verify_step
+from pagewood.engine.runner.cuda.drafts.verify_graphs import capture_verify_graphs
+from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments, forbid
+from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
+from pagewood.engine.runner.cuda.drawing.sampling import Sampler, is_broken, marked
+from pagewood.engine.runner.cuda.graphs import capture_graphs
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
+from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
+from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.kvpool.storage import KVStorage
 

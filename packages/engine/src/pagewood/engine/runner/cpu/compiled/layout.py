@@ -15,9 +15,16 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
-from pagewood.engine.runner.cpu.compiled.memory import fetch_add, floats, integer_rows, integers, long_rows, vector
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, fill_choice
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, fill_choice
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel
+from pagewood.engine.runner.cpu.compiled.machine.memory import (
+    fetch_add,
+    floats,
+    integer_rows,
+    integers,
+    long_rows,
+    vector,
+)
 
 
 class Column(IntEnum):
@@ -80,11 +87,11 @@ class Column(IntEnum):
     SAMPLES = 32
     """1 if tokens are accepted and written to the tables, 0 if only logits are wanted."""
     ADJUSTMENTS = 33
-    """`[rows, NUM_ADJUSTMENT_COLUMNS] int64`, how the logits of each row are changed; see `compiled.adjust`."""
+    """`[rows, NUM_ADJUSTMENT_COLUMNS] int64`, how the logits of each row are changed; see `compiled.drawing.adjust`."""
     NUM_ADJUSTED = 34
     """Sampled grants whose logits are changed."""
     NUM_REPORTED = 35
-    """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.report`."""
+    """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.drawing.report`."""
     NUM_SAMPLED = 36
     """S."""
     SCORED = 37

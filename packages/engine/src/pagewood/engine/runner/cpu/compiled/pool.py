@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import exact
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.memory import integer_rows, vector
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact
+from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, vector
 
 _BLOCK = 64  # sums side by side, so that states are added as vectors
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import inlined
-from pagewood.engine.runner.cpu.compiled.memory import vector
-from pagewood.engine.runner.cpu.compiled.numeric import exp
-from pagewood.engine.runner.cpu.compiled.tile import WIDTH
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.machine.memory import vector
+from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
+from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values

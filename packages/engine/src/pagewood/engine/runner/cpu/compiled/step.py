@@ -24,14 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
-from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
-from pagewood.engine.runner.cpu.compiled.adjust import adjust
-from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
+from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.runner.cpu.compiled.attention.pages import attend_item, store, store_codes
+from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, compact, plant, reject
+from pagewood.engine.runner.cpu.compiled.drafting import passes as drafting
+from pagewood.engine.runner.cpu.compiled.drafting import tree
+from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
+from pagewood.engine.runner.cpu.compiled.drawing.report import report as report_token
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
-from pagewood.engine.runner.cpu.compiled.memory import (
+from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel, inlined, kernel
+from pagewood.engine.runner.cpu.compiled.machine.memory import (
     call_part,
     codes,
     fetch_add,
@@ -44,20 +47,20 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     wait_for,
     write_time,
 )
-from pagewood.engine.runner.cpu.compiled.packed_weights import (
+from pagewood.engine.runner.cpu.compiled.pool import pool
+from pagewood.engine.runner.cpu.compiled.products import matmul
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
     ProductLevel,
     look_up,
     multiplier,
     num_packed_parts,
     reader,
 )
-from pagewood.engine.runner.cpu.compiled.pool import pool
-from pagewood.engine.runner.cpu.compiled.quantise import quantise
-from pagewood.engine.runner.cpu.compiled.report import report as report_token
-from pagewood.engine.runner.cpu.compiled.round_pairs import round_pairs
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
-from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
-from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
+from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
+from pagewood.engine.runner.cpu.compiled.products.tile import TALL, WIDTH
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 
 NUM_COLUMNS = 15
 """Columns of an instruction: the operation, which of the counts is its number of rows, its operands, and two more."""
@@ -121,7 +124,7 @@ class Operation(IntEnum):
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
     FILL = 20
-    """scope, shift. The rows of this and the following are sampled grants; see `compiled.drafting`."""
+    """scope, shift. The rows of this and the following are sampled grants; see `compiled.drafting.passes`."""
     TAG = 21
     """scope, tags `[pages, page size]`, page size, hashes `[rows of the runner]`."""
     NOTE = 22
@@ -149,7 +152,7 @@ class Operation(IntEnum):
     """scope, stash `[rows of the runner, depth, size]`, depth, out `[T, size]`, size."""
     EXPAND = 40
     """logits, choices, tokens `[rows, K]`, scores `[rows, K]`, V, K. The rows are wanted tokens; for this and the
-    following see `compiled.tree`."""
+    following see `compiled.drafting.tree`."""
     SELECT = 41
     """scope, tokens `[W, K]`, scores `[W, K]`, candidates, beams, K, levels, level, firsts. The rows of this and the
     following are sampled grants."""
@@ -170,8 +173,8 @@ class Operation(IntEnum):
 
     QUANTISE = 50
     """x `[rows, K]`, codes `[rows, D] int8`, sums `[rows, D / group] int32`, scales `[rows]`, K, D, group, factor,
-    variant; see `compiled.quantise`. Or x, pairs `[rows, D] bfloat16`, 0, 0, K, D, 0, 0, variant; see
-    `compiled.round_pairs`. The parts are tiles. For this and the following, variant says which kernel."""
+    variant; see `compiled.products.quantise`. Or x, pairs `[rows, D] bfloat16`, 0, 0, K, D, 0, 0, variant; see
+    `compiled.products.round_pairs`. The parts are tiles. For this and the following, variant says which kernel."""
     MULTIPLY_PACKED = 51
     """x `[rows, D]`, or what is packed; packed x, codes or pairs; sums or 0, scales of rows or 0, panels, scales of
     outputs or 0, bias, out, D, size, group * VARIANTS + variant."""

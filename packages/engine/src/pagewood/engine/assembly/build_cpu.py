@@ -1,0 +1,267 @@
+"""From a configuration to a CPU engine: kernels, weights, and the size of the KV memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
+from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.available_memory import available_memory_bytes
+from pagewood.engine.assembly.draft_control import draft_control, measure_cost, tree_shape
+from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.lower_caches import tiered_cache
+from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
+from pagewood.engine.model_folder.load import check_draft, check_weights
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.checkpoint_files import checkpoint_files
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
+from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.taken_cores import TakenCores
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.kvpool import MultiHeadLayout, PageLayout
+from pagewood.kvpool.storage import KVStorage
+
+_log = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 0.25
+"""Part of the free memory that the KV cache may take if the configuration does not say how much."""
+_TYPICAL_LENGTH = 2048
+"""Tokens for which every row has room if the configuration does not say how much."""
+_LONG_STEP = 2_500_000_000
+"""Products of a weight and an activation that one thread computes in a long step: about 20 ms, of which the host needs
+less than a fiftieth to prepare the next step."""
+_BUSY_TOKENS = 128
+"""A step with this many tokens takes at least as long to compute as to read the weights."""
+_BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
+"""Of a weight, at most, by form; a small part is norms and scales."""
+_LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
+
+
+def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
+    """Load a model and make an engine for it that computes on this machine's cores; see `build_engine`.
+
+    Without `max_total_tokens`, the KV memory has room for 2,048 tokens (or the longest request, if that is shorter) in
+    each of `num_rows` rows, and for at least one request of the longest length. It is at most a quarter of the free
+    memory. The system provides it as it is used, a little ahead.
+    """
+    processors = load_processors(config)
+    folder = model_folder(config.model)
+    digest = ModelDigest(folder)
+    outlives = config.disk_cache_path is not None or config.remote_cache is not None
+    if outlives:
+        digest.begin()
+    model_config = ModelConfig.from_folder(folder)
+    num_weights = check_weights(folder, model_config)
+    weights_bytes = int(_BYTES[config.weights] * num_weights)
+    if config.weights == "auto":
+        weights_bytes = min(weights_bytes, sum(path.stat().st_size for path in checkpoint_files(folder)))
+    if weights_bytes > available_memory_bytes():
+        raise ValueError(
+            f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
+            f"got {weights_bytes / 1e9:.1f} GB of weights in {config.weights.replace('auto', 'the form of its files')}"
+        )
+    num_threads = config.num_threads or _num_cores()
+    found = None if config.speculative == "off" else _find_drafter(config, folder)
+    loaded = load_cpu_model(
+        folder,
+        config.weights,
+        activations=config.activations,
+        digest=digest,
+        num_threads=num_threads,
+        progress=progress,
+    )
+    model, variants = loaded.model, loaded.variants
+    if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
+        raise ValueError(
+            f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
+            f"those of this model are {_described(variants)}, got 'bfloat16'"
+        )
+    drafter = None
+    if found is not None and found.folder is not None:
+        drafter = load_drafter(
+            found,
+            model,
+            folder,
+            target_digest=digest.known() if outlives else None,
+            target_mark=loaded.mark,
+            weights=config.weights,
+            activations=config.activations,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        variants |= drafter.variants
+    _log.info("weights: %s", _described(variants))
+    kernel = warm_up(
+        model_config.head_dim,
+        int8=config.kv_cache_dtype == "int8",
+        draft_head_dim=drafter.layer.head_dim if drafter else None,
+        packed=variants,
+        progress=progress,
+    )
+    layout = MultiHeadLayout(
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        page_size=config.page_size,
+        dtype=config.resolved().kv_cache_dtype,
+        order="HND",
+    )
+    page_layout = layout if drafter is None else drafter.layout(layout)
+    num_pages, max_length = _memory(config, model_config, page_layout)
+    info = EngineInfo(
+        model_name=model_name(config.model),
+        max_length=max_length,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        vector_size=model_config.hidden_size,
+        page_bytes=page_layout.bytes_per_page,
+        long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
+    )
+    _log.info(
+        "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
+        "at most %d tokens a request, %d threads",
+        info.model_name,
+        num_pages * config.page_size,
+        num_pages,
+        config.page_size,
+        num_pages * page_layout.bytes_per_page / 1e9,
+        "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
+        max_length,
+        num_threads,
+    )
+
+    control, tree = draft_control(config, are_cores_taken=TakenCores()), tree_shape(config)
+    is_simulated = config.speculative_acceptance is not None  # then every granted token is drafted, whatever it is
+    if drafter is None:
+        storage, make_drafter = KVStorage(layout, num_pages), None
+        memory = storage.memory
+    else:
+        joint = drafter.allocate(layout, num_pages)
+        storage, memory = joint.target, joint.whole
+        make_drafter = drafter.maker(
+            joint,
+            max_tokens=config.speculative_num_tokens,
+            uses_rejection=config.speculative_verify == "rejection",
+            tree=tree,
+        )
+    populator = Populator(memory)
+    make_cache = tiered_cache(config, digest, memory, mark=loaded.mark)
+
+    def make_runner(kv: KVSpace) -> PopulatingRunner:
+        runner = CPURunner(
+            model,
+            storage,
+            kernel,
+            max_rows=config.num_rows,
+            max_length=max_length,
+            num_threads=num_threads,
+            make_lookup=_LOOKUPS.get(found.kind) if found is not None and not is_simulated else None,
+            make_drafter=make_drafter,
+            simulated_acceptance=config.speculative_acceptance,
+            max_drafts=0 if found is None else config.speculative_num_tokens,
+            processors=processors,
+        )
+        populating = PopulatingRunner(runner, populator)
+        if control is not None:
+            measure_cost(control, config, info, populating)
+        return populating
+
+    config = replace(
+        config,
+        max_total_tokens=num_pages * config.page_size,
+        max_length=max_length,
+        num_threads=num_threads,
+        joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
+    )
+    return assemble(
+        config,
+        info=info,
+        make_runner=make_runner,
+        make_cache=make_cache,
+        drafting=control,
+        tree=tree,
+        compiler=grammar_compiler(config, folder, info),
+        drafts_constrained=True,
+        processors=processors,
+        inbox=inbox,
+        outbox=outbox,
+    )
+
+
+def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
+    """Return the forms of weights, and the instructions for products with activations that are rounded."""
+    names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
+    products = {
+        f"; products with {'int8' if isinstance(level, DotLevel) else 'bfloat16'} activations "
+        f"by {level.name.replace('_', '-')}"
+        for _, level in variants
+        if not isinstance(level, WideLevel)
+    }
+    return names + "".join(sorted(products))
+
+
+def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
+    """Return what drafts for the model, after a comparison of its folder with the target's."""
+    assert config.speculative != "off"
+    found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
+    if found.kind == "draft" and found.folder is not None:
+        check_draft(found.folder, folder)
+    _log.info("drafts: %s%s", found.kind, "" if found.folder is None else f" in {found.folder}")
+    return found
+
+
+def _memory(config: EngineConfig, model: ModelConfig, layout: PageLayout) -> tuple[int, int]:
+    """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
+    longest = min(config.max_length or model.max_position, model.max_position)
+    available = available_memory_bytes()
+    if config.max_total_tokens is not None:
+        num_pages = config.max_total_tokens // config.page_size
+        if num_pages * layout.bytes_per_page > available:
+            raise ValueError(
+                f"max_total_tokens must be at most {available // layout.bytes_per_page * config.page_size}, for which "
+                f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
+            )
+    else:
+        per_row, for_longest = (-(-length // config.page_size) for length in (min(longest, _TYPICAL_LENGTH), longest))
+        useful = max(config.num_rows * per_row, for_longest)
+        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)))
+    max_length = min(longest, num_pages * config.page_size)
+    if longest < 2:
+        raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {model.max_position}")
+    if max_length < 2:
+        raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
+    if config.max_length is not None and max_length < config.max_length:
+        raise ValueError(
+            f"max_length must be at most {max_length} "
+            f"({num_pages} pages of {config.page_size} tokens, and the model allows {model.max_position}), "
+            f"got {config.max_length}"
+        )
+    return num_pages, max_length
+
+
+def _num_cores() -> int:
+    """Return the physical cores that this process may use; hyperthreads of one core count once if that is known."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    try:
+        per_core = len(siblings.read_text().strip().replace("-", ",").split(","))
+    except OSError:
+        per_core = 1
+    return max(1, usable // per_core)

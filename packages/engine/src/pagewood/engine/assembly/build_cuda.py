@@ -1,0 +1,499 @@
+"""Build an engine on a CUDA device: compile kernels, load the model, divide the device's memory, capture graphs."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress, SamplingParams
+from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
+from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.lower_caches import tiered_cache
+from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.model_folder.folder import model_folder, model_name
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cuda.device import CUDADevice, Device
+from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.processors import Process
+from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.storage import KVStorage
+
+_log = logging.getLogger(__name__)
+
+_WRAPPER_BYTES = 8 << 20  # integer workspace on the device of each FlashInfer wrapper
+_GRAPH_BYTES = 4 << 20  # memory of the driver for each captured graph
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltRunner:
+    """A runner with its graphs captured, and its sizes."""
+
+    runner: CUDARunner
+    model: ModelConfig
+    memory: PageMemory
+    """KV memory; the runner uses its last page itself."""
+    num_pages: int
+    max_length: int
+
+
+def build_cuda_engine(
+    config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None
+) -> Engine:
+    """Load a model and build an engine for it on the current CUDA device; see `build_engine`."""
+    if config.dtype == "float32":
+        raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
+    if config.speculative_verify == "rejection":
+        raise ValueError("speculative_verify must be exact on CUDA, got rejection")
+    folder = model_folder(config.model)
+    needs = [kernel_needs(config, ModelConfig.from_folder(folder))]
+    found = drafter_of(config, folder)
+    layer = None if found is None else drafter_needs(config, found, folder)
+    if layer is not None:
+        needs.append(_drafter_kernels(config, layer))
+    device, flashinfer = open_cuda()
+    try:
+        compile_kernels(needs, progress=progress)
+    except RuntimeError as error:
+        raise ValueError(f"device cuda needs FlashInfer's kernels, which cannot be compiled here: {error}") from error
+    return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
+
+
+def build_on(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    progress: Progress | None = None,
+) -> Engine:
+    """Build an engine on a device that FlashInfer supports; other arguments and errors as in `build_engine`."""
+    config = config.resolved()
+    processors = load_processors(config)
+    folder = model_folder(config.model)
+    digest = ModelDigest(folder)
+    if config.disk_cache_path is not None or config.remote_cache is not None:
+        digest.begin()  # while the weights are read
+    built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, progress=progress)
+    info = EngineInfo(
+        model_name=model_name(config.model),
+        max_length=built.max_length,
+        vocab_size=built.model.vocab_size,
+        eos_token_ids=built.model.eos_token_ids,
+        num_pages=built.num_pages,
+        page_size=config.page_size,
+        vector_size=built.model.hidden_size,
+        page_bytes=built.memory.layout.bytes_per_page,
+    )
+    make_cache = tiered_cache(config, digest, built.memory)
+    control = draft_control(config, computes_padding=True)
+    if control is not None:
+        measure_cost(control, config, info, built.runner)
+    config = replace(config, max_total_tokens=built.num_pages * config.page_size, max_length=built.max_length)
+    return assemble(
+        config,
+        info=info,
+        make_runner=lambda kv: built.runner,
+        make_cache=make_cache,
+        drafting=control,
+        compiler=grammar_compiler(config, folder, info),
+        drafts_constrained=True,
+        processors=processors,
+        inbox=inbox,
+        outbox=outbox,
+    )
+
+
+def open_cuda() -> tuple[CUDADevice, FlashInfer]:
+    """Return the current CUDA device and FlashInfer.
+
+    Raises:
+        ValueError: there is no CUDA device, or FlashInfer is not installed.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
+    # FlashInfer has two implementations of norms; its default depends on whether nvidia-cutlass-dsl is installed.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # not ours
+    try:
+        flashinfer: Any = importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise ValueError(f"device cuda needs FlashInfer: pip install 'pagewood-engine[cuda]' ({error})") from error
+    return CUDADevice(), flashinfer
+
+
+def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: bool = False) -> CUDAOps:
+    """Return the arithmetic of an engine: FlashInfer's and torch's, and Triton's kernels on a device that has Triton.
+
+    Raises:
+        ValueError: batch-invariant projections need Triton.
+    """
+    if device.type == "cpu":
+        return CUDAOps(flashinfer, linear_by_row if batch_invariant else functional.linear)
+    module = "linear_triton" if batch_invariant else "few_rows_triton"
+    try:
+        kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
+    except ImportError as error:
+        if batch_invariant:
+            raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
+        _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
+        return CUDAOps(flashinfer)
+    if batch_invariant:
+        return CUDAOps(flashinfer, kernels.linear)
+    return CUDAOps(flashinfer, kernels.linear, partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul))
+
+
+def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
+    """Return the attention kernels that an engine for a model needs.
+
+    Raises:
+        ValueError: there are none for the model, or no batch-invariant ones where they are requested.
+    """
+    if model.head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {model.head_dim}")
+    window = min((window for window in model.windows if window is not None), default=None)
+    longest = min(config.max_length or model.max_position, model.max_position)
+    if config.batch_invariant and window is not None and window < longest:
+        raise ValueError(
+            f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
+            f"sliding window, and the order of summation depends on where the window starts; got {longest}"
+        )
+    return KernelNeeds(
+        dtype=_dtype_of(config),
+        head_dim=model.head_dim,
+        group=model.num_heads // model.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in model.windows})),
+        batch_invariant=config.batch_invariant,
+        kv_dtype=_kv_dtype_of(config),
+        verifies=config.speculative != "off",
+    )
+
+
+def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
+    """Return the attention kernels of a draft model or a head: with masks, and those of plain steps for a head."""
+    return KernelNeeds(
+        dtype=_dtype_of(config),
+        head_dim=layer.head_dim,
+        group=layer.num_heads // layer.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in layer.windows})),
+        batch_invariant=config.batch_invariant,
+        kv_dtype=_kv_dtype_of(config),
+        verifies=True,
+    )
+
+
+def build_cuda_runner(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    folder: Path,
+    *,
+    processors: Mapping[str, Process] | None = None,
+    progress: Progress | None,
+) -> BuiltRunner:
+    """Load the model of `folder` to `device`, use the memory that is left as KV memory, and capture the graphs.
+
+    Raises:
+        ValueError: the model is not supported, or does not fit; the message says what to change and by how much.
+        FileNotFoundError: the folder lacks a file.
+    """
+    dtype = _dtype_of(config)
+    ops = cuda_ops(flashinfer, device.torch_device, batch_invariant=config.batch_invariant)
+    found = drafter_of(config, folder)
+    free_before = device.free_bytes()
+    drafter: LoadedDrafter | None = None
+    try:
+        model = load_model(folder, ops, dtype=getattr(torch, dtype), device=device.torch_device, progress=progress)
+        if found is not None:
+            drafter = LoadedDrafter.load(
+                found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
+            )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
+            "use a smaller model or dtype, or free memory on the device"
+        ) from error
+    sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
+    sizes = sizes if config.cuda_graph else []
+    layout = MultiHeadLayout(
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        page_size=config.page_size,
+        dtype=_kv_dtype_of(config),
+    )
+    parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
+    longest = min(config.max_length or model.config.max_position, model.config.max_position)
+    if drafter is not None:
+        longest = min(longest, drafter.max_position or longest)
+    budget = _Budget(
+        free_bytes=free_before,
+        mem_fraction=config.mem_fraction,
+        weight_bytes=free_before - device.free_bytes(),
+        activation_bytes=_activation_bytes(parts, longest),
+        graph_bytes=_graph_bytes(
+            sizes,
+            model.config,
+            page_size=config.page_size,
+            dtype=dtype,
+            longest=longest,
+            width=0 if drafter is None else 1 + config.speculative_num_tokens,
+        ),
+        page_bytes=parts.page_bytes,
+    )
+    num_pages = budget.num_pages(config)
+    max_length = min(longest, num_pages * config.page_size)
+    if config.max_length is not None and max_length < config.max_length:
+        raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
+    _log.info(
+        "%d KV pages of %d tokens, at most %d tokens per request; %d requests and %d prompt tokens per step; %s",
+        num_pages,
+        config.page_size,
+        max_length,
+        config.num_rows,
+        config.max_chunk_tokens,
+        budget,
+    )
+    runner, memory = parts.runner(
+        num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
+    )
+    return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a runner is made of, except its memory."""
+
+    device: Device
+    flashinfer: FlashInfer
+    model: Decoder[Tensor]
+    drafter: LoadedDrafter | None
+    layout: MultiHeadLayout
+    config: EngineConfig
+
+    @property
+    def layouts(self) -> tuple[MultiHeadLayout, ...]:
+        """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
+        more = None if self.drafter is None else self.drafter.layout(self.layout)
+        return (self.layout,) if more is None else (self.layout, more)
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page."""
+        return sum(layout.bytes_per_page for layout in self.layouts)
+
+    def runner(
+        self,
+        num_pages: int,
+        *,
+        max_length: int,
+        graph_sizes: Sequence[int] = (),
+        processors: Mapping[str, Process] | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[CUDARunner, PageMemory]:
+        """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
+        config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
+        layouts, draft_storage = self.layouts, None
+        if len(layouts) == 1:
+            storage = KVStorage(self.layout, num_pages + 1, device=where)
+            memory = storage.memory
+        else:
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)
+            storage, draft_storage = (
+                KVStorage(layout, num_pages + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+            )
+        drafter = self.drafter and self.drafter.make(
+            draft_storage,
+            self.flashinfer,
+            self.device,
+            max_rows=config.num_rows,
+            max_length=max_length,
+            dtype=dtype,
+            batch_invariant=config.batch_invariant,
+        )
+        runner = CUDARunner(
+            self.model,
+            storage,
+            self.flashinfer,
+            self.device,
+            max_rows=config.num_rows,
+            max_length=max_length,
+            dtype=dtype,
+            batch_invariant=config.batch_invariant,
+            graph_sizes=graph_sizes,
+            drafter=drafter,
+            max_drafts=0 if drafter is None else config.speculative_num_tokens,
+            acceptance=config.speculative_acceptance,
+            processors=processors,
+            progress=progress,
+        )
+        return runner, memory
+
+
+def _dtype_of(config: EngineConfig) -> str:
+    return config.resolved().dtype
+
+
+def _kv_dtype_of(config: EngineConfig) -> str:
+    dtype = config.resolved().kv_cache_dtype
+    return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    """How the memory of a device is divided, in bytes."""
+
+    free_bytes: int
+    """Free memory before anything was loaded."""
+    mem_fraction: float
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    page_bytes: int
+
+    def num_pages(self, config: EngineConfig) -> int:
+        """Return the number of pages of KV memory: as configured, or all that fit beside the page that the runner uses.
+
+        Raises:
+            ValueError: too few fit.
+        """
+        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
+        left = int(self.free_bytes * self.mem_fraction) - taken
+        fitting = max(left, 0) // self.page_bytes - 1
+        needed = -(-2 // config.page_size)
+        if config.max_total_tokens is not None:
+            needed = max(config.max_total_tokens // config.page_size, needed)
+        if fitting < needed:
+            missing = (needed + 1) * self.page_bytes - left
+            share = (taken + (needed + 1) * self.page_bytes) / self.free_bytes
+            change = f"raise mem_fraction to {share:.2f} or " if share <= 1 else ""
+            raise ValueError(
+                f"KV memory of {needed} pages lacks {-(-missing // _MIB)} MiB, {self}: {change}lower max_total_tokens, "
+                "chunked_prefill_size or max_running, or free memory on the device"
+            )
+        return fitting if config.max_total_tokens is None else needed
+
+    def __str__(self) -> str:
+        """Return the budget in words."""
+        return (
+            f"of {self.free_bytes / _MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
+            f"{self.free_bytes * self.mem_fraction / _MIB:.0f}; weights {self.weight_bytes / _MIB:.0f}, "
+            f"activations {self.activation_bytes / _MIB:.0f}, graphs {self.graph_bytes / _MIB:.0f}"
+        )
+
+
+def _graph_bytes(
+    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int
+) -> int:
+    """Return the memory of the graphs; they share the activations of the largest one.
+
+    Args:
+        sizes: grants of the graphs.
+        model: that they compute.
+        page_size: tokens of a page.
+        dtype: of activations.
+        longest: longest sequence.
+        width: tokens that a step verifies of each grant; each size then has a second graph. 0: no step verifies.
+    """
+    if not sizes:
+        return 0
+    item_bytes = getattr(torch, dtype).itemsize
+    largest, num_windows = max(sizes), len(set(model.windows))
+    num_graphs = len(sizes) * (2 if width else 1)
+    wrappers = num_graphs * num_windows * _WRAPPER_BYTES
+    logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # of verification: one, and a copy
+    widest = max(width, 1)
+    activations = largest * widest * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
+    masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
+    return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
+
+
+def _activation_bytes(parts: _Parts, longest: int) -> int:
+    """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
+    config = parts.config
+    batch = _largest_batch(config, longest)
+    num_pages = int(batch.page_ids[-1]) + 1
+
+    def work() -> None:
+        runner, _ = parts.runner(num_pages, max_length=longest)
+        try:
+            runner.launch(batch).wait()
+            if parts.drafter is not None:
+                runner.launch(_largest_verification(config, batch)).wait()
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
+                f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
+            ) from error
+
+    masks = 0
+    if parts.drafter is not None:  # of a step that verifies beside the largest chunk of a prompt
+        masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
+    return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
+
+
+def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
+    """Return a step that verifies as many drafts as possible in every row of `batch`, which came before it."""
+    count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
+    empty = np.empty(0, np.int32)
+    return replace(
+        batch,
+        page_rows=empty,
+        page_columns=empty,
+        page_ids=empty,
+        counts=np.full_like(batch.counts, count),
+        num_promised=np.full_like(batch.num_promised, count),
+    )
+
+
+def _largest_batch(config: EngineConfig, longest: int) -> Batch:
+    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
+    num_rows = config.num_rows
+    count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
+    pages_per_row = -(-count // config.page_size)
+    rows = np.arange(num_rows, dtype=np.int32)
+    empty = np.empty(0, np.int32)
+    every_filter = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, typical_p=0.9)
+    return Batch(
+        page_rows=np.repeat(rows, pages_per_row),
+        page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
+        page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
+        token_rows=empty,
+        token_positions=empty,
+        token_ids=empty,
+        rows=rows,
+        starts=np.zeros(num_rows, np.int32),
+        counts=np.full(num_rows, count, np.int32),
+        sampled=rows.copy(),
+        num_promised=np.ones(num_rows, np.int32),
+        sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
+    )

@@ -1,0 +1,158 @@
+"""What drafts on a CUDA device: found, checked and loaded."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter
+from pagewood.engine.model_folder.load import check_draft, load_draft, load_head
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.head import Head
+from pagewood.engine.models.head_config import HeadConfig
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
+from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
+from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.verify import Drafter
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+
+def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
+    """Return what drafts for the model in `folder`; None: nothing.
+
+    "auto" skips a head or a draft model that ships with the model if FlashInfer has no kernels for it.
+
+    Raises:
+        ValueError: the drafter, or how it is to be used, is not supported on CUDA.
+        FileNotFoundError: there is no such drafter.
+    """
+    if config.speculative == "off":
+        return None
+    if config.speculative == "suffix":
+        raise ValueError(
+            "speculative must be off, ngram, draft, eagle or auto on CUDA, got suffix: its index lies on the host"
+        )
+    if config.speculative_topk > 1:
+        raise ValueError(f"speculative_topk must be 1 on CUDA, which verifies chains, got {config.speculative_topk}")
+    if config.speculative_verify != "exact":
+        raise ValueError(f"speculative_verify must be exact on CUDA, got {config.speculative_verify}")
+    found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
+    if config.speculative != "auto":
+        return found
+    shipped = folder / "draft"
+    if found.kind == "eagle" and _layer_of(found, folder).head_dim not in HEAD_DIMS and shipped.is_dir():
+        found = FoundDrafter(kind="draft", folder=shipped)
+    if found.folder is not None and _layer_of(found, folder).head_dim not in HEAD_DIMS:
+        found = FoundDrafter(kind="ngram")
+    return found
+
+
+def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> ModelConfig | None:
+    """Return the configuration of the layers that attend when the model in `folder` is drafted for, or None.
+
+    Raises:
+        ValueError: FlashInfer has no kernels for them, or the draft model or the head does not fit the model.
+    """
+    if found.folder is None:
+        return None
+    layer = _layer_of(found, folder)
+    if layer.head_dim not in HEAD_DIMS:
+        what = "the head" if found.kind == "eagle" else "the draft model"
+        raise ValueError(
+            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {layer.head_dim}"
+        )
+    return layer
+
+
+def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:
+    assert found.folder is not None
+    if found.kind == "draft":
+        return check_draft(found.folder, folder)
+    return HeadConfig.from_folder(found.folder, ModelConfig.from_folder(folder)).layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDrafter:
+    """A drafter before it has KV memory: a draft model, a head, or neither for n-grams."""
+
+    model: Decoder[Tensor] | None = None
+    head: Head[Tensor] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        found: FoundDrafter,
+        folder: Path,
+        target: Decoder[Tensor],
+        ops: CUDAOps,
+        *,
+        dtype: str,
+        device: torch.device,
+        progress: Progress | None,
+    ) -> LoadedDrafter:
+        """Load what drafts for `target`, the model in `folder`; errors as in `load_draft` and `load_head`."""
+        if found.folder is None:
+            return cls()
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
+        if found.kind == "draft":
+            return cls(model=load_draft(found.folder, folder, ops, **options))
+        return cls(head=load_head(found.folder, target, ops, **options))
+
+    @property
+    def max_position(self) -> int | None:
+        """The longest sequence that it drafts for; None: any."""
+        config = self._config
+        return None if config is None else config.max_position
+
+    def layout(self, target: MultiHeadLayout) -> MultiHeadLayout | None:
+        """Return the layout of the drafter's KV, in the pages of `target`; None: it has none."""
+        config = self._config
+        if config is None:
+            return None
+        return MultiHeadLayout(
+            num_layers=config.num_layers if self.head is None else self.head.config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            page_size=target.page_size,
+            dtype=target.dtype,
+        )
+
+    def make(
+        self,
+        storage: KVStorage | None,
+        flashinfer: FlashInfer,
+        device: Device,
+        *,
+        max_rows: int,
+        max_length: int,
+        dtype: str,
+        batch_invariant: bool,
+    ) -> Drafter:
+        """Return the drafter, with its KV memory."""
+        options: dict[str, Any] = {
+            "max_rows": max_rows, "max_length": max_length, "dtype": dtype, "batch_invariant": batch_invariant
+        }  # fmt: skip
+        if self.model is not None and storage is not None:
+            return DraftModel(self.model, storage, flashinfer, device, **options)
+        if self.head is not None and storage is not None:
+            return EagleDrafter(self.head, storage, flashinfer, device, **options)
+        return NgramDrafter()
+
+    @property
+    def _config(self) -> ModelConfig | None:
+        if self.model is not None:
+            return self.model.config
+        return None if self.head is None else self.head.config.layer

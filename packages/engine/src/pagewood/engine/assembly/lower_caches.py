@@ -1,0 +1,200 @@
+"""Builds the host, disk and shared caches that the configuration asks for; part of the composition root."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.assemble import radix_cache
+from pagewood.engine.assembly.available_memory import available_memory_bytes
+from pagewood.engine.assembly.late_store import LateStore
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
+
+_log = logging.getLogger(__name__)
+
+_GB = 1_000_000_000
+
+Fingerprint = Callable[[], bytes | None]
+"""Waits for bytes that identify a model, at most 32; None: there are none, because its files have changed."""
+
+
+class TieredCaches:
+    """Makes prefix caches over a host cache and, if configured, a disk cache and one that engines share.
+
+    Invariant: only the cache that was made last is in use, and only it uses these.
+
+    Args:
+        config: with a host cache.
+        memory: the KV memory of the runner.
+        page_size: tokens per page.
+        fingerprint: identifies the model: KV on disk and in the shared cache belongs to one. If it has to be waited
+            for, these are opened when it is known, and are empty until then.
+
+    Raises:
+        ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
+            cannot be used.
+    """
+
+    __slots__ = ("_config", "_disk", "_host", "_last", "_memory", "_page_size", "_remote")
+
+    def __init__(
+        self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes | Fingerprint
+    ) -> None:
+        assert config.host_cache_gb is not None
+        page_bytes = memory.layout.bytes_per_page
+        num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
+        host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
+        self._config = config
+        self._memory = memory
+        self._page_size = page_size
+        self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
+        self._disk: PageStore | None = None
+        self._last: TieredIndex | None = None  # written by: make
+        _log.info("host cache: %d pages", num_host_pages)
+        if config.disk_cache_path is not None and config.disk_cache_gb is not None:
+            path = Path(config.disk_cache_path) / "shard-0.pages"
+            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
+            self._disk = _opened(
+                lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
+                fingerprint, layout=repr(memory.layout), name=f"the disk cache {path}",
+            )  # fmt: skip
+        self._remote: PageStore | None = None
+        if config.remote_cache is not None:
+            place, budget_gb = config.remote_cache, config.remote_cache_gb
+            num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
+            self._remote = _opened(
+                lambda identity: shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=identity),
+                fingerprint, layout=repr(memory.layout), name=f"the shared cache {place}",
+            )  # fmt: skip
+            _log.info("shared cache: %s", place)
+
+    def make(self) -> TieredIndex:
+        """Return a cache with an empty device; the previous one, if any, is closed."""
+        if self._last is not None:
+            self._last.close(keep_stores=True)
+        self._last = TieredIndex(
+            radix_cache(self._config, self._page_size),
+            device=device_pages(self._memory),
+            host=self._host,
+            disk=self._disk,
+            remote=self._remote,
+            page_size=self._page_size,
+            write_policy=WritePolicy(self._config.cache_write_policy),
+        )
+        return self._last
+
+
+def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: bytes) -> PageStore:
+    """Return the store that `EngineConfig.remote_cache` names.
+
+    Args:
+        place: a folder, `mooncake://HOST:PORT?option=value`, or `lmcache+URL`.
+        num_bytes: size of the folder's files, or of the memory that this process gives; LMCache has its own.
+        page_bytes: size of a page image, in bytes.
+        fingerprint: what the pages hold.
+
+    Raises:
+        ValueError: the place is wrong, cannot be used, or needs a package that is not installed.
+    """
+    scheme, found, rest = place.partition("://")
+    if not found:
+        return SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=fingerprint)
+    is_lmcache = scheme.startswith("lmcache+")
+    options = {} if is_lmcache else dict(parse_qsl(urlsplit(f"//{rest}").query))
+    unknown = options.keys() - {"host", "protocol", "devices", "metadata"}
+    if unknown or not (is_lmcache or scheme == "mooncake"):
+        raise ValueError(
+            "remote_cache must be a folder, lmcache+URL, or mooncake://HOST:PORT with host, protocol, devices or "
+            f"metadata, got {place!r}"
+        )
+    try:
+        if is_lmcache:
+            from pagewood.kvpool.integrations.lmcache import LMCacheStore
+
+            return LMCacheStore(place.removeprefix("lmcache+"), page_bytes=page_bytes, fingerprint=fingerprint)
+        from pagewood.kvpool.integrations.mooncake import MooncakeStore
+
+        return MooncakeStore.connect(
+            urlsplit(f"//{rest}").netloc, page_bytes=page_bytes, fingerprint=fingerprint, num_bytes=num_bytes, **options
+        )
+    except ImportError as error:
+        package = "lmcache" if is_lmcache else "mooncake-transfer-engine"
+        raise ValueError(f"remote_cache {place!r} needs a package: pip install {package} ({error})") from error
+    except OSError as error:
+        raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
+
+
+def tiered_cache(
+    config: EngineConfig, digest: ModelDigest, memory: PageMemory, *, mark: str = ""
+) -> Callable[[], TieredIndex] | None:
+    """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
+
+    Keys and values in files are used again if model and `mark` are the same; it says what else they depend on.
+    """
+    if config.host_cache_gb is None:
+        return None
+    if config.disk_cache_path is None and config.remote_cache is None:  # then no page outlives the process
+        return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"").make
+    digest.begin()
+
+    def marked(identity: bytes | None) -> bytes | None:
+        return identity if identity is None or not mark else sha256(identity + mark.encode()).digest()
+
+    fingerprint = marked(digest.known()) or (lambda: marked(digest.wait()))
+    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
+
+
+def _opened(
+    make: Callable[[bytes], PageStore], fingerprint: bytes | Fingerprint, *, layout: str, name: str
+) -> PageStore:
+    """Return the store that `make` opens for a fingerprint of model and layout, now or when the model's is known."""
+
+    def whole(identity: bytes) -> bytes:
+        return sha256(identity + layout.encode()).digest()
+
+    if isinstance(fingerprint, bytes):
+        return make(whole(fingerprint))
+
+    def late() -> PageStore | None:
+        identity = fingerprint()
+        return None if identity is None else make(whole(identity))
+
+    _log.info("%s is opened when the model has been read for its digest", name)
+    return LateStore(late, name=name)
+
+
+def _disk_store(path: Path, *, page_bytes: int, num_pages: int, fingerprint: bytes) -> DiskTier:
+    disk = DiskTier(
+        path, page_bytes=page_bytes, num_bytes=num_pages * page_bytes, fingerprint=fingerprint, sets_aside=True
+    )
+    _log.info("disk cache: %d pages, %d of them in use", num_pages, disk.num_held)
+    return disk
+
+
+def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
+    num_pages = int(budget_gb * _GB) // page_bytes
+    if num_pages < 1:
+        raise ValueError(f"{name} must hold at least one page of {page_bytes / _GB:.6f}e9 bytes, got {budget_gb}")
+    return num_pages
+
+
+def _pinned(num_pages: int, page_bytes: int) -> Bytes:
+    """Return pinned memory for the host's pages, which a GPU copies from and to. It is taken at once."""
+    num_bytes, available = num_pages * page_bytes, available_memory_bytes()
+    if num_bytes > available:
+        raise ValueError(
+            f"host_cache_gb must fit into the {available / _GB:.1f} GB of memory that are available, because a GPU "
+            f"needs it pinned, got {num_bytes / _GB:.1f}"
+        )
+    try:
+        return pinned_memory(num_pages, page_bytes)
+    except RuntimeError as error:
+        raise ValueError(f"host_cache_gb must be memory that can be pinned for a GPU: {error}") from error

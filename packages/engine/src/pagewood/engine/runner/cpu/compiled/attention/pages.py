@@ -1,0 +1,405 @@
+"""Causal attention over pages, for any mix of grants: single tokens and chunks of prompts.
+
+The work is cut into items: (grant, key head, a tile of query tokens). An item reads its keys and values once for all
+query heads that share the key head. A tile of few query rows reads pages in place; a tile of many rows first copies
+blocks of 64 keys, transposed, so that the inner loops run over keys. Both keep a running maximum and sum per query row.
+
+Both compute the same bits. Blocks begin at positions that are multiples of 64, so the order in which a row's keys are
+added depends on its position only: not on its grant, the other grants, the page size or the threads. A score has one
+order of addition (`head`), a block of scores one function that weighs it (`softmax`), and values are added in ascending
+order of their positions. The weight of a key that a row does not see is 0 and changes nothing.
+
+Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
+Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.attention.head import head_loops
+from pagewood.engine.runner.cpu.compiled.attention.softmax import BLOCK, weigher
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, strict
+from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers
+from pagewood.engine.runner.cpu.compiled.products.tile import TALL, WIDTH, multiply_tall
+
+_F = np.float32
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
+_LARGEST_CODE = _F(127.0)
+_MANY = 16  # query rows for which copying a block of keys pays
+_UNSEEN = _F(-np.inf)  # the score of a key that a row does not see
+_LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
+
+
+@inlined
+def _places(scope: Any) -> Any:
+    """Return the page table, and the row, the first position and the first token of every grant."""
+    num_grants = scope[Column.NUM_GRANTS]
+    return (
+        integer_rows(scope[Column.PAGE_TABLE], 0, scope[Column.PAGES_PER_ROW]),
+        integers(scope[Column.ROWS], num_grants),
+        integers(scope[Column.STARTS], num_grants),
+        integers(scope[Column.OFFSETS], num_grants + 1),
+    )
+
+
+@inlined
+def slot_of(key: Any, tree_start: Any, path: Any) -> Any:
+    """Return the slot of a row that holds the key of a position.
+
+    It is the position itself, except in a tree, whose node i lies in slot tree_start + i.
+
+    Args:
+        key: the position.
+        tree_start: position of the root, after all positions if there is no tree.
+        path: `[>= 1 + key - tree_start] int32`, nodes from the root to the query.
+    """
+    return key if key < tree_start else tree_start + path[key - tree_start]
+
+
+@inlined
+def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
+          last: Any) -> None:  # fmt: skip
+    """Write the keys and values of tokens [first, last) of the scope to their pages; `scales` is empty."""
+    page_table, rows, starts, offsets = _places(scope)
+    dim = _U(k.shape[1] // kv_heads)
+    half = _U(page_size * k.shape[1])  # elements of the keys of a page
+    stride = _U(page_size) * dim
+    for grant in range(rows.shape[0]):
+        for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
+            position = starts[grant] + token - offsets[grant]
+            page = page_table[rows[grant], position // page_size]
+            base = _U(page) * _U(2) * half + _U(position % page_size) * dim
+            for head in range(_U(kv_heads)):
+                to = base + head * stride
+                for d in range(dim):
+                    memory[to + d] = k[_U(token), head * dim + d]
+                    memory[to + half + d] = v[_U(token), head * dim + d]
+
+
+@exact
+def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
+    """Write `dim` elements of a row of `x` as codes from `memory[to * dim]` on, and their scale to `scales[to]`."""
+    largest = _F(0.0)
+    for d in range(dim):
+        size = abs(x[token, start + d])
+        largest = size if size > largest or size != size else largest  # NaN makes the scale NaN
+    scale = largest / _LARGEST_CODE
+    scales[to] = scale
+    divisor = scale if scale > _F(0.0) else _F(1.0)
+    for d in range(dim):
+        code = np.rint(x[token, start + d] / divisor)
+        memory[to * dim + d] = np.int8(min(max(code, -_LARGEST_CODE), _LARGEST_CODE))
+
+
+@inlined
+def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
+                last: Any) -> None:  # fmt: skip
+    """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
+    page_table, rows, starts, offsets = _places(scope)
+    dim = _U(k.shape[1] // kv_heads)
+    half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
+    for grant in range(rows.shape[0]):
+        for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
+            position = starts[grant] + token - offsets[grant]
+            page = page_table[rows[grant], position // page_size]
+            base = _U(page) * _U(2) * half + _U(position % page_size)
+            for head in range(_U(kv_heads)):
+                to = base + head * _U(page_size)
+                _store_code(memory, scales, to, k, _U(token), head * dim, dim)
+                _store_code(memory, scales, to + half, v, _U(token), head * dim, dim)
+
+
+@inlined
+def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any,
+                first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
+
+    The other values become zeros. Their keys are not changed, because their scores are masked.
+    """
+    width = _U(_wide(dim))
+    half = _U(kv_heads * page_size * dim)
+    key = first
+    while key < last:
+        offset = key % page_size
+        size = min(page_size - offset, last - key)
+        base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
+        to = _U(key - first)
+        for j in range(_U(size)):
+            for d in range(_U(dim)):
+                keys[d * _U(BLOCK) + to + j] = memory[base + j * _U(dim) + d]
+            for d in range(_U(dim)):
+                values[(to + j) * width + d] = memory[base + half + j * _U(dim) + d]
+        key += size
+    for i in range(_U(last - first) * width, _U(BLOCK) * width):
+        values[i] = _F(0.0)
+
+
+@inlined
+def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
+                     dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Like `_load_block`, from codes."""
+    width = _U(_wide(dim))
+    half = _U(kv_heads * page_size)
+    for key in range(first, last):
+        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
+        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first)
+        for d in range(_U(dim)):
+            keys[d * _U(BLOCK) + to] = _F(memory[at * _U(dim) + d]) * k_scale
+        for d in range(_U(dim)):
+            values[to * width + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
+    for i in range(_U(last - first) * width, _U(BLOCK) * width):
+        values[i] = _F(0.0)
+
+
+@inlined
+def _load_code_rows(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
+                    dim: Any, first: Any, last: Any, keys: Any, values: Any, tree_start: Any,
+                    path: Any) -> None:  # fmt: skip
+    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`; see `slot_of`."""
+    half = _U(kv_heads * page_size)
+    for key in range(first, last):
+        slot = slot_of(key, tree_start, path)
+        at = _U(page_table[row, slot // page_size]) * _U(2) * half + _U(head * page_size + slot % page_size)
+        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first) * _U(dim)
+        for d in range(_U(dim)):
+            keys[to + d] = _F(memory[at * _U(dim) + d]) * k_scale
+        for d in range(_U(dim)):
+            values[to + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
+
+
+@inlined
+def _wide(dim: Any) -> Any:
+    """Return `dim`, rounded up to whole panels."""
+    return (dim + WIDTH - 1) // WIDTH * WIDTH
+
+
+@inlined
+def _load_queries(q: Any, queries: Any, token: Any, first_head: Any, group: Any, num_rows: Any, dim: Any,
+                  scale: Any) -> None:  # fmt: skip
+    """Copy query rows, scaled, to `queries`, tile by tile, each tile `[dim, TALL]`: row r is head r % group."""
+    for r in range(num_rows):
+        base = _U(r // TALL * TALL * dim + r % TALL)
+        start = _U((first_head + r % group) * dim)
+        for d in range(_U(dim)):
+            queries[base + d * _U(TALL)] = q[_U(token + r // group), start + d] * scale
+
+
+@inlined
+def _are_finite(values: Any) -> Any:
+    """Whether all of `values` are finite numbers."""
+    poison = _F(0.0)
+    for i in range(_U(values.shape[0])):
+        poison += values[i] * _F(0.0)
+    return poison == _F(0.0)
+
+
+@exact
+def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any, sums: Any, at: Any,
+                width: Any) -> None:  # fmt: skip
+    """Add values [first, last) of a block to a row of sums, each times its weight, in ascending order."""
+    for j in range(first, last):
+        weight = scores[_U(scores_at + j)]
+        for d in range(_U(width)):
+            sums[_U(at) + d] += weight * values[_U(j * width) + d]
+
+
+@inlined
+def _begin(scope: Any, grant: Any) -> Any:
+    """Return the first position that a grant attends to."""
+    at = scope[Column.BEGINS]
+    return np.int64(integers(at, 0)[grant]) if at != 0 else np.int64(0)
+
+
+@inlined
+def _first_keys(scope: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
+                window: Any) -> Any:  # fmt: skip
+    """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
+    page_table, rows, starts, _ = _places(scope)
+    item = min(item, items.shape[0] - 1)
+    grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
+    first_page = max(_begin(scope, grant), starts[grant] + skipped + 1 - window) // page_size
+    return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
+
+
+def attend_item(dim: int, *, codes: bool) -> Any:
+    """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
+
+    Args:
+        dim: D.
+        codes: whether the memory holds int8 codes with scales, or float32 and no scales.
+    """
+    loops = head_loops(dim, block=BLOCK)
+    weigh_few, weigh_many = weigher(dim), weigher((dim + WIDTH - 1) // WIDTH * WIDTH)
+    score, blend, score_tall, most_rows = loops.score, loops.blend, loops.score_tall, loops.most_rows
+
+    @strict
+    def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any, path: Any, scale: Any,
+            after: Any) -> None:  # fmt: skip
+        """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
+
+        `slot_of` says where. `after` is where the keys are that are read next. They are prefetched, as all other keys
+        are a page ahead.
+        """
+        half = kv_heads * page_size * dim
+        head_at = head * page_size * dim
+        queries = np.empty(group * dim, np.float32)
+        sums = np.zeros(group * dim, np.float32)
+        maxima = np.full(group, _LOWEST, np.float32)
+        totals = np.zeros(group, np.float32)
+        scores = np.empty(group * BLOCK, np.float32)
+        for i in range(_U(group * dim)):
+            queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
+        for block in range(first_key // BLOCK * BLOCK, last_key, BLOCK):
+            first, last = max(block, first_key), min(block + BLOCK, last_key)
+            if last - first < BLOCK:
+                scores[:] = _UNSEEN
+            key = first
+            while key < last:
+                slot = slot_of(key, tree_start, path)
+                offset = slot % page_size
+                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
+                at = page_table[row, slot // page_size] * 2 * half + head_at + offset * dim
+                ahead = after
+                if key + size < last_key:
+                    ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
+                for r in range(0, group, most_rows):
+                    score(min(most_rows, group - r), queries, r * dim, memory, at, at + half, ahead, size, scores,
+                          r * BLOCK + key - block, BLOCK)  # fmt: skip
+                key += size
+            for r in range(group):
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
+            key = first
+            while key < last:
+                slot = slot_of(key, tree_start, path)
+                offset = slot % page_size
+                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
+                at = page_table[row, slot // page_size] * 2 * half + half + head_at + offset * dim
+                for r in range(0, group, most_rows):
+                    blend(min(most_rows, group - r), scores, r * BLOCK + key - block, BLOCK, memory, at, size, sums,
+                          r * dim)  # fmt: skip
+                key += size
+        for r in range(group):
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
+
+    @strict
+    def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
+                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any,
+                  path: Any, scale: Any, after: Any) -> None:  # fmt: skip
+        """Like `few`, from codes, which are turned into numbers block by block."""
+        queries = np.empty(group * dim, np.float32)
+        sums = np.zeros(group * dim, np.float32)
+        maxima = np.full(group, _LOWEST, np.float32)
+        totals = np.zeros(group, np.float32)
+        scores = np.empty(group * BLOCK, np.float32)
+        keys, values = np.empty(BLOCK * dim, np.float32), np.empty(BLOCK * dim, np.float32)
+        for i in range(_U(group * dim)):
+            queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
+        for block in range(first_key // BLOCK * BLOCK, last_key, BLOCK):
+            first, last = max(block, first_key), min(block + BLOCK, last_key)
+            size, at = last - first, first - block
+            if size < BLOCK:
+                scores[:] = _UNSEEN
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values,
+                            tree_start, path)  # fmt: skip
+            for r in range(0, group, most_rows):
+                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
+                      BLOCK)  # fmt: skip
+            for r in range(group):
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
+            for r in range(0, group, most_rows):
+                blend(min(most_rows, group - r), scores, r * BLOCK + at, BLOCK, values, 0, size, sums, r * dim)
+        for r in range(group):
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
+
+    attend_one, load = (few_codes, _load_code_block) if codes else (few, _load_block)
+
+    @strict
+    def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
+             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, begin: Any, window: Any,
+             scale: Any) -> None:  # fmt: skip
+        """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
+
+        A token sees at most `window` positions, up to its own, and none before `begin`.
+        """
+        num_rows, width = size * group, _wide(dim)
+        padded = (num_rows + TALL - 1) // TALL * TALL
+        queries = np.zeros(padded * dim, np.float32)
+        sums = np.zeros(padded * width, np.float32)
+        maxima = np.full(padded, _LOWEST, np.float32)
+        totals = np.zeros(padded, np.float32)
+        keys = np.zeros(dim * BLOCK, np.float32)
+        values = np.zeros(BLOCK * width, np.float32)
+        scores = np.empty(TALL * BLOCK, np.float32)
+        partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
+        _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
+        end = position + size
+        for first in range(max(begin, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
+            last = min(first + BLOCK, end)
+            load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+            is_finite = _are_finite(values)
+            for r in range(0, num_rows, TALL):
+                low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
+                if first > high or last <= low - window + 1:
+                    continue  # no row sees a key of this block
+                for column in range(0, BLOCK, WIDTH):
+                    score_tall(queries, r * dim, keys, column, partial, scores, column)
+                all_seen = last <= low + 1 and last == first + BLOCK and first > high - window and first >= begin
+                if not all_seen:
+                    for i in range(TALL):
+                        own = position + min(r + i, num_rows - 1) // group
+                        for j in range(BLOCK):
+                            seen = first + j <= own and first + j > own - window and first + j >= begin
+                            scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
+                for i in range(TALL):
+                    weigh_many(scores, i * BLOCK, maxima, totals, sums, r + i)
+                if all_seen or is_finite:
+                    for column in range(0, width, WIDTH):
+                        at = r * width + column
+                        multiply_tall(
+                            scores, 0, 1, BLOCK, values, column, width, BLOCK, sums, at, width, sums, at, width
+                        )
+                else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
+                    for i in range(TALL):
+                        own = position + min(r + i, num_rows - 1) // group
+                        seen_from, seen_to = max(first, begin, own - window + 1), min(last, own + 1)
+                        _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
+                                    (r + i) * width, width)  # fmt: skip
+        for r in range(num_rows):
+            to, start = _U(token + r // group), _U((head * group + r % group) * dim)
+            for d in range(_U(dim)):
+                out[to, start + d] = sums[_U(r * width) + d] / totals[r]
+
+    @inlined
+    def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, item: Any, following: Any, kv_heads: Any,
+               page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+        page_table, rows, starts, offsets = _places(scope)
+        items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
+        group = q.shape[1] // (kv_heads * dim)
+        grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
+        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
+        tree = np.int64(integers(scope[Column.TREES], 0)[grant])
+        is_tree, root = tree != 0, start + 1 - tree
+        if size * group >= _MANY and not is_tree:
+            many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
+                 page_size, begin, window, _F(scale))  # fmt: skip
+        else:
+            after = _first_keys(scope, items, following, kv_heads, page_size, dim, window)
+            path_size = scope[Column.PATH_SIZE]
+            for i in range(size):
+                at = scope[Column.PATHS] + 4 * (token + i) * path_size
+                end = root + integers(at, 1)[0] + 1 if is_tree else np.int64(start + skipped + i + 1)
+                attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
+                           max(begin, end - window), end, root if is_tree else end, integers(at + 4, path_size),
+                           _F(scale), after)  # fmt: skip
+
+    return attend

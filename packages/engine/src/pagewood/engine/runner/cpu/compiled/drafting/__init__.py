@@ -1,0 +1,1 @@
+"""Making drafts, and verifying them."""

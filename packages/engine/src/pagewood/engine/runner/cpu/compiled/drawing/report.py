@@ -1,0 +1,187 @@
+"""Log probabilities of tokens, from the logits of a step: those of tokens that were drawn, and of prompt tokens.
+
+Legend: V vocab_size, W wanted tokens, S sampled grants, K alternatives of a token.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.api import MAX_LOGPROBS
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range
+from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
+from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, long_rows, vector
+from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
+
+_F = np.float32
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
+_NUM_SUMS = 64
+_PER_SUM = 64  # numbers that are added in float32
+NUM_REPORT_COLUMNS = 3 + 2 * MAX_LOGPROBS
+"""Columns of a report: log probability (float32), rank, K, then K tokens, and from MAX_LOGPROBS later on their log
+probabilities (float32)."""
+
+
+@exact
+def _distance(largest: Any, x: Any, temperature: Any) -> Any:
+    """Return how far a logit is below the largest, after temperature; rounded as where tokens are drawn."""
+    return largest / temperature - x / temperature
+
+
+@exact
+def _log_mass(logits: Any, largest: Any, temperature: Any, nearest: Any, limit: Any) -> Any:
+    """Return the logarithm of the sum of e to the power of minus the distances in [nearest, limit].
+
+    There are many sums side by side, so that numbers are added as vectors.
+    """
+    size = _U(logits.shape[0])
+    sums, total = np.zeros(_NUM_SUMS, np.float32), 0.0
+    n = 0
+    for start in range(_U(0), size, _U(_NUM_SUMS)):
+        for j in range(_U(min(size - start, _U(_NUM_SUMS)))):
+            distance = _distance(largest, logits[start + j], temperature)
+            sums[j] += exp(-distance) if nearest <= distance <= limit else _F(0.0)
+        n += 1
+        if n == _PER_SUM:
+            for j in range(_NUM_SUMS):
+                total += np.float64(sums[j])
+                sums[j] = _F(0.0)
+            n = 0
+    for j in range(_NUM_SUMS):
+        total += np.float64(sums[j])
+    return _F(math.log(total))
+
+
+@exact
+def _key(logits: Any, i: Any, best: Any, temperature: Any, nearest: Any, limit: Any) -> Any:
+    """Return a number by which tokens are ordered as by their probability: minus infinity if they have none."""
+    if temperature == _F(0.0):
+        return logits[i] if i == best else -_F(np.inf)
+    distance = _distance(logits[best], logits[i], temperature)
+    return logits[i] if nearest <= distance <= limit else -_F(np.inf)
+
+
+@exact
+def _find_top(
+    logits: Any, best: Any, temperature: Any, nearest: Any, limit: Any, num: Any, ids: Any, values: Any
+) -> None:
+    """Write the `num` most probable tokens and their keys, best first, of equal ones the smaller token first."""
+    n = 0
+    for i in range(logits.shape[0]):
+        if n == num and not logits[i] > values[n - 1]:
+            continue
+        x = _key(logits, i, best, temperature, nearest, limit)
+        if n == num and not x > values[n - 1]:
+            continue
+        place = n if n < num else n - 1
+        while place > 0 and x > values[place - 1]:
+            ids[place], values[place] = ids[place - 1], values[place - 1]
+            place -= 1
+        ids[place], values[place] = i, x
+        n = min(n + 1, num)
+
+
+@exact
+def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any, nearest: Any, limit: Any,
+              out: Any, whole: Any) -> None:  # fmt: skip
+    """Write a report.
+
+    Args:
+        logits: `[V]`.
+        token: that is reported.
+        num_top: K.
+        best: the token with the largest logit.
+        temperature: 0: the largest logit has all of the probability.
+        nearest: how far below the largest logit, after temperature, a token must lie to have a probability.
+        limit: how far it may lie.
+        out: `[NUM_REPORT_COLUMNS] float32`, written.
+        whole: the same memory as int32.
+    """
+    largest = logits[best]
+    is_greedy = temperature == _F(0.0)
+    log_mass = _F(0.0) if is_greedy else _log_mass(logits, largest, temperature, nearest, limit)
+    num = min(num_top, logits.shape[0])
+    own, rank = _key(logits, token, best, temperature, nearest, limit), 1
+    for i in range(logits.shape[0]):
+        if logits[i] > own:
+            rank += _key(logits, i, best, temperature, nearest, limit) > own
+    whole[1], whole[2] = rank, num
+    ids, values = whole[3 : 3 + MAX_LOGPROBS], out[3 + MAX_LOGPROBS :]
+    if num > 0:
+        _find_top(logits, best, temperature, nearest, limit, num, ids, values)
+    for k in range(num + 1):
+        x = own if k == num else values[k]
+        value = x  # minus infinity stays what it is
+        if x > -_F(np.inf):
+            value = _F(0.0) if is_greedy else -_distance(largest, x, temperature) - log_mass
+        if k == num:
+            out[0] = value
+        else:
+            values[k] = value
+
+
+@inlined
+def report(
+    scope: Any, w: Any, logits_at: Any, vocab_size: Any, raw_at: Any, found_at: Any, counts_at: Any, nodes_at: Any,
+    out_at: Any,
+) -> None:  # fmt: skip
+    """Report the token after wanted token `w`, if it was drawn or belongs to a prompt, and its request asks for it.
+
+    Args:
+        scope: a row of the table of scopes.
+        w: index of the wanted token.
+        logits_at: address of `[W, V]`, from which tokens were drawn.
+        vocab_size: V.
+        raw_at: address of `[W, V]`, the logits before they were changed, of rows with changes that are reported.
+        found_at: address of `[W] int32`, the tokens of a grant, from its first wanted row on.
+        counts_at: address of `[S] int32`, how many there are.
+        nodes_at: address of `[W] int32`, the node after which each was drawn.
+        out_at: address of `[W, NUM_REPORT_COLUMNS]`, written.
+    """
+    num_sampled = scope[Column.NUM_SAMPLED]
+    firsts = integers(scope[Column.FIRSTS], 0)
+    logits = vector(logits_at + 4 * w * vocab_size, vocab_size)
+    at = out_at + 4 * w * NUM_REPORT_COLUMNS
+    out, whole = vector(at, NUM_REPORT_COLUMNS), integers(at, NUM_REPORT_COLUMNS)
+    temperature, nearest, limit = _F(1.0), _F(0.0), _F(np.inf)
+    if w >= firsts[num_sampled]:
+        scored = integer_rows(scope[Column.SCORED], 0, 2)[w - firsts[num_sampled]]
+        token, num_top = np.int64(scored[0]), np.int64(scored[1])
+        best = best_of(logits)
+    else:
+        s = np.int64(0)
+        while firsts[s + 1] <= w:
+            s += 1
+        g = integers(scope[Column.SAMPLED], 0)[s]
+        row = np.int64(integers(scope[Column.ROWS], 0)[g])
+        entry = long_rows(scope[Column.ADJUSTMENTS], 0, NUM_ADJUSTMENT_COLUMNS)[row]
+        if entry[Adjustment.REPORTED] == 0:
+            return
+        found, nodes = integers(found_at, 0), integers(nodes_at, 0)
+        first, num = np.int64(firsts[s]), np.int64(integers(counts_at, 0)[s])
+        j = np.int64(0)
+        while j < num and nodes[first + j] != w - first:
+            j += 1
+        if j == num:
+            return
+        token, num_top = np.int64(found[first + j]), entry[Adjustment.REPORTED] - 1
+        if entry[Adjustment.IS_PROCESSED] == 0 and entry[Adjustment.IS_ON] != 0:
+            logits = vector(raw_at + 4 * w * vocab_size, vocab_size)
+        best = best_of(logits)
+        if entry[Adjustment.IS_PROCESSED] != 0 and best >= 0:
+            choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
+            choice, top_k = vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS)[1]
+            temperature = choice[0]
+            if temperature > _F(0.0):
+                nearest, limit = kept_range(logits, best, temperature, top_k, choice[2], choice[3], choice[7])
+    if best < 0 or not 0 <= token < vocab_size:
+        out[0], whole[1], whole[2] = _F(np.nan), 0, 0
+        return
+    _describe(logits, token, num_top, best, temperature, nearest, limit, out, whole)

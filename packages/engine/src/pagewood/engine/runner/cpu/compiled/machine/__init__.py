@@ -1,0 +1,1 @@
+"""What all compiled functions are made of: compilation, memory by address, vectors, arithmetic."""

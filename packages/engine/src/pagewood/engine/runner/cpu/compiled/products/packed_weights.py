@@ -1,0 +1,204 @@
+"""Products with packed weights, and rows of them: the parts of the instructions that other forms than float32 have.
+
+Legend: T rows, K inputs, D inputs filled up as `weight_kind` says, N outputs.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
+from pagewood.engine.runner.cpu.compiled.machine.memory import byte_values, floats, integers, shorts, vector
+from pagewood.engine.runner.cpu.compiled.machine.numeric import float_from_bits
+from pagewood.engine.runner.cpu.compiled.products.code_tile import multiply_codes
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.products.half_tile import multiply_halves
+from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK, num_float_tiles, num_products, num_tiles
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel
+from pagewood.engine.runner.cpu.compiled.products.tile import LOW, TALL, TWO_PANELS, WIDTH
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, WeightKind
+from pagewood.engine.runner.cpu.compiled.products.wide_tile import multiply_widened
+
+
+class WideLevel(IntEnum):
+    """Instructions for products with activations in float32: there is one way for each layout."""
+
+    FLOAT32 = 8
+    """Weights are widened in registers. It differs from the numbers of the levels that a layout can also have."""
+
+
+ProductLevel: TypeAlias = DotLevel | PairLevel | WideLevel
+"""Instructions for products with packed weights, and with them what activations are: bytes, pairs or float32."""
+
+_F, _I = np.float32, np.int32
+
+
+def _widen(typing_context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+_float_from_half: Any = intrinsic(_widen)
+
+
+@inlined
+def panels_of_part(kind: Any, num_rows: Any) -> Any:
+    """Return how many panels a part of a product has: two for a single row and weights of 16 bits."""
+    return 2 if num_rows == 1 and kind < WeightKind.INT8 else 1
+
+
+@inlined
+def num_packed_parts(kind: Any, level: Any, num_rows: Any, size: Any) -> Any:
+    """Return the number of parts of a product with N = `size` outputs, which threads can share."""
+    count = num_float_tiles(num_rows, size) if level == WideLevel.FLOAT32 else num_tiles(num_rows)
+    return num_products(count, size, panels_of_part(kind, num_rows))
+
+
+@cache
+def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
+    """Return the function that computes a part of a product: the rows of a block of tiles, times a panel or two."""
+    tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) else None
+    tile_of_wide: Any = multiply_widened(kind) if kind.has_codes else None
+    tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind, level)
+    has_bytes = isinstance(level, DotLevel)
+    has_codes, has_groups, bits, head_bytes, step = (
+        kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes, kind.step
+    )  # fmt: skip
+    activation_bytes = 2 if kind == WeightKind.BFLOAT16_PAIRS else 4
+    number, has_floats = int(kind), level == WideLevel.FLOAT32
+
+    @strict
+    def multiply_part(
+        x: Any, packed: Any, sums: Any, row_scales: Any, panels: Any, scales: Any, bias: Any, out: Any, num_rows: Any,
+        depth: Any, size: Any, group: Any, part: Any, following: Any,
+    ) -> None:  # fmt: skip
+        count = num_float_tiles(num_rows, size) if has_floats else num_tiles(num_rows)
+        num_blocks = (count + BLOCK - 1) // BLOCK
+        width = panels_of_part(number, num_rows)
+        first_panel, block = part // num_blocks * width, part % num_blocks
+        if has_groups:
+            panel_bytes = 2 * (depth // group) * (head_bytes + group * HALF * bits // 8)
+            num_steps = 2 * depth // step
+        elif has_codes:
+            panel_bytes, num_steps = depth * WIDTH, depth // 4
+        else:
+            panel_bytes, num_steps = 2 * depth * WIDTH, depth // 2
+        first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
+        num = last_tile - first_tile
+        ahead_step = (panel_bytes + num_steps * num - 1) // (num_steps * num)
+        ahead = panels + following // num_blocks * width * panel_bytes
+        if not has_codes and width == 2 and first_panel * WIDTH + 2 * WIDTH <= size:
+            column = 4 * first_panel * WIDTH
+            tile_of_halves(
+                TWO_PANELS, x, panels + first_panel * panel_bytes, bias + column, out + column, size, depth, ahead,
+                2 * ahead_step,
+            )  # fmt: skip
+            return
+        for panel in range(first_panel, min(first_panel + width, (size + WIDTH - 1) // WIDTH)):
+            column, weights = panel * WIDTH, panels + panel * panel_bytes
+            cut = column + WIDTH > size
+            margin = np.empty(TALL * WIDTH if cut else 0, np.float32)
+            for tile in range(first_tile, last_tile):
+                first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+                height, own = last - first, packed if has_bytes or last - first > LOW else x
+                target = margin.ctypes.data if cut else out + 4 * (first * size + column)
+                stride = WIDTH if cut else size
+                if has_bytes:
+                    tile_of_codes(
+                        height, own + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
+                        weights, scales + 4 * column, bias + 4 * column, target, stride, depth, group, ahead,
+                        ahead_step,
+                    )  # fmt: skip
+                elif has_codes:
+                    tile_of_wide(
+                        height, own + 4 * first * depth, weights, scales + 4 * column, bias + 4 * column, target,
+                        stride, depth, group, ahead, ahead_step,
+                    )  # fmt: skip
+                else:
+                    tile_of_halves(
+                        height, own + activation_bytes * first * depth, weights, bias + 4 * column, target, stride,
+                        depth, ahead, ahead_step,
+                    )  # fmt: skip
+                ahead += num_steps * ahead_step
+                if cut:
+                    whole = floats(out, num_rows, size)
+                    for row in range(first, last):
+                        for j in range(size - column):
+                            whole[row, column + j] = margin[(row - first) * WIDTH + j]
+
+    return multiply_part
+
+
+@cache
+def reader(kind: WeightKind) -> Any:
+    """Return the function that widens one row of a matrix to float32.
+
+    Its arguments are (address of the panels, address of the scales or 0, row, out `[K]`, K, D, group).
+    """
+    bits, head_bytes, has_zeros, zero = kind.bits, kind.head_bytes, kind.has_zeros, kind.zero
+    has_offsets = kind.has_offsets
+
+    @strict
+    def bfloat16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = shorts(panels + row // WIDTH * depth * WIDTH * 2, 0)
+        column = row % WIDTH
+        for k in range(size):
+            out[k] = float_from_bits(_I(values[(k // 2 * WIDTH + column) * 2 + k % 2]) << _I(16))
+
+    @strict
+    def float16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = shorts(panels + row // WIDTH * depth * WIDTH * 2, 0)
+        column = row % WIDTH
+        for k in range(size):
+            out[k] = _float_from_half(values[k * WIDTH + column])
+
+    @strict
+    def int8(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = byte_values(panels + row // WIDTH * depth * WIDTH, 0)
+        column, scale = row % WIDTH, vector(scales, 0)[row]
+        for k in range(size):
+            out[k] = _F(_I(values[(k // 4 * WIDTH + column) * 4 + k % 4]) - _I(zero)) * scale
+
+    @strict
+    def grouped(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        block_bytes = head_bytes + group * HALF * bits // 8
+        half, column = panels + row // HALF * (depth // group) * block_bytes, row % HALF
+        for first in range(0, size, group):
+            block = half + first // group * block_bytes
+            scale, values = vector(block, 0)[column], byte_values(block, 0)
+            lowest = _I(values[4 * HALF + column]) if has_zeros else _I(zero)
+            offset = vector(block, 0)[HALF + column] if has_offsets else _F(0)
+            for i in range(min(group, size - first)):
+                quad = i // 4
+                if bits == 4:
+                    both = _I(values[head_bytes + (quad // 2 * HALF + column) * 4 + i % 4])
+                    code = (both >> _I(4)) if quad % 2 == 1 else both & _I(15)
+                else:
+                    code = _I(values[head_bytes + (quad * HALF + column) * 4 + i % 4])
+                value = _F(code - lowest) * scale
+                out[first + i] = value + offset if has_offsets else value
+
+    readers: dict[WeightKind, Any] = {
+        WeightKind.BFLOAT16: bfloat16, WeightKind.BFLOAT16_PAIRS: bfloat16, WeightKind.FLOAT16: float16,
+        WeightKind.INT8: int8,
+    }  # fmt: skip
+    return readers.get(kind, grouped)
+
+
+@inlined
+def look_up(read: Any, tokens: Any, panels: Any, scales: Any, out: Any, size: Any, depth: Any, group: Any,
+            row: Any) -> None:  # fmt: skip
+    """Write the row of a token to a row of `out` `[T, K]`; `read` comes from `reader`."""
+    read(panels, scales, np.int64(integers(tokens, 0)[row]), vector(out + 4 * row * size, size), size, depth, group)

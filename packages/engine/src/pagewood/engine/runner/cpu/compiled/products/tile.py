@@ -1,0 +1,196 @@
+"""A tile of a few rows times a panel of 32 columns, with its sums in vector registers: the inner loop of every product.
+
+numba's loops keep their sums in memory. This one is emitted as vectors, so that a sum is read and written once.
+"""
+
+# pyright: basic
+# numba and llvmlite have no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from pagewood.engine.runner.cpu.compiled.machine.vectors import (
+    INDEX,
+    data_at,
+    load,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    vector_of,
+)
+
+WIDTH = 32
+"""Columns of a panel."""
+TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
+"""Rows of the largest tile: its sums fill the vector registers except for a few, which the panel needs."""
+LOW = min(TALL, 8)
+"""Most rows of a tile that is read where it is: there is a register for the address of each, and a place for each in
+any set of a first-level cache, whatever the distance between them. A taller tile is packed."""
+TWO_PANELS = 0
+"""In place of a number of rows: one row, times two panels that follow each other. Its sums take turns in the adders of
+the processor, which give a result after four cycles."""
+_LANES = 16
+_HALVES = range(0, WIDTH, _LANES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operands:
+    """Pointers and numbers of a tile, as values of LLVM."""
+
+    x: Any
+    x_step: Any
+    """From one k to the next."""
+    x_stride: Any
+    """From one row to the next."""
+    panel: Any
+    panel_step: Any
+    depth: Any
+    initial: Any
+    initial_stride: Any
+    out: Any
+    out_stride: Any
+    ahead: Any = None
+    """Memory that is prefetched, a little with every k; it need not exist."""
+    ahead_step: Any = None
+
+
+def _emit(builder: Any, rows: int, of: _Operands) -> None:
+    """Emit a loop over k < depth, ascending, that computes for r < rows and j < 32 what is written here.
+
+    sums[r, j] = initial[r * initial_stride + j]
+    sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
+    out[r * out_stride + j] = sums[r, j]
+    """
+    vector = vector_of(_LANES)
+
+    def sides(base: Any, stride: Any, r: int) -> list[Any]:
+        return [builder.gep(base, [builder.add(builder.mul(stride, INDEX(r)), INDEX(half))]) for half in _HALVES]
+
+    first = [[load(builder, at, vector) for at in sides(of.initial, of.initial_stride, r)] for r in range(rows)]
+    before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    k = builder.phi(INDEX)
+    sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
+    if of.ahead is not None:
+        asked = builder.gep(of.ahead, [builder.mul(k, of.ahead_step)])
+        prefetch(builder, asked)
+        prefetch(builder, builder.gep(asked, [INDEX(_LANES)]))
+    row = builder.gep(of.panel, [builder.mul(k, of.panel_step)])
+    columns = [load(builder, at, vector) for at in sides(row, INDEX(0), 0)]
+    new: list[list[Any]] = []
+    for r in range(rows):
+        at = builder.add(builder.mul(k, of.x_step), builder.mul(of.x_stride, INDEX(r)))
+        value = spread(builder, builder.load(builder.gep(of.x, [at])), vector)
+        new.append([multiply_add(builder, value, *pair) for pair in zip(columns, sums[r], strict=True)])
+    next_k = builder.add(k, INDEX(1))
+    k.add_incoming(INDEX(0), before)
+    k.add_incoming(next_k, loop)
+    for r in range(rows):
+        for h in range(len(_HALVES)):
+            sums[r][h].add_incoming(first[r][h], before)
+            sums[r][h].add_incoming(new[r][h], loop)
+    builder.cbranch(builder.icmp_signed("<", next_k, of.depth), loop, after)
+
+    builder.position_at_end(after)
+    for r in range(rows):
+        for at, total in zip(sides(of.out, of.out_stride, r), new[r], strict=True):
+            store(builder, total, at)
+
+
+def by_height(builder: Any, height: Any, emit: Callable[[int], None]) -> None:
+    """Emit code for every number of rows that a tile may have, of which that for `height` runs.
+
+    Args:
+        builder: emits the instructions; afterwards at the end of all.
+        height: 1 to TALL.
+        emit: called with each number of rows.
+    """
+    _by_case(builder, height, {rows: partial(emit, rows) for rows in range(1, TALL + 1)})
+
+
+def by_height_and_panels(builder: Any, height: Any, emit: Callable[[int, int], None]) -> None:
+    """Like `by_height`, with the further height TWO_PANELS; `emit` is called with numbers of rows and of panels."""
+    cases = {rows: partial(emit, rows, 1) for rows in range(1, TALL + 1)}
+    _by_case(builder, height, {TWO_PANELS: partial(emit, 1, 2), **cases})
+
+
+def _by_case(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) -> None:
+    """Emit the code of each case, of which that for `value` runs; the builder is then at the end of all."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(value, done)
+    for case, emit in cases.items():
+        block = builder.append_basic_block(f"case{case}")
+        choice.add_case(ir.Constant(INDEX, case), block)
+        builder.position_at_end(block)
+        emit()
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def _packed_tile(
+    context: Any, height: Any, x: Any, x_at: Any, panel: Any, panel_at: Any, depth: Any, bias: Any, bias_at: Any,
+    out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
+) -> Any:  # fmt: skip
+    n = types.int64
+
+    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(array: int) -> Any:
+            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+
+        pointers = [pointer(array) for array in (1, 3, 6, 8)]
+        ahead = data_at(ctx, builder, sig.args[3], args[3], args[11])
+
+        def emit(rows: int) -> None:
+            x_step, x_stride = (INDEX(1), args[5]) if rows <= LOW else (INDEX(rows), INDEX(1))
+            operands = _Operands(
+                x=pointers[0], x_step=x_step, x_stride=x_stride, panel=pointers[1], panel_step=INDEX(WIDTH),
+                depth=args[5], initial=pointers[2], initial_stride=INDEX(0), out=pointers[3], out_stride=args[10],
+                ahead=ahead, ahead_step=args[12],
+            )  # fmt: skip
+            _emit(builder, rows, operands)
+
+        by_height(builder, args[0], emit)
+        return ctx.get_dummy_value()
+
+    return types.void(n, x, n, panel, n, n, bias, n, out, n, n, n, n), generate
+
+
+def _tall(
+    context: Any, x: Any, x_at: Any, x_step: Any, x_stride: Any, panel: Any, panel_at: Any, panel_step: Any,
+    depth: Any, initial: Any, initial_at: Any, initial_stride: Any, out: Any, out_at: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    n = types.int64
+
+    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(array: int) -> Any:
+            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+
+        operands = _Operands(
+            x=pointer(0), x_step=args[2], x_stride=args[3], panel=pointer(4), panel_step=args[6], depth=args[7],
+            initial=pointer(8), initial_stride=args[10], out=pointer(11), out_stride=args[13],
+        )  # fmt: skip
+        _emit(builder, TALL, operands)
+        return ctx.get_dummy_value()
+
+    return types.void(x, n, n, n, panel, n, n, n, initial, n, n, out, n, n), generate
+
+
+multiply_packed: Any = intrinsic(_packed_tile)
+"""(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
+`height` <= TALL rows, `[height, depth]` or, above LOW, packed `[depth, height]`, times a panel `[depth, 32]`, plus the
+bias; meanwhile prefetches panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
+multiply_tall: Any = intrinsic(_tall)
+"""(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
+out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""

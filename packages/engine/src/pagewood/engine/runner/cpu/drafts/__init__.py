@@ -1,0 +1,1 @@
+"""Drafters on a CPU."""

@@ -1,0 +1,178 @@
+"""A draft model or a drafting head from its folder, up to the object that drafts in the CPU's program."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
+from pagewood.engine.core.tree_shape import TreeShape
+from pagewood.engine.model_folder.folder import FoundDrafter
+from pagewood.engine.model_folder.load import check_draft, load_head
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
+from pagewood.engine.runner.cpu.drafts.draft_tree import DraftModelTree, EagleTree
+from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
+from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.passes import RowTables
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointMemory:
+    """The memory of a target and its drafter."""
+
+    whole: PageMemory
+    """Of whole pages: for tiers, and for what provides memory ahead."""
+    target: KVStorage
+    drafter: KVStorage
+    tags: PageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDrafter:
+    """What drafts for a target, with its weights."""
+
+    model: Decoder[Buffer] | Head[Buffer]
+    target: Decoder[Buffer]
+    variants: frozenset[tuple[WeightKind, ProductLevel]]
+    """Kernels that its weights need, see `CPUOps.variants`."""
+    root: int
+    """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
+
+    @property
+    def layer(self) -> ModelConfig:
+        """Sizes of its layers; the kernels are compiled for its `head_dim`."""
+        return self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+
+    def layout(self, target: MultiHeadLayout) -> JointLayout:
+        """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
+        config = self.model.config
+        own = MultiHeadLayout(
+            num_layers=config.num_layers,
+            num_kv_heads=self.layer.num_kv_heads,
+            head_dim=self.layer.head_dim,
+            page_size=target.page_size,
+            dtype=target.dtype,
+            order=target.order,
+        )
+        return JointLayout(parts=(target, *drafter_layouts(own)))
+
+    def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
+        """Allocate the memory of `layout`."""
+        layout = self.layout(target)
+        whole, (for_target, tags, for_drafter) = allocate_joint(layout, num_pages)
+        own = layout.parts[2]
+        assert isinstance(own, MultiHeadLayout)
+        return JointMemory(
+            whole=whole,
+            target=KVStorage(target, num_pages, memory=for_target),
+            drafter=KVStorage(own, num_pages, memory=for_drafter),
+            tags=tags,
+        )
+
+    def maker(
+        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False, tree: TreeShape | None = None
+    ) -> Callable[[RowTables], ProgramDrafter]:
+        """Return the argument `make_drafter` of `CPURunner`.
+
+        Args:
+            memory: from `allocate`.
+            max_tokens: most drafts of a row in a step, if they are chains.
+            uses_rejection: whether drafts, which are chains, are verified by rejection sampling.
+            tree: the shape of drafts; None: they are chains.
+        """
+
+        def make(rows: RowTables) -> ProgramDrafter:
+            model, target = self.model, self.target
+            if tree is not None and isinstance(model, Decoder):
+                return DraftModelTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
+            if tree is not None and isinstance(model, Head):
+                return EagleTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
+            if isinstance(model, Decoder):
+                return DraftModel(
+                    model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
+                    uses_rejection=uses_rejection,
+                )  # fmt: skip
+            return EagleDrafter(
+                model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
+                uses_rejection=uses_rejection,
+            )  # fmt: skip
+
+        return make
+
+
+def load_drafter(
+    found: FoundDrafter,
+    target: Decoder[Buffer],
+    target_folder: Path,
+    *,
+    target_digest: bytes | None = None,
+    target_mark: str = "",
+    weights: WeightFormat = "float32",
+    activations: ActivationFormat = "auto",
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> LoadedDrafter:
+    """Load the draft model, or the head of `target`, whose own weights are float32.
+
+    Args:
+        found: of kind draft or eagle.
+        target: the decoder that verifies.
+        target_folder: its folder.
+        target_digest: of the target; None: it is not known, or no file of this run depends on it.
+        target_mark: `LoadedModel.mark` of the target.
+        weights: the form of the target's weights, which a draft model gets too.
+        activations: those of the target, which a draft model gets too.
+        num_threads: see `load_cpu_model`.
+        progress: called for every tensor.
+
+    Raises:
+        FileNotFoundError: see `load_model`.
+        ValueError: it does not fit the target; see `check_draft` and `load_head`.
+    """
+    assert found.folder is not None
+    digest = ModelDigest(found.folder)
+    variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
+    mark = target_mark
+    if found.kind == "draft":
+        check_draft(found.folder, target_folder)
+        loaded = load_cpu_model(
+            found.folder,
+            weights,
+            activations=activations,
+            digest=digest,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        model, variants, mark = loaded.model, loaded.variants, loaded.mark
+    else:
+        model = load_head(found.folder, target, CPUOps(), progress=progress)
+    if target_digest is not None:
+        digest.begin()
+    root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
+    return LoadedDrafter(model=model, target=target, variants=variants, root=root)
+
+
+def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:
+    """Return 64 signed bits that stand for two models, or for this process: then no other one takes over its tags."""
+    if digest is None or target_digest is None:
+        return int.from_bytes(os.urandom(8), "little", signed=True)
+    return int.from_bytes(sha256(digest + target_digest + mark.encode()).digest()[:8], "little", signed=True)

@@ -1,0 +1,1 @@
+"""Writes the program of a step, and reads what it has computed."""

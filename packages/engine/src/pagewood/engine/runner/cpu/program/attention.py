@@ -1,0 +1,81 @@
+"""Paged attention on a CPU, written to the tape once a layer; `compiled.layout` plans it once a step.
+
+Legend: T tokens of a scope, Q and K elements of all query and key heads of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.program.tape import Buffer
+
+if TYPE_CHECKING:
+    from pagewood.engine.runner.cpu.program.passes import Accepted, Pass
+from pagewood.kvpool.storage import KVStorage
+
+_UNLIMITED = 1 << 40  # a window that no sequence fills
+_TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little beside them
+
+
+class CPUAttention:
+    """Causal grouped-head attention over the pages of a `KVStorage`."""
+
+    __slots__ = ("_memories", "_scales", "_storage", "_windows", "tile")
+
+    def __init__(self, storage: KVStorage, *, num_heads: int, windows: Sequence[int | None]) -> None:
+        """Attend over `storage`, whose layout must have the order HND, in float32 or int8.
+
+        Args:
+            storage: the KV memory.
+            num_heads: query heads.
+            windows: per layer, see `ModelConfig.windows`.
+
+        Raises:
+            ValueError: the layout is a different one.
+        """
+        layout = storage.layout
+        if layout.order != "HND" or layout.dtype not in ("float32", "int8"):
+            raise ValueError(
+                f"storage must have the layout HND in float32 or int8, got {layout.order} in {layout.dtype}"
+            )
+        self._storage = storage
+        layers = range(layout.num_layers)
+        self._memories = [storage.layer(i).view(-1).numpy() for i in layers]
+        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else 0 for i in layers]
+        self._windows = [_UNLIMITED if window is None else window for window in windows]
+        self.tile = max(1, _TILE_ROWS * layout.num_kv_heads // num_heads)
+        """Query tokens of an item of work."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key heads."""
+        return self._storage.layout.num_kv_heads
+
+    def compact(self, one: Pass, accepted: Accepted) -> None:
+        """Move the keys and values of accepted nodes of trees to consecutive slots, in all layers."""
+        layout = self._storage.layout
+        groups = 2 * layout.num_kv_heads
+        for arrays in zip(self._memories, self._scales, strict=True):
+            for array in arrays:
+                if not isinstance(array, int):
+                    pages = array.reshape(self._storage.num_pages, -1)
+                    one.compact(accepted, pages, groups=groups, page_size=layout.page_size)
+
+    def run(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
+        """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.
+
+        Positions and pages are those of the scope of `q`.
+        """
+        layout, memory, tape = self._storage.layout, self._memories[layer], q.tape
+        out = tape.buffer(q.rows, q.size)
+        heads, page_size = layout.num_kv_heads, layout.page_size
+        scales = self._scales[layer]
+        scope, size = q.rows.scope, memory.size
+        tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size, scales, scope, size)
+        tape.emit(
+            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer], scales, scope,
+            size, layout.head_dim, number=layout.head_dim**-0.5,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,267 @@
+"""The arithmetic of a decoder on a CPU, as instructions on a tape: activations in float32, weights in any form.
+
+Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
+"""
+
+# pyright: basic
+# torch's conversions from and to numpy have no types.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
+from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel, pair_level
+from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
+from pagewood.engine.runner.cpu.weights.packing import PackedWeight
+
+Float32 = NDArray[np.float32]
+
+
+class PanelLinear:
+    """A projection, its weights in the panels of `compiled.products.matmul`.
+
+    Invariant: a row of the result depends on the same row of the input only, to the last bit, however many rows there
+    are and however many threads share the work.
+    """
+
+    __slots__ = ("_bias", "_size", "panels")
+
+    def __init__(self, panels: Float32, size: int, bias: Tensor | None) -> None:
+        """Keep `panels` `[P, in, 32]`, of which `size` outputs are used, and a copy of `bias` `[out]`."""
+        self.panels = panels
+        self._size = size
+        self._bias: Float32 = np.zeros(len(panels) * WIDTH, np.float32)
+        if bias is not None:
+            self._bias[:size] = bias.numpy()
+
+    def __call__(self, x: Buffer) -> Buffer:
+        """Return `[T, out]` of `[T, in]`."""
+        tape = x.tape
+        packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
+        tape.emit(Operation.PACK, x.rows, x, packed, x.size, x.size, self._size)
+        tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
+        return out
+
+
+class TableEmbedding:
+    """An embedding table of its own, `[V, E]`."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Float32) -> None:
+        self._table = table
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        size = self._table.shape[1]
+        out = tokens.tape.buffer(tokens.rows, size)
+        tokens.tape.emit(Operation.GATHER, tokens.rows, tokens, self._table, out, size)
+        return out
+
+
+class TiedEmbedding:
+    """The weights of a projection as an embedding table, so that there is one copy of both."""
+
+    __slots__ = ("_projection",)
+
+    def __init__(self, projection: PanelLinear) -> None:
+        self._projection = projection
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        panels = self._projection.panels
+        size = panels.shape[1]
+        out = tokens.tape.buffer(tokens.rows, size)
+        tokens.tape.emit(Operation.GATHER_PANELS, tokens.rows, tokens, panels, out, size)
+        return out
+
+
+class PackedLinear:
+    """A projection whose weights are in a packed layout. Invariant: the same as that of `PanelLinear`."""
+
+    __slots__ = ("_bias", "_level", "_variant", "weight")
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, level: ProductLevel) -> None:
+        """Keep `weight` and a copy of `bias` `[out]`; `level` says what activations are in the product."""
+        self.weight = weight
+        self._level = level
+        self._variant = packed_variant(weight.shape.kind, level)
+        self._bias: Float32 = np.zeros(weight.shape.num_panels * WIDTH, np.float32)
+        if bias is not None:
+            self._bias[: len(bias)] = bias.float().numpy()
+
+    def __call__(self, x: Buffer) -> Buffer:
+        """Return `[T, out]` of `[T, in]`."""
+        tape, shape = x.tape, self.weight.shape
+        kind, scales = shape.kind, self.weight.scales
+        sums, row_scales = 0, 0
+        if isinstance(self._level, DotLevel):
+            source = packed = tape.buffer(x.rows, shape.depth // 4)
+            sums, row_scales = tape.buffer(x.rows, shape.depth // shape.group), tape.buffer(x.rows, 1)
+            tape.emit(
+                Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
+                kind.factor, self._variant,
+            )  # fmt: skip
+        elif isinstance(self._level, PairLevel):
+            source = packed = tape.buffer(x.rows, shape.depth // 2)
+            tape.emit(
+                Operation.QUANTISE, x.rows, x, source, 0, 0, shape.inputs, shape.depth, 0, 0, self._variant
+            )  # fmt: skip
+        else:
+            packed = tape.buffer(x.rows, shape.depth)
+            source = x if shape.depth == x.size else packed
+            tape.emit(Operation.PACK, x.rows, x, packed, x.size, shape.depth, shape.size)
+        out = tape.buffer(x.rows, shape.size)
+        tape.emit(
+            Operation.MULTIPLY_PACKED, x.rows, source, packed, sums, row_scales, self.weight.panels,
+            0 if scales is None else scales, self._bias, out, shape.depth, shape.size,
+            shape.group * VARIANTS + self._variant,
+        )  # fmt: skip
+        return out
+
+
+class PackedEmbedding:
+    """Packed weights as an embedding table; a row is widened to float32 when it is looked up."""
+
+    __slots__ = ("_variant", "_weight")
+
+    def __init__(self, weight: PackedWeight, level: ProductLevel) -> None:
+        self._weight = weight
+        self._variant = packed_variant(weight.shape.kind, level)
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        shape, scales = self._weight.shape, self._weight.scales
+        out = tokens.tape.buffer(tokens.rows, shape.inputs)
+        tokens.tape.emit(
+            Operation.LOOK_UP, tokens.rows, tokens, self._weight.panels, 0 if scales is None else scales, out,
+            shape.inputs, shape.depth, shape.group, self._variant,
+        )  # fmt: skip
+        return out
+
+
+class CPUOps:
+    """`models.decoder.Ops` with float32 between operations: writes instructions to the tape of its arguments.
+
+    The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
+    """
+
+    __slots__ = ("_level", "_packer", "_pair_level", "variants")
+
+    def __init__(
+        self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
+    ) -> None:
+        """Choose the form of weights.
+
+        Args:
+            packer: lays them out; None: all are float32.
+            level: instructions for products of bytes; None: the fastest of this processor.
+            pair_level: the same for products of bfloat16 numbers.
+        """
+        self._packer = Packer("float32") if packer is None else packer
+        self._level = level
+        self._pair_level = pair_level
+        self.variants: set[tuple[WeightKind, ProductLevel]] = set()
+        """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
+
+    def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels; it is not kept."""
+        packed = self._packer.pack(weight)
+        if packed is None:
+            return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
+        return PackedLinear(packed, bias, self._level_of(packed))
+
+    def embedding(self, table: Matrix) -> Embedding[Buffer]:
+        """Keep a copy of `table` `[V, E]`."""
+        packed = self._packer.pack(table)
+        if packed is None:
+            return TableEmbedding(self._packer.table(table))
+        return PackedEmbedding(packed, self._level_of(packed))
+
+    def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+        """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
+        packed = self._packer.pack(table)
+        if packed is None:
+            projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
+            return TiedEmbedding(projection), projection
+        level = self._level_of(packed)
+        return PackedEmbedding(packed, level), PackedLinear(packed, None, level)
+
+    def _level_of(self, weight: PackedWeight) -> ProductLevel:
+        kind = weight.shape.kind
+        level: ProductLevel
+        if kind == WeightKind.BFLOAT16_PAIRS:
+            level = self._pair_level = pair_level() if self._pair_level is None else self._pair_level
+        elif kind.has_codes and self._packer.activations != "float32":
+            level = self._level = dot_level() if self._level is None else self._level
+        else:
+            level = WideLevel.FLOAT32
+        self.variants.add((kind, level))
+        return level
+
+    def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+        """Return the norm of `x` `[T, E]`."""
+        out = x.tape.buffer(x.rows, x.size)
+        x.tape.emit(Operation.NORM, x.rows, x, _array(weight), out, x.size, number=epsilon)
+        return out
+
+    def add_rms_norm(self, x: Buffer, residual: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+        """Add `x` to `residual` and return the norm of the sum."""
+        out = x.tape.buffer(x.rows, x.size)
+        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(weight), out, x.size, number=epsilon)
+        return out
+
+    def split_heads(
+        self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
+    ) -> tuple[Buffer, Buffer, Buffer]:
+        """Return rotated q and k, and v."""
+        tape, rows = qkv.tape, qkv.rows
+        q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
+        norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
+        tape.emit(
+            Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, 2 * rotation[0].size,
+            number=split.epsilon,
+        )  # fmt: skip
+        return q, k, v
+
+    def silu_mul(self, gate_up: Buffer) -> Buffer:
+        """Return silu of the first half times the second half."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.emit(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
+        return out
+
+    def take(self, x: Buffer, wanted: Buffer) -> Buffer:
+        """Return the rows of `x` at `wanted`."""
+        out = x.tape.buffer(wanted.rows, x.size)
+        x.tape.emit(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
+        return out
+
+    def concat(self, parts: Sequence[Buffer]) -> Buffer:
+        """Return the columns of all `parts` side by side, in new memory."""
+        tape, rows = parts[0].tape, parts[0].rows
+        out, start = tape.buffer(rows, sum(part.size for part in parts)), 0
+        for part in parts:
+            tape.emit(Operation.PUT, rows, part, out, part.size, out.size, start)
+            start += part.size
+        return out
+
+    def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
+        """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
+        x.tape.emit(Operation.CLEAR_FIRST, x.rows, x, rotation[1], x.size, rotation[1].size)
+        return x
+
+
+def _array(weight: Tensor) -> Float32:
+    """Return a vector of parameters as contiguous float32, because instructions refer to it by address."""
+    return np.ascontiguousarray(weight.numpy(), np.float32)

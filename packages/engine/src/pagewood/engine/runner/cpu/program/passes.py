@@ -1,0 +1,375 @@
+"""Forward passes on a tape: their inputs, and how the grants of a step are laid out in them.
+
+Legend: T tokens of a pass, W wanted tokens, K kept tokens, G grants, S sampled grants, P pooled grants, E
+elements of a hidden state, F head_dim / 2.
+"""
+
+# pyright: basic
+# torch and numba are typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import NUM_STOP_IDS
+from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.models.rope import Rope
+from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTables:
+    """What the runner knows about every row."""
+
+    tokens: Int32
+    """[rows, positions], token ids."""  # written by: cpu.runner
+    lengths: Int32
+    """[rows], how many of them are known."""  # written by: cpu.runner
+    pages: Int32
+    """[rows, pages of a row], page ids."""  # written by: cpu.runner
+    checked: Int32
+    """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
+    # written by: cpu.runner
+    limits: Int32
+    """[rows], how many tokens end the row."""  # written by: cpu.runner
+    stop_ids: Int32
+    """[rows, NUM_STOP_IDS], tokens that end the row; -1: no token."""  # written by: cpu.runner
+    adjustments: Int64
+    """[rows, NUM_ADJUSTMENT_COLUMNS], by `Adjustment`, how logits of the row are changed and tokens reported."""
+    # written by: cpu.adjustments
+
+    def is_reported(self, rows: Int32) -> NDArray[np.bool_]:
+        """Return whether the tokens of each of some rows are reported."""
+        return self.adjustments[rows, Adjustment.REPORTED] > 0
+
+    @classmethod
+    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
+        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages."""
+        return cls(
+            tokens=np.zeros((num_rows, num_tokens), np.int32),
+            lengths=np.zeros(num_rows, np.int32),
+            pages=np.zeros((num_rows, num_pages), np.int32),
+            checked=np.zeros(num_rows, np.int32),
+            limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
+            stop_ids=np.full((num_rows, NUM_STOP_IDS), -1, np.int32),
+            adjustments=np.zeros((num_rows, NUM_ADJUSTMENT_COLUMNS), np.int64),
+        )
+
+
+class Rotations:
+    """The cosines and sines of positions, up to the furthest that has been asked for."""
+
+    __slots__ = ("_rope", "_tables", "columns")
+
+    def __init__(self, rope: Rope) -> None:
+        self._rope = rope
+        self._tables: tuple[Float32, Float32] | None = None  # written by: reach
+        self.columns: Int64 = np.zeros(3, np.int64)
+        """Addresses of the tables `[positions, F]`, and the number of positions, as in a scope."""  # written by: reach
+
+    def reach(self, num_positions: int) -> None:
+        """Grow the tables to at least `num_positions`."""
+        with torch.inference_mode():
+            cosines, sines = (x.numpy() for x in self._rope(torch.arange(1 << (num_positions - 1).bit_length())))
+        self._tables = cosines, sines
+        self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """What a pass computes.
+
+    Grant g computes `counts[g]` tokens of row `rows[g]`, from position `starts[g]` on, or from the row's last known
+    token if that is earlier. All arrays are writable, because kernels are compiled for such.
+    """
+
+    rows: Int32
+    """[G]"""
+    starts: Int32
+    """[G]"""
+    counts: Int32
+    """[G]"""  # written by: cpu.runner, draft_model, eagle
+    sampled: Int32
+    """[S], the grants after whose tokens others are drawn, ascending."""
+    promised: Int32
+    """[S], the most tokens that each yields; more than 1: all tokens of the grant are wanted, otherwise its last."""
+    sampling: SamplingArrays
+    """Sampling parameters of the S grants."""
+    is_drafting: bool = False
+    """Whether a grant promises more than one token."""
+    scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[Q, 3], prompt tokens that are reported, see `Batch.scored`."""
+    pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[P, 3], prompt tokens whose states are added up, see `Batch.pooled`."""
+
+    def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
+        """Return some of the grants.
+
+        Args:
+            grants: which of the G grants, ascending.
+            sampled: which of the S sampled ones.
+            places: the place of each of these among `grants`.
+        """
+        # Indices of another type are converted while numpy gives the interpreter's lock away.
+        grants_at, sampled_at = grants.astype(np.intp), sampled.astype(np.intp)
+        promised = self.promised[sampled_at]
+        return Grants(
+            rows=self.rows[grants_at],
+            starts=self.starts[grants_at],
+            counts=self.counts[grants_at],
+            sampled=places,
+            promised=promised,
+            sampling=self.sampling.take(sampled_at),
+            is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
+            scored=_moved(self.scored, grants),
+            pooled=_moved(self.pooled, grants),
+        )
+
+
+def _moved(entries: Int32, grants: Int32) -> Int32:
+    """Return `entries` `[n, 3]`, whose first column is a grant, after only some of the grants are left."""
+    if len(entries) == 0:
+        return entries
+    return np.column_stack([np.searchsorted(grants, entries[:, 0]), entries[:, 1:]]).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the program knows after the drafts have been verified."""
+
+    tokens: Buffer
+    """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
+    counts: Buffer
+    """[S, 1] int32, how many."""
+    nodes: Buffer
+    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLogits:
+    """The logits that drafts were drawn from, for rejection sampling."""
+
+    logits: Buffer
+    """[S, max_tokens V], one row of V after the other for the drafts of each grant."""
+    max_tokens: int
+    """Most drafts of a grant."""
+
+
+class Pass:
+    """A forward pass of a model on a tape, in a scope of its own."""
+
+    __slots__ = ("_rotations", "choices", "cosines", "kept", "parents", "scope", "sines", "tokens", "wanted")
+
+    def __init__(
+        self,
+        tape: Tape,
+        rows: RowTables,
+        attention: CPUAttention,
+        rotations: Rotations,
+        *,
+        half: int,
+        vocab_size: int,
+        max_nodes: int = 0,
+    ) -> None:
+        """Add the scope and its inputs to `tape`.
+
+        Args:
+            tape: on which the model is then called, with `tokens`, (`cosines`, `sines`), `attention` and `wanted`.
+            rows: of the runner.
+            attention: of the model.
+            rotations: of the model.
+            half: F.
+            vocab_size: of the model.
+            max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
+        """
+        scope = tape.scope()
+        self._rotations = rotations
+        self.scope: Scope = scope
+        self.tokens: Buffer = tape.buffer(scope.tokens, 1)
+        """[T, 1] int32, token ids."""
+        self.cosines: Buffer = tape.buffer(scope.tokens, half)
+        """[T, F]"""
+        self.sines: Buffer = tape.buffer(scope.tokens, half)
+        """[T, F]"""
+        self.kept: Buffer = tape.buffer(scope.kept, 1)
+        """[K, 1] int32, tokens whose last hidden state is wanted."""
+        self.wanted: Buffer = self.kept.first(scope.wanted)
+        """[W, 1] int32, tokens whose logits are wanted."""
+        self.choices: Buffer = tape.buffer(scope.wanted, NUM_CHOICE_COLUMNS)
+        """[W, NUM_CHOICE_COLUMNS], how to draw the token after each."""
+        self.parents: Buffer | None = tape.buffer(scope.tokens, 1) if max_nodes > 0 else None
+        """[T, 1] int32, the parent of each node of a tree, as an index in its grant; `plant` reads it."""
+        columns: dict[Column, Operand] = {
+            Column.PAGE_TABLE: rows.pages,
+            Column.PAGES_PER_ROW: rows.pages.shape[1],
+            Column.TOKEN_TABLE: rows.tokens,
+            Column.TOKENS_PER_ROW: rows.tokens.shape[1],
+            Column.LENGTHS: rows.lengths,
+            Column.ADJUSTMENTS: rows.adjustments,
+            Column.VOCAB_SIZE: vocab_size,
+            Column.NUM_KV_HEADS: attention.num_kv_heads,
+            Column.TILE: attention.tile,
+            Column.HALF: half,
+            # at most as many grants as tokens, and one number more; tables are as large as their scope
+            Column.ROWS: tape.buffer(scope.tokens, 1),
+            Column.STARTS: tape.buffer(scope.tokens, 1),
+            Column.OFFSETS: tape.buffer(scope.tokens, 2),
+            Column.TREES: tape.buffer(scope.tokens, 1),
+            Column.ITEMS: tape.buffer(scope.tokens, 4 * attention.num_kv_heads),
+            Column.TOKENS: self.tokens,
+            Column.COSINES: self.cosines,
+            Column.SINES: self.sines,
+            Column.WANTED: self.kept,
+            Column.CHOICES: self.choices,
+            Column.SAMPLED: tape.buffer(scope.wanted, 1),
+            Column.FIRSTS: tape.buffer(scope.wanted, 2),
+            Column.SCORED: tape.buffer(scope.wanted, 2),
+            Column.POOLED: tape.buffer(scope.kept, 2),
+        }
+        if self.parents is not None:
+            path_size = max_nodes + 1
+            columns[Column.PARENTS] = self.parents
+            columns[Column.PATHS] = tape.buffer(scope.tokens, path_size)
+            columns[Column.PATH_SIZE] = path_size
+        tape.fill(scope, columns)
+
+    def plant(self) -> None:
+        """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
+        self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
+
+    def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
+        """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
+
+        Args:
+            accepted: what was accepted in this pass.
+            memory: `[pages, groups, page_size, ...]`, contiguous, in units of four bytes.
+            groups: groups of slots in a page.
+            page_size: slots of a page.
+        """
+        words = memory.nbytes // 4 // (len(memory) * groups * page_size)
+        self.tokens.tape.emit(
+            Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
+            accepted.counts,
+        )  # fmt: skip
+
+    def pool(self, states: Buffer) -> Buffer:
+        """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
+        out = states.tape.buffer(states.rows, states.size)
+        states.tape.emit(Operation.POOL, states.rows, self.scope.index, states, states.size, out)
+        return out
+
+    def adjust(self, logits: Buffer) -> Buffer:
+        """Write the instruction that changes `logits` `[W, V]` of rows with penalties or biases.
+
+        Returns:
+            `[W, V]`, the logits before the change, of rows that are reported by them.
+        """
+        raw = logits.tape.buffer(logits.rows, logits.size)
+        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, raw)
+        return raw
+
+    def adjust_drafts(self, logits: Buffer) -> None:
+        """Write the instruction that changes the logits `[W, V]` of a drafter as `adjust` does those of the target.
+
+        Drafts are then drawn as their verification draws, but for grammars. Nothing is reported.
+        """
+        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, logits)
+
+    def report(self, logits: Buffer, raw: Buffer, accepted: Accepted) -> Buffer:
+        """Write the instruction that reports tokens; return the reports `[W, NUM_REPORT_COLUMNS]`.
+
+        Args:
+            logits: `[W, V]`, from which tokens were drawn.
+            raw: from `adjust`.
+            accepted: what was accepted in this pass.
+        """
+        out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
+        logits.tape.emit(
+            Operation.REPORT, logits.rows, self.scope.index, logits, logits.size, raw, accepted.tokens, accepted.counts,
+            accepted.nodes, out,
+        )  # fmt: skip
+        return out
+
+    def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
+        """Write the instruction that accepts drafts.
+
+        Args:
+            drawn: `[W, 1] int32`, the token drawn at each wanted row.
+            chance: probability with which a draft is accepted, whatever its token, for measurements; None: compare.
+        """
+        tape, scope = drawn.tape, self.scope
+        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        number = -1.0 if chance is None else chance
+        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes, number=number)
+        return Accepted(tokens=found, counts=counts, nodes=nodes)
+
+    def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
+        """Return memory for the logits of at most `max_tokens` drafts of each sampled grant."""
+        logits = self.tokens.tape.buffer(self.scope.sampled, max_tokens * vocab_size)
+        return HeldLogits(logits=logits, max_tokens=max_tokens)
+
+    def hold_logits(self, held: HeldLogits, drafting: Pass, logits: Buffer, index: int) -> None:
+        """Write the instruction that holds the logits of drafts, until `reject` reads them.
+
+        Args:
+            held: of this pass, which verifies.
+            drafting: the pass that drafts; each of its grants has the row of a sampled grant of this pass.
+            logits: `[W, V]` of `drafting`.
+            index: of the draft in its chain.
+        """
+        logits.tape.emit(
+            Operation.HOLD_LOGITS, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
+            logits.size, held.max_tokens, index,
+        )  # fmt: skip
+
+    def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
+        """Write the instruction that verifies drafts, which are chains, by rejection sampling, and draws all tokens.
+
+        Args:
+            logits: `[W, V]` of the target.
+            held: of this pass.
+        """
+        tape, scope = logits.tape, self.scope
+        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        scratch = tape.buffer(scope.sampled, 2 * logits.size)
+        tape.emit(
+            Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
+            counts, nodes, scratch,
+        )  # fmt: skip
+        return Accepted(tokens=found, counts=counts, nodes=nodes)
+
+    def lay_out(
+        self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False
+    ) -> Outcome:
+        """Fill the inputs and the scope; see `compiled.layout.lay_out`.
+
+        Args:
+            scopes: of the run, written.
+            counts: of the run, written.
+            grants: what to compute.
+            ahead: added to all positions.
+            all_wanted: whether all tokens of sampled grants are wanted, and none is accepted.
+        """
+        index, rotations, sampling = self.scope.index, self._rotations, grants.sampling
+        while True:
+            outcome = lay_out(
+                scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
+                grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
+                sampling.typical_ps, sampling.seeds, ahead, all_wanted, grants.scored, grants.pooled,
+            )  # fmt: skip
+            if outcome != Outcome.TOO_FAR:
+                return outcome
+            rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))

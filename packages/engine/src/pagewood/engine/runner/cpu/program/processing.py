@@ -1,0 +1,78 @@
+"""Calls logits processors between two runs of the program, on its logits and on the text of each verified position.
+
+Legend: G grants, S sampled grants, T tokens of the pass, W wanted tokens, V vocab_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import c_int32
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.program.passes import Grants
+from pagewood.engine.runner.cpu.program.tape import MeasuredRun, Run
+from pagewood.engine.runner.cpu.worker import Later
+from pagewood.engine.runner.processors import RowCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processing:
+    """The calls of a step, after the logits have been changed in all other ways."""
+
+    calls: Mapping[int, RowCalls]
+    """By the batch's sampled grants."""
+    rest: Later[Run | MeasuredRun | None] = field(default_factory=Later)
+    """The instructions behind the calls; None: there are none."""
+
+    def change(
+        self, logits: NDArray[np.float32], scope: NDArray[np.int64], grants: Grants, kept: Int32 | None, tokens: Int32
+    ) -> None:
+        """Change the logits of all wanted tokens of grants with calls.
+
+        Args:
+            logits: `[>= W, V]`, changed.
+            scope: the row of the table of scopes; the program has run up to the logits.
+            grants: that are computed.
+            kept: `[S]`, which of the batch's sampled grants these are; None: all.
+            tokens: `[rows, positions]`, the table of tokens.
+        """
+        num_sampled = len(grants.sampled)
+        offsets = integers_at(scope[Column.OFFSETS], len(grants.rows) + 1)
+        starts = integers_at(scope[Column.STARTS], len(grants.rows))
+        trees = integers_at(scope[Column.TREES], len(grants.rows))
+        firsts = integers_at(scope[Column.FIRSTS], num_sampled + 1)
+        places = range(num_sampled) if kept is None else kept.tolist()
+        with torch.inference_mode():
+            for s, index in enumerate(places):
+                calls = self.calls.get(index)
+                if calls is None:
+                    continue
+                g, first, end = int(grants.sampled[s]), int(firsts[s]), int(firsts[s + 1])
+                own = integers_at(scope[Column.TOKENS] + 4 * int(offsets[g]), int(offsets[g + 1] - offsets[g]))
+                known = tokens[grants.rows[g], : starts[g] + 1]
+                for j in range(end - first):
+                    node = len(own) - (end - first) + j
+                    nodes = _path(scope, int(offsets[g]) + node) if trees[g] else slice(1, node + 1)
+                    text = np.concatenate([known, own[nodes]])
+                    calls.change(torch.from_numpy(text), torch.from_numpy(logits[first + j]))
+
+
+def _path(scope: NDArray[np.int64], token: int) -> Int32:
+    """Return the nodes behind the root on the path to a node of a tree, which is a token of the pass."""
+    size = int(scope[Column.PATH_SIZE])
+    path = integers_at(scope[Column.PATHS] + 4 * token * size, size)
+    return path[2 : 2 + path[0]]
+
+
+def integers_at(address: int | np.int64, size: int) -> Int32:
+    """Return a view of `size` int32 in memory of the program."""
+    return np.ctypeslib.as_array((c_int32 * size).from_address(int(address)))

@@ -1,0 +1,75 @@
+"""Reads what the program has reported of tokens.
+
+Legend: W wanted tokens, S sampled grants, N tokens that they yield.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import MAX_LOGPROBS
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
+
+Float32 = NDArray[np.float32]
+
+
+def of_drawn(
+    reports: Float32, nodes: Int32, tokens: Int32, counts: Int32, grants: Grants, rows: RowTables
+) -> Logprobs | None:
+    """Return what was reported of the tokens that the sampled grants yield; None: nothing was.
+
+    Args:
+        reports: `[>= W, NUM_REPORT_COLUMNS]`, by wanted token.
+        nodes: `[>= W]`, from the first wanted token of a grant on: the node after which each token was drawn.
+        tokens: `[N]`, the tokens.
+        counts: `[S]`, how many each grant yields.
+        grants: of the step.
+        rows: of the runner.
+    """
+    is_reported = rows.is_reported(grants.rows[grants.sampled])
+    if not is_reported.any():
+        return None
+    nums = _wanted_of(grants)
+    firsts = np.repeat(np.cumsum(nums) - nums, counts)
+    ends = np.cumsum(counts)
+    places = firsts + np.arange(len(tokens)) - np.repeat(ends - counts, counts)
+    return _read(reports[firsts + nodes[places]], tokens, np.repeat(is_reported, counts))
+
+
+def of_prompts(reports: Float32, grants: Grants, rows: RowTables) -> Logprobs | None:
+    """Return what was reported of prompt tokens, one grant after the other; None: nothing was."""
+    if not len(grants.scored):
+        return None
+    starts = grants.starts[grants.scored[:, 0]]
+    tokens = [
+        rows.tokens[grants.rows[grant], start + 1 : start + 1 + num]
+        for (grant, num, _), start in zip(grants.scored.tolist(), starts.tolist(), strict=True)
+    ]
+    first, flat = int(_wanted_of(grants).sum()), np.concatenate(tokens)
+    return _read(reports[first : first + len(flat)], flat, np.ones(len(flat), np.bool_))
+
+
+def _wanted_of(grants: Grants) -> Int32:
+    """Return the number of wanted tokens of each sampled grant."""
+    return np.where(grants.promised > 1, grants.counts[grants.sampled], 1).astype(np.int32)
+
+
+def _read(reports: Float32, tokens: Int32, is_reported: NDArray[np.bool_]) -> Logprobs:
+    whole = reports.view(np.int32)
+    num_top = np.where(is_reported, whole[:, 2], -1)
+    most = max(0, int(num_top.max(initial=0)))
+    values = 3 + MAX_LOGPROBS
+    return Logprobs(
+        tokens=tokens,
+        values=reports[:, 0].copy(),
+        ranks=whole[:, 1].copy(),
+        num_top=num_top,
+        top_ids=whole[:, 3 : 3 + most].copy(),
+        top_values=reports[:, values : values + most].copy(),
+    )

@@ -1,0 +1,56 @@
+"""The instruction that draws the next token of each sampled grant, and its parameters.
+
+A token depends on its row of logits, the sampling parameters, the seed and the position only.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.splitmix import Domain, seeds_of
+
+Float32 = NDArray[np.float32]
+
+
+def draw(logits: Buffer, choices: Buffer) -> Buffer:
+    """Draw the tokens `[S, 1] int32` from `logits` `[S, V]`; `NO_NUMBER` or `NO_CHANCE` where there is none.
+
+    Args:
+        logits: of the sampled grants.
+        choices: `[S, NUM_CHOICE_COLUMNS]`, from `choices_of`.
+    """
+    tokens = logits.tape.buffer(logits.rows, 1)
+    logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
+    return tokens
+
+
+def independent(sampling: SamplingArrays) -> SamplingArrays:
+    """Return the parameters with the seeds of drafts that are verified by rejection sampling."""
+    return replace(sampling, seeds=seeds_of(sampling.seeds, Domain.DRAFT))
+
+
+def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
+    """Return the parameters of each draw, `[S, NUM_CHOICE_COLUMNS]`.
+
+    Args:
+        sampling: parameters of the S grants.
+        positions: `[S] int32`, position of each token that is drawn.
+    """
+    choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
+    whole = choices.view(np.int32)
+    choices[:, 0], choices[:, 2], choices[:, 3] = sampling.temperatures, sampling.top_ps, sampling.min_ps
+    whole[:, 1], whole[:, 4] = sampling.top_ks, positions
+    whole[:, 5:7] = np.ascontiguousarray(sampling.seeds).view(np.int32).reshape(-1, 2)
+    choices[:, 7] = sampling.typical_ps
+    return choices

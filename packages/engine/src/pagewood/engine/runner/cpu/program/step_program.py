@@ -1,0 +1,138 @@
+"""The program of a step, as the runner reads it: alone, or with the passes of a drafter around it."""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
+from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
+from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
+from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.sampling import draw
+from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """A program for steps up to some size, with the places of what the runner reads and writes.
+
+    Legend: W wanted tokens, S sampled grants, E elements of a hidden state; the views have rows for the largest step.
+    """
+
+    drafter: ProgramDrafter | None
+    """What drafts in it; None: drafts come from elsewhere, or there are none."""
+    main: Pass
+    """Of the target."""
+    program: Program
+    first_draw: int
+    """The first instruction behind those that change logits."""
+    target_lines: slice
+    """Instructions of the target, with those that accept drafts."""
+    found: Int32
+    """[W, 1], the tokens that grants yield, see `collect`."""
+    num_found: Int32
+    """[S, 1], how many."""
+    nodes: Int32
+    """[W, 1], the node after which each was drawn."""
+    reports: Float32
+    """[W, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
+    sums: Float32
+    """[S, E], sums of the hidden states of pooled grants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWriter:
+    """Writes programs of one runner."""
+
+    model: Decoder[Buffer]
+    kernel: StepKernel
+    rows: RowTables
+    attention: CPUAttention
+    rotations: Rotations
+    clock: Int64
+    """[4, 2], written by programs with a drafter: see `CPURunner`."""
+    chance: float | None = None
+    """Probability with which a draft is accepted, whatever it is; None: drafts are verified."""
+
+    def write(self, sizes: Sequence[int], *, drafter: ProgramDrafter | None = None) -> StepProgram:
+        """Write a program.
+
+        Args:
+            sizes: `[NUM_KINDS]` or more, rows of each kind for which it has memory, rounded up to powers of two.
+            drafter: what drafts in it.
+
+        Raises:
+            ValueError: drafts are verified by rejection sampling, and `chance` is given.
+        """
+        tape, config = Tape(), self.model.config
+        one = Pass(
+            tape, self.rows, self.attention, self.rotations, half=config.head_dim // 2,
+            vocab_size=config.vocab_size, max_nodes=0 if drafter is None else drafter.max_nodes,
+        )  # fmt: skip
+
+        def mark(moment: int) -> None:
+            if drafter is not None:
+                tape.emit(Operation.CLOCK, one.scope.tokens, self.clock[moment])
+
+        mark(0)
+        held = None if drafter is None else drafter.record_drafts(tape, one)
+        mark(1)
+        first = tape.num_lines
+        if one.parents is not None:
+            one.plant()
+        if drafter is not None:
+            states = drafter.record_target(tape, one, self.attention)
+        else:
+            states = self.model.states(one.tokens, (one.cosines, one.sines), self.attention, one.kept)[0]
+        sums = one.pool(states)
+        logits = self.model.head(states.first(one.scope.wanted))
+        raw = one.adjust(logits)
+        first_draw = tape.num_lines
+        if held is None:
+            accepted = one.accept(draw(logits, one.choices), chance=self.chance)
+        elif self.chance is None:
+            accepted = one.reject(logits, held)
+        else:
+            raise ValueError(
+                f"simulated_acceptance must be None if rejection sampling verifies the drafts, got {self.chance}"
+            )
+        reported = one.report(logits, raw, accepted)
+        if one.parents is not None:
+            self.attention.compact(one, accepted)
+        target_lines = slice(first, tape.num_lines)
+        if drafter is not None:
+            mark(2)
+            drafter.record_rest(tape, one, accepted)
+            mark(3)
+        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
+        capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
+        capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
+        capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
+        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported, sums)
+        program = tape.program(self.kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+        found, num_found, nodes = (output.view(np.int32) for output in program.outputs[1:4])
+        return StepProgram(
+            drafter=drafter,
+            main=one,
+            program=program,
+            first_draw=first_draw,
+            target_lines=target_lines,
+            found=found,
+            num_found=num_found,
+            nodes=nodes,
+            reports=program.outputs[4],
+            sums=program.outputs[5],
+        )

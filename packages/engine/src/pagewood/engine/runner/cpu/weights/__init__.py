@@ -1,0 +1,1 @@
+"""Weights in the layouts that the kernels read."""

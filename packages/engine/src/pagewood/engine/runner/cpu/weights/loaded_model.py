@@ -1,0 +1,139 @@
+"""A decoder whose weights have the form that the CPU engine is configured for, from its folder or from the cache."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
+from pagewood.engine.assembly.cache_folder import REMEDY
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.cpu.weights.packing import PackedShape, PackedWeight
+from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWriter, weights_file, weights_folder
+
+_log = logging.getLogger(__name__)
+
+_LAYOUT = b"2"
+"""Another number makes files of earlier layouts useless."""
+_CACHED = ("int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A decoder, and what its weights need."""
+
+    model: Decoder[Buffer]
+    variants: frozenset[tuple[WeightKind, ProductLevel]]
+    """See `CPUOps.variants`."""
+    form: WeightFormat
+
+    @property
+    def mark(self) -> str:
+        """What distinguishes keys and values that it computes from those of other forms and products of its weights."""
+        form = "" if self.form in ("auto", "float32") else f" {self.form}"
+        if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
+            return f"{form} by bfloat16"
+        is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
+        return f"{form} by float32" if is_widened else form
+
+
+def load_cpu_model(
+    folder: Path,
+    form: WeightFormat,
+    *,
+    activations: ActivationFormat = "auto",
+    digest: ModelDigest,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load the decoder in `folder`; see `load_model` for errors.
+
+    Weights that are quantised here are kept in a cache folder, and mapped when the model is loaded again. If the folder
+    cannot be used, they are in memory only.
+
+    Args:
+        folder: holds config.json and safetensors.
+        form: of the weights.
+        activations: see `Packer`.
+        digest: of the folder; weights are kept under it.
+        num_threads: that lay out weights.
+        progress: called for every tensor.
+    """
+    if form not in _CACHED:
+        return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
+    digest.begin()
+    started = time.monotonic()
+    path = _kept_file(digest, form)
+    if path is not None:
+        try:
+            reader = PackedReader(path, num_threads=num_threads)
+
+            def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
+                return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
+
+            loaded = _load(folder, Packer(form, activations=activations, memory=take), progress, reads_matrices=False)
+            reader.finish()
+            _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
+            return loaded
+        except FileNotFoundError:
+            pass
+        except (DamagedFile, OSError) as error:
+            _log.warning("weights are quantised again: %s", error)
+    try:
+        with PackedWriter(weights_folder()) as writer:
+
+            def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
+                return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
+
+            loaded = _load(folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress)
+            identity = digest.wait()  # reading a model takes less time than quantising it
+            if identity is None:  # which has been logged; the memory stays valid without a name
+                return loaded
+            path = weights_file(_LAYOUT + identity, form)
+            writer.finish(path)
+        _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
+        return loaded
+    except OSError as error:
+        _log.warning(
+            "quantised weights cannot be kept in %s, so they are in memory only: %s; %s",
+            weights_folder(),
+            error,
+            REMEDY,
+        )
+    return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
+
+
+def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
+    """Return where weights of a form are kept if they are, or None if there can be none yet.
+
+    If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
+    quantise it again.
+    """
+    has_some = any(weights_folder().glob(f"*.{form}"))
+    identity = digest.wait() if has_some else digest.known()
+    return None if identity is None else weights_file(_LAYOUT + identity, form)
+
+
+def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:
+    ops = CPUOps(packer)
+    dtype = torch.float32 if packer.form == "float32" else None
+    model = load_model(folder, ops, dtype=dtype, maps_plain=True, reads_matrices=reads_matrices, progress=progress)
+    return LoadedModel(model=model, variants=frozenset(ops.variants), form=packer.form)
+
+
+def _label(shape: PackedShape) -> str:
+    return f"{shape.kind.name} {shape.size} x {shape.inputs}, groups of {shape.group}"

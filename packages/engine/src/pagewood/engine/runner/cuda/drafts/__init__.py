@@ -1,0 +1,1 @@
+"""Drafters on a CUDA device, and the verification of drafts."""

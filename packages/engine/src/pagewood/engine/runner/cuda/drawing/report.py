@@ -1,0 +1,146 @@
+"""Log probabilities of tokens on a CUDA device: what a step computes of them, and how the host reads it.
+
+Legend: N rows of logits, J of them that are reported, V vocab_size, K most alternatives of a token.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.drawing.sampling import Sampler
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+
+_NUM_COLUMNS = 3
+"""Words of a report without alternatives: token, log probability, rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingReport:
+    """Reports of a step, which the host may read when the device has reached the end of the step."""
+
+    words: Tensor
+    """[J, 3 + 2K] int32 in pinned memory."""
+    on_device: Tensor
+    """The same on the device, kept until they are copied."""
+    places: Int32
+    """[N], which of the J reports belongs to each row; -1: none."""
+    num_top: Int32
+    """[N], alternatives of each row; -1: it is not reported."""
+
+    def of(self, rows: NDArray[np.int64]) -> Logprobs:
+        """Return the reports of some of the N rows, in that order."""
+        words = self.words.numpy()[self.places[rows]]  # a row without a report reads any other one
+        most = (words.shape[1] - _NUM_COLUMNS) // 2
+        split = _NUM_COLUMNS + most
+        return Logprobs(
+            tokens=words[:, 0].copy(),
+            values=words[:, 1].copy().view(np.float32),
+            ranks=words[:, 2].copy(),
+            num_top=self.num_top[rows],
+            top_ids=words[:, _NUM_COLUMNS:split].copy(),
+            top_values=words[:, split:].copy().view(np.float32),
+        )
+
+
+class RowReports:
+    """Which rows are reported. A batch without such rows costs one look at an array of the host."""
+
+    __slots__ = ("_device", "_is_processed", "_num_top")
+
+    def __init__(self, device: Device, *, max_rows: int) -> None:
+        self._device = device
+        self._num_top = np.full(max_rows, -1, np.int32)  # contents written by: admit
+        self._is_processed = np.zeros(max_rows, np.bool_)  # contents written by: admit
+
+    def admit(self, batch: Batch) -> None:
+        """Enter what the admitted requests want; call it before the step is queued."""
+        if len(batch.admitted):
+            self._num_top[batch.rows[batch.admitted]] = -1
+        if batch.reports is not None:
+            self._num_top[batch.reports.rows] = batch.reports.num_top
+            self._is_processed[batch.reports.rows] = batch.reports.is_processed
+
+    def drawn(
+        self,
+        rows: Int32,
+        tokens: Tensor,
+        *,
+        raw: Tensor,
+        changed: Tensor,
+        sampler: Sampler,
+        filters: FlashInfer | None,
+    ) -> PendingReport | None:
+        """Queue the reports of drawn tokens; None: no row is reported.
+
+        Args:
+            rows: `[N]`, row of each, on the host.
+            tokens: `[N]`, what was drawn.
+            raw: `[N, V]`, the model's logits.
+            changed: `[N, V]`, the logits that tokens were drawn from.
+            sampler: of the N rows.
+            filters: of the sampler.
+        """
+        num_top = self._num_top[rows]
+        which = np.flatnonzero(num_top >= 0)
+        if not len(which):
+            return None
+        index = torch.from_numpy(which).to(raw.device, non_blocking=True)
+        scores = raw.index_select(0, index).float()
+        values = scores.log_softmax(-1)
+        is_processed = self._is_processed[rows[which]]
+        if is_processed.any():
+            processed = torch.from_numpy(is_processed).to(raw.device, non_blocking=True)[:, None]
+            drawn_from = sampler.log_probabilities(filters, changed).index_select(0, index)
+            scores, values = (torch.where(processed, drawn_from, one) for one in (scores, values))
+        return self._queue(tokens.index_select(0, index), scores, values, which, num_top)
+
+    def scored(self, scored: Int32, tokens: Tensor, logits: Tensor) -> PendingReport:
+        """Queue the reports of prompt tokens.
+
+        Args:
+            scored: `[Q, 3]`, see `Batch.scored`.
+            tokens: `[N]`, the tokens.
+            logits: `[N, V]`, those after the positions before.
+        """
+        num_top = np.repeat(scored[:, 2], scored[:, 1])
+        scores = logits.float()
+        return self._queue(tokens, scores, scores.log_softmax(-1), np.arange(len(num_top)), num_top)
+
+    def _queue(
+        self, tokens: Tensor, scores: Tensor, values: Tensor, which: NDArray[np.int64], num_top: Int32
+    ) -> PendingReport:
+        """Queue the reports of J rows; `scores` `[J, V]` give the order of tokens, `values` `[J, V]` are reported."""
+        tokens = tokens.long()[:, None]
+        own = scores.gather(1, tokens)
+        ranks = 1 + (scores > own).sum(1, keepdim=True)
+        most = min(int(num_top.max()), scores.shape[1])
+        top = scores.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+        words = torch.cat(
+            [
+                tokens.int(),
+                values.gather(1, tokens).view(torch.int32),
+                ranks.int(),
+                top.int(),
+                values.gather(1, top).view(torch.int32),
+            ],
+            dim=1,
+        )
+        places = np.full(len(num_top), -1, np.int32)
+        places[which] = np.arange(len(which), dtype=np.int32)
+        pinned = self._device.pinned(words.numel(), torch.int32)
+        self._device.download(words.flatten(), pinned)
+        return PendingReport(
+            words=pinned.view(words.shape), on_device=words, places=places, num_top=np.minimum(num_top, scores.shape[1])
+        )

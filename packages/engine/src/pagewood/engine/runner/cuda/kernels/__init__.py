@@ -1,0 +1,1 @@
+"""FlashInfer's kernels and our own in Triton."""

@@ -1,0 +1,1 @@
+"""Which waiting requests may be admitted, apart from their order."""

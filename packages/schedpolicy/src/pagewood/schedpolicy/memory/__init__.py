@@ -1,0 +1,1 @@
+"""How much memory running requests will need."""

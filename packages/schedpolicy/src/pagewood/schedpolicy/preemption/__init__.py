@@ -1,0 +1,1 @@
+"""Which running requests give way, and how often."""

@@ -1,0 +1,1 @@
+"""HTTP below the protocols: connections, bodies, checks, errors, and the application."""

@@ -1,0 +1,1 @@
+"""What the processes send each other, and the links between them."""

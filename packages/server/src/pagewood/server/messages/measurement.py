@@ -1,0 +1,35 @@
+"""What an engine has measured, as a message: the fields of the engine's `core.measures.Measurement`."""
+
+from __future__ import annotations
+
+import msgspec
+
+Counts = tuple[tuple[float, ...], tuple[int, ...], float]
+"""Bounds, counts and total of a `pagewood.engine.observe.histogram.Histogram`."""
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """The live requests of the engine by priority; see `core.measures.Queue`."""
+
+    waiting: dict[str, int] = {}
+    running: dict[str, int] = {}
+    oldest_s: float = 0.0
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums since the engine was built, queues at the time of the pulse."""
+
+    stage_s: dict[str, float]
+    step_s: Counts
+    step_tokens: Counts
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_available_pages: int
+    num_evicted_pages: int
+    preempted: dict[str, int]
+    queue: Queue
+    num_parked: int
+    num_held_back: int
+    num_compiling: int
+    num_recalling: int
+    tiers: dict[str, int]

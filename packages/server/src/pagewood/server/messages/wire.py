@@ -1,0 +1,587 @@
+"""The messages between the processes: msgspec structs in msgpack, one union of types for each link.
+
+    HTTP --ToTokenizer--> tokenizer --ToEngine--> engine --FromEngine--> detokenizer --ToHttp--> HTTP
+
+The types of the engine (`pagewood.engine.api`) are sent as they are, inside a struct that carries their tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    Explanation,
+    FinishReason,
+    PauseRequest,
+    PoolingParams,
+    Refusal,
+    Refuse,
+    RequestTimings,
+    ResumeRequest,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
+from pagewood.engine.api import Flush as EngineFlush
+from pagewood.engine.api import Pause as EnginePause
+from pagewood.engine.api import Resume as EngineResume
+from pagewood.engine.api import Retain as EngineRetain
+from pagewood.engine.observe.view import EngineView
+from pagewood.engine.text import Part
+from pagewood.engine.text import PartKind as PartKind
+from pagewood.server.messages.measurement import Measurement
+from pagewood.server.observe.logs import announce
+
+T = TypeVar("T")
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
+    """A conversation: plain JSON values for the model's chat template."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    """As in OpenAI's API, which is what templates read."""
+    documents: tuple[dict[str, Any], ...] = ()
+    template_kwargs: dict[str, Any] = {}
+    """Further variables of the template."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's turn."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message."""
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+    """A text to continue."""
+
+    text: str
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Token ids to continue."""
+
+    tokens: bytes
+    """int32, little-endian."""
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is read by the response template of the model: into content, reasoning and calls of functions."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that may be called, as in OpenAI's API."""
+    binds: str | None = None
+    """Which calls a grammar binds to their schemas: "required": there must be some; "auto": if there are some; the name
+    of a function: this one must be called. None: calls are not bound."""
+    parallel: bool = True
+    """Whether there may be several calls. Otherwise the answer ends behind the first one."""
+    shows_reasoning: bool = True
+    """Whether the client gets the log probabilities of tokens of the reasoning."""
+    prompt_tail: str = ""
+    """End of the prompt, which may have begun a section of the answer."""
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """A new request."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    pooling: PoolingParams | None = None
+    """The vector that is asked for instead of tokens."""
+    end_token: int | None = None
+    """Ends the prompt, unless the tokenizer has appended it."""
+    sibling_ids: tuple[str, ...] = ()
+    """Ids of further requests for the same prompt; with several, the prompt is still tokenized once."""
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts for `sampling.bad_words`, which has none yet: their tokens are known after the tokenizer."""
+    echo: bool = False
+    """Whether the answer begins with the text of the prompt."""
+    is_scoring: bool = False
+    """Whether nothing of the answer is shown but the prompt."""
+    prefix_tokens: bytes = b""
+    """Ids whose text the answer begins with, int32, little-endian; the engine does not get them."""
+    reports_prompt: bool = False
+    """Whether the answer has the ids of the prompt, in its log probabilities."""
+    reports_tokens: bool = False
+    """Whether the answer has the ids of its tokens."""
+    reading: Reading | None = None
+    """None: the answer is plain text."""
+    namespace: str | None = None
+    """Requests share cached prefixes only within a namespace."""
+    priority: int = 0
+    deadline_s: float | None = None
+    """See `Submit.deadline_s`."""
+    service_class: str = ""
+    """See `Submit.service_class`, and the next."""
+    tag: str = ""
+    tenant: str | None = None
+    """See `Submit.tenant`."""
+    max_length: int | None = None
+    """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
+    fills_window: bool = False
+    """Whether a request whose `max_tokens` exceeds what the prompt leaves of `max_length` gets what it leaves;
+    otherwise it is refused."""
+    cuts_prompt: bool = False
+    """Whether a text that is longer than `max_length` loses its end; otherwise it is refused."""
+    explains: bool = False
+    """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
+    explains_admission: bool = False
+    """See `Submit.explain_admission`."""
+    num_output: int | None = None
+    """Of a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
+    retain_s: float | None = None
+    """See `Submit.retain_s`."""
+    is_paused: bool = False
+    """Whether its requests begin paused, because they were paused before they were sent again."""
+    names: tuple[str, ...] = ()
+    """Ids under which the client knows it, for the decision log."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Ids of the requests of all answers to the prompt, in their order."""
+        return (self.request_id, *self.sibling_ids)
+
+
+class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
+    """A request for the ids of a prompt. The engine computes nothing for it, but it passes all stages as others do."""
+
+    request_id: str
+    prompt: Prompt
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own tokens, such as the beginning of a text; None: to a text, and to nothing else.
+    """
+    skip_special_tokens: bool = False
+    """Whether the text of ids has no special tokens."""
+    shows_text: bool = False
+    """Whether the answer has the text of the prompt."""
+    shows_pieces: bool = False
+    """Whether the answer has the bytes of each token."""
+    max_length: int | None = None
+    """Longest text of the model, in tokens. The prompt may be longer."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
+    """Drop the cached KV that no request uses. The answer's `num_cached_tokens` are those that were dropped."""
+
+    request_id: str
+    when_idle: bool = False
+    """Whether to wait until no request is left."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
+    """Keep a text cached for some seconds, or drop it. The answer has that many `num_cached_tokens`."""
+
+    request_id: str
+    prompt: Prompt
+    seconds: float
+    namespace: str | None = None
+    max_length: int | None = None
+    """Longest text of the model, in tokens. The prompt may be longer."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Launch no step until `Resume`."""
+
+    request_id: str
+    retract: bool = False
+    """Whether running requests give their memory back."""
+    abort: bool = False
+    """Whether all requests are ended first."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Launch steps again."""
+
+    request_id: str
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """Record what the engine does for some seconds; the answer comes when the file of the profile is written."""
+
+    request_id: str
+    """Also the name of the file, in the folder of the sockets."""
+    seconds: float
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+NewRequest = Generate | Encode | Flush | Pause | Resume | Retain | Profile
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """End a request in any stage."""
+
+    request_id: str
+
+
+class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
+    """Change the priority of a request in any stage."""
+
+    request_id: str
+    priority: int
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """Pause one request in any stage, or go on with it."""
+
+    request_id: str
+    mode: Literal["in_place", "retract", "resume"]
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Send a `Snapshot` some times a second, for `for_s`; a `Watch` is sent again while the dashboard has readers."""
+
+    for_s: float
+    shows_tokens: bool = False
+    """Whether snapshots have the first tokens of the branches of the prefix cache, as text."""
+    wanted: tuple[str, ...] = ()
+    """Ids of requests that snapshots have even if they are far back in the queue."""
+
+
+ToTokenizer = NewRequest | Cancel | Prioritize | Hold | Watch
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a request for the detokenizer; they pass the engine in `Submit.carry`."""
+
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    prefix: str = ""
+    """Text to show before the answer."""
+    first_token: int | None = None
+    """The first token of the prompt, if the prompt's log probabilities are shown: the engine has none for it."""
+    prompt_tokens: bytes = b""
+    """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
+    is_scoring: bool = False
+    """Whether the tokens of the answer are not shown, nor counted."""
+    is_encoding: bool = False
+    """Whether the ids of the prompt are the whole answer, so that the request's refusal is its normal end."""
+    shows_pieces: bool = False
+    """Whether the client gets the bytes of each token of the prompt."""
+    reports_tokens: bool = False
+    """Whether the client gets the ids of the answer."""
+    reading: Reading | None = None
+    """None: the answer is plain text."""
+
+
+class SubmitCommand(msgspec.Struct, frozen=True, tag="submit"):
+    """Holds a `Submit`."""
+
+    command: Submit
+
+
+class AbortCommand(msgspec.Struct, frozen=True, tag="abort"):
+    """Holds an `Abort`."""
+
+    command: Abort
+
+
+class PriorityCommand(msgspec.Struct, frozen=True, tag="priority"):
+    """Holds a `SetPriority`."""
+
+    command: SetPriority
+
+
+class RefuseCommand(msgspec.Struct, frozen=True, tag="refuse"):
+    """Holds a `Refuse`."""
+
+    command: Refuse
+
+
+class FlushCommand(msgspec.Struct, frozen=True, tag="flush"):
+    """Holds the engine's `Flush`."""
+
+    command: EngineFlush
+
+
+class PauseCommand(msgspec.Struct, frozen=True, tag="pause"):
+    """Holds the engine's `Pause`."""
+
+    command: EnginePause
+
+
+class ResumeCommand(msgspec.Struct, frozen=True, tag="resume"):
+    """Holds the engine's `Resume`."""
+
+    command: EngineResume
+
+
+class PauseRequestCommand(msgspec.Struct, frozen=True, tag="pause_request"):
+    """Holds a `PauseRequest`."""
+
+    command: PauseRequest
+
+
+class ResumeRequestCommand(msgspec.Struct, frozen=True, tag="resume_request"):
+    """Holds a `ResumeRequest`."""
+
+    command: ResumeRequest
+
+
+class RetainCommand(msgspec.Struct, frozen=True, tag="retain"):
+    """Holds the engine's `Retain`."""
+
+    command: EngineRetain
+
+
+class ProfileCommand(msgspec.Struct, frozen=True, tag="profile"):
+    """A `Profile`, for the engine process; the engine does not see it."""
+
+    request_id: str
+    seconds: float
+
+
+EngineCommand = (
+    SubmitCommand
+    | AbortCommand
+    | PriorityCommand
+    | RefuseCommand
+    | FlushCommand
+    | PauseCommand
+    | ResumeCommand
+    | PauseRequestCommand
+    | ResumeRequestCommand
+    | RetainCommand
+)
+ToEngine = EngineCommand | ProfileCommand | Watch
+
+
+def to_engine(command: Command | ProfileCommand) -> ToEngine:
+    """Return the struct that carries `command`."""
+    match command:
+        case ProfileCommand():
+            return command
+        case Submit():
+            return SubmitCommand(command)
+        case Abort():
+            return AbortCommand(command)
+        case SetPriority():
+            return PriorityCommand(command)
+        case Refuse():
+            return RefuseCommand(command)
+        case EngineFlush():
+            return FlushCommand(command)
+        case EnginePause():
+            return PauseCommand(command)
+        case EngineResume():
+            return ResumeCommand(command)
+        case PauseRequest():
+            return PauseRequestCommand(command)
+        case ResumeRequest():
+            return ResumeRequestCommand(command)
+        case EngineRetain():
+            return RetainCommand(command)
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """The results of one step of the engine."""
+
+    deltas: tuple[Delta, ...]
+    incarnation: int = 0
+    """Which engine process computed it, counted from 0."""
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """Progress of an engine that is not ready yet; `incarnation` counts the engine processes of this server from 0."""
+
+    incarnation: int
+    what: str
+    done: int
+    total: int
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the loaded model for the HTTP process."""
+
+    max_length: int
+    """Longest prompt plus output."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end a text."""
+    num_pages: int = 0
+    """Of KV memory."""
+    page_size: int = 0
+    """Tokens."""
+    page_bytes: int = 0
+    config: dict[str, Any] = {}
+    """What the engine was built from, without folders."""
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of drafts since the engine was built: the fields of the engine's `SpeculationCounts`."""
+
+    num_drafted: int
+    num_accepted: int
+    drafted_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    draft_s: float
+    verify_s: float
+    num_rebuilt: int
+    num_postponed: int
+    num_short: int
+    reason: str
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
+    """Sign of life of an engine that is ready; sent while it works, while it waits, and during a long step."""
+
+    incarnation: int
+    model: Model
+    counters: dict[str, int]
+    speculation: Speculation | None = None
+    """None: the engine does not speculate."""
+    measurement: Measurement | None = None
+    """None: the engine does not measure."""
+    step_s: float = 0.0
+    """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
+    is_in_device: bool = False
+    """Whether the engine's thread is in the runner in such a step, so that the device is what takes long."""
+    frozen_s: float = 0.0
+    """How long requests have waited while nothing ran and memory was free, seconds: admission is frozen."""
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """What the engine shows of itself, while a `Watch` lasts."""
+
+    incarnation: int
+    view: EngineView
+
+
+FromEngine = Step | Loading | Pulse | Snapshot
+
+
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token and its log probability."""
+
+    token: int
+    data: bytes
+    """UTF-8, perhaps of a part of a character."""
+    logprob: float
+    """May be minus infinity."""
+
+
+class TokenEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token of an answer or of a prompt, and the most probable tokens in its place."""
+
+    chosen: ScoredToken
+    rank: int
+    """1 for the most probable; 0 for the first token of a prompt, which has no probability."""
+    offset: int
+    """Characters of the shown text before the one that the token begins or continues."""
+    top: tuple[ScoredToken, ...]
+    """Best first."""
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log probabilities of the tokens of one answer message."""
+
+    tokens: tuple[TokenEntry, ...]
+    prompt: tuple[TokenEntry, ...] | None = None
+    """Of all tokens of the prompt, once for a request; None: not in this message."""
+    prompt_tokens: bytes = b""
+    """Ids of the prompt, int32, little-endian, once for a request that asks for them; empty: not in this message."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The result of one step for one client.
+
+    The first Answer of a request with a `finish` is the last one that its client sees. `ended` says that the engine has
+    ended the request as well; after a stop string, that comes later, in a separate Answer.
+    """
+
+    request_id: str
+    text: str
+    finish: FinishReason | None
+    ended: bool
+    refusal: Refusal | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    logprobs: Logprobs | None = None
+    """None: there are none for this step, or none were asked for."""
+    parts: tuple[Part, ...] | None = None
+    """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
+    stopped_by: str | None = None
+    """With a `finish`: the stop string, or the match of a stop expression, that ended the answer. None: neither did."""
+    vector: bytes = b""
+    """float32, little-endian, in the last Answer of a request for a vector."""
+    tokens: bytes = b""
+    """Ids of the step's tokens, int32, little-endian, if they were asked for. The token that ended it is not among
+    them."""
+    explanation: Explanation | None = None
+    """In the first Answer, if it was asked for."""
+    timings: RequestTimings | None = None
+    """In the last Answer, if `explanation` was asked for."""
+
+
+class Answers(msgspec.Struct, frozen=True, tag="answers"):
+    """The results of one step for all clients."""
+
+    answers: tuple[Answer, ...]
+
+
+ToHttp = Answers | Loading | Pulse | Snapshot
+
+
+encode = msgspec.msgpack.Encoder().encode
+"""Encodes any of these messages as a frame."""
+
+
+to_tokenizer: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)
+engine_commands: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+to_http: msgspec.msgpack.Decoder[ToHttp] = msgspec.msgpack.Decoder(ToHttp)
+text_options: msgspec.msgpack.Decoder[TextOptions] = msgspec.msgpack.Decoder(TextOptions)
+
+
+def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterator[T]:
+    """Yield the message of each frame. A frame that is not a valid message is reported and dropped."""
+    for frame in frames:
+        try:
+            yield decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            announce(f"dropped a malformed message of {len(frame)} bytes: {error}")

@@ -1,0 +1,81 @@
+"""`POST /profile`: what the engine does for some seconds, as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.operations import Operation
+from pagewood.server.http.validation import parser
+from pagewood.server.messages import wire
+from pagewood.server.processes.engine_profiles import profile_file
+from pagewood.server.protocols.common.service import Service
+from pagewood.server.requests.live import new_request_id
+
+MAX_SECONDS = 60
+
+
+class ProfileRequest(BaseModel):
+    """The body of `/profile`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    seconds: float = Field(default=1.0, gt=0, le=MAX_SECONDS)
+    """How long to record."""
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A trace in Chrome's format, which https://ui.perfetto.dev opens; times in microseconds."""
+
+    traceEvents: list[dict[str, Any]]
+    otherData: dict[str, Any]
+    """Seconds recorded, spans that were dropped, and the total time of spans by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileEndpoint:
+    """Takes profiles of the engine process."""
+
+    service: Service
+    folder: Path | None
+    """Where the engine process writes profiles; None: it takes none."""
+
+    def operations(self) -> list[Operation]:
+        """Return its operation."""
+        return [
+            Operation(
+                name="Profile",
+                tag="Health",
+                method="POST",
+                path="/profile",
+                endpoint=self.profile,
+                body=ProfileRequest,
+                example={"seconds": 1.0},
+                answer=Trace,
+                admin=True,
+            )
+        ]
+
+    async def profile(self, request: Request) -> Response:
+        """Record for some seconds what the engine and its device do; steps are slower meanwhile."""
+        said = await self.service.read(request, parser(ProfileRequest, is_optional=True))
+        self.service.model(self.service.model_name)
+        if self.folder is None:
+            raise ApiError("This server takes no profiles.", code="profiling_unavailable")
+        message = wire.Profile(request_id=new_request_id("profile"), seconds=said.seconds)
+        file = profile_file(self.folder, message.request_id)
+        try:
+            await self.service.ask(message)
+            trace = await asyncio.to_thread(file.read_bytes)
+        finally:
+            await asyncio.to_thread(file.unlink, missing_ok=True)
+        headers = {"content-disposition": f'attachment; filename="{file.name}"'}
+        return Response(trace, media_type="application/json", headers=headers)

@@ -1,0 +1,140 @@
+"""A request of one token that passes every process, to see whether the server can answer at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagewood.engine.api import SamplingParams
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.operations import Operation
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.service import Service
+from pagewood.server.requests.live import LiveRequests, new_request_id
+from pagewood.server.requests.status import EngineState, EngineStatus
+
+LIMIT_S = 10.0
+"""How long the token may take."""
+KEPT_S = 1.0
+"""How long a result is repeated."""
+NAMESPACE = "pagewood-canary"
+"""Of its prompt in the prefix cache."""
+
+
+class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a request of one token was answered."""
+
+    status: Literal["ok", "failed"]
+    detail: str
+    """Why it failed; empty if it did not."""
+    seconds: float
+    """How long the answer took, or how long it was waited for."""
+
+
+class Canary:
+    """Sends a request of one token at most once at a time; those who ask meanwhile, or shortly after, share its result.
+
+    It is a request like others, before those of normal priority in the queue, but it does not count for the limit of
+    requests: a full server is not a broken one.
+
+    Args:
+        live: sends it.
+        status: of the engine.
+        clock: seconds.
+    """
+
+    __slots__ = ("_clock", "_live", "_result", "_result_s", "_status", "_task")
+
+    def __init__(
+        self, live: LiveRequests, status: EngineStatus, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._live = live
+        self._status = status
+        self._clock = clock
+        self._task: asyncio.Task[CanaryResult] | None = None  # written by: ask
+        self._result: CanaryResult | None = None  # written by: _run
+        self._result_s = 0.0  # written by: _run
+
+    async def ask(self) -> CanaryResult:
+        """Return a result that is at most `KEPT_S` old."""
+        if self._result is not None and self._clock() - self._result_s < KEPT_S:
+            return self._result
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return await asyncio.shield(self._task)  # a client that leaves does not end it for others
+
+    async def _run(self) -> CanaryResult:
+        started_s = self._clock()
+        try:
+            await self._generate()
+            detail = ""
+        except ApiError as error:
+            detail = str(error)
+            if error.code == "deadline_exceeded":
+                detail = f"no token came within {LIMIT_S:g} s"
+        self._result_s = self._clock()
+        self._result = CanaryResult(
+            status="failed" if detail else "ok", detail=detail, seconds=round(self._result_s - started_s, 4)
+        )
+        return self._result
+
+    async def _generate(self) -> None:
+        """Generate one token.
+
+        Raises:
+            ApiError: it failed, came too late, or the engine is not ready.
+        """
+        model = self._status.model
+        if model is None or self._status.state is not EngineState.READY:
+            raise ApiError(f"the engine is not ready: {self._status.detail}")
+        message = wire.Generate(
+            request_id=new_request_id("canary"),
+            prompt=wire.TokenPrompt(tokens=bytes(4)),
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            namespace=NAMESPACE,
+            priority=1,
+            max_length=model.max_length,
+        )
+        group = self._live.submit([message], prompt_param="prompt", is_probe=True)
+        self._live.end_at(group, time.monotonic() + LIMIT_S)
+        try:
+            while (await group.next())[1].finish is None:
+                pass
+        finally:
+            self._live.close(group)
+
+
+class CanaryEndpoints:
+    """The endpoint of the canary."""
+
+    __slots__ = ("_canary",)
+
+    def __init__(self, service: Service) -> None:
+        self._canary = Canary(service.live, service.status)
+
+    def operations(self) -> list[Operation]:
+        """Return the operation."""
+        return [
+            Operation(
+                name="HealthGenerate",
+                tag="Health",
+                method="GET",
+                path="/health/generate",
+                aliases=("/health_generate",),
+                endpoint=self.generate,
+                answer=CanaryResult,
+                is_open=True,
+            )
+        ]
+
+    async def generate(self, request: Request) -> Response:
+        """Whether the server can generate: a request of one token that passes every process, with a deadline."""
+        result = await self._canary.ask()
+        return json_response(result, status=200 if result.status == "ok" else 503)

@@ -1,0 +1,25 @@
+"""The tokenizer process: `python -m pagewood.server.processes.tokenizer_process`, started by the server."""
+
+from __future__ import annotations
+
+import os
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.messages.links import ZmqReceiver, ZmqSender
+from pagewood.server.processes.child import ParentWatch, Settings, errors_in_one_line, run_child
+from pagewood.server.processes.stuck import end_when_stuck
+from pagewood.server.stages.tokenizing import run_tokenizer
+
+
+def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
+    """Turn prompts into ids until the parent ends it."""
+    with errors_in_one_line():
+        tokenizer = Tokenizer.from_folder(settings.model_folder)
+    end_when_stuck()
+    run_tokenizer(tokenizer, inbox, outbox, stopped=stopped)
+
+
+if __name__ == "__main__":
+    run_child(serve)
+    # A thread may still be tokenizing a long prompt. The end of the interpreter would wait for it, or abort.
+    os._exit(0)

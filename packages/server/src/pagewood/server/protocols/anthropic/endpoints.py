@@ -1,0 +1,115 @@
+"""The endpoints of Anthropic's protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pagewood.server.http.exchange import exchange_of
+from pagewood.server.http.operations import Operation
+from pagewood.server.protocols.anthropic import fields
+from pagewood.server.protocols.anthropic.conversation import chat_prompt
+from pagewood.server.protocols.anthropic.errors import OVERLOADED, AnthropicError
+from pagewood.server.protocols.anthropic.format import Message, MessageEvent, MessageFormat
+from pagewood.server.protocols.anthropic.retention import retain_s
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.sampling import chosen
+from pagewood.server.protocols.common.service import Generation, Service, names_of
+
+TAG = "Anthropic"
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicEndpoints:
+    """Messages, and counts of their tokens."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        prompt = {
+            "model": self.service.model_name,
+            "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+        }
+        return [
+            Operation(
+                name="Messages",
+                tag=TAG,
+                method="POST",
+                path="/v1/messages",
+                endpoint=self.messages,
+                body=fields.MessagesRequest,
+                example={**prompt, "max_tokens": 64},
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=Message,
+                event=MessageEvent,
+                last_event=None,
+                error=AnthropicError,
+                busy_status=OVERLOADED,
+            ),
+            Operation(
+                name="CountTokens",
+                tag=TAG,
+                method="POST",
+                path="/v1/messages/count_tokens",
+                endpoint=self.count_tokens,
+                body=fields.CountTokensRequest,
+                example=prompt,
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=TokenCount,
+                error=AnthropicError,
+                busy_status=OVERLOADED,
+            ),
+        ]
+
+    async def messages(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = await self.service.read(request, fields.parse_messages)
+        model = self.service.model(said.model)
+        tools, constraint = fields.tools_of(said), fields.constraint(said)
+        sampling = dataclasses.replace(
+            chosen(self.service.defaults, temperature=said.temperature, top_k=said.top_k, top_p=said.top_p),
+            max_tokens=said.max_tokens,
+            grammar=None if constraint is None else constraint.grammar,
+        )
+        generation = Generation(
+            prompts=[chat_prompt(said, tools)],
+            sampling=sampling,
+            prompt_param="messages",
+            grammar_param=None if constraint is None else constraint.param,
+            stop=tuple(said.stop_sequences or ()),
+            is_chat=True,
+            tools=tools,
+            fills_window=True,
+            retain_s=retain_s(said),
+            stream=bool(said.stream),
+        )
+        format = MessageFormat(
+            id=f"msg_{uuid.uuid4().hex[:24]}",
+            model=self.service.model_name,
+            request_id=exchange_of(request.scope).request_id,
+            max_tokens=said.max_tokens,
+            shows_thinking=said.thinking is None or said.thinking.display != "omitted",
+        )
+        return self.service.generate(generation, model, names=names_of(request, format.id), format=format)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a prompt."""
+        said = await self.service.read(request, fields.parse_count)
+        self.service.model(said.model)
+        tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
+        return json_response(TokenCount(len(tokens)))

@@ -1,0 +1,311 @@
+"""What the endpoints of all protocols do alike: read a body, find the model, and submit what a request asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.model_folder.vector_recipe import VectorRecipe
+from pagewood.engine.text import ResponseTemplate
+from pagewood.server.dashboard.live_data import Watchers
+from pagewood.server.http.bodies import Bodies
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.http.exchange import exchange_of
+from pagewood.server.messages import wire
+from pagewood.server.metrics.metrics import Metrics
+from pagewood.server.protocols.common.formats import Format
+from pagewood.server.protocols.common.respond import GroupResponse
+from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.requests.live import LiveRequests, new_request_id
+from pagewood.server.requests.status import EngineState, EngineStatus
+
+T = TypeVar("T")
+MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
+"""Longest body that is parsed on the event loop, in which most bodies take less than a change of threads."""
+
+
+MAX_CONVERTED_AT_ONCE = 512
+"""Most parts of a conversation that become a prompt on the event loop; one takes about 10 microseconds."""
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """Return a thread that starts with its first work. One, so that long bodies wait for each other."""
+    return ThreadPoolExecutor(1, "http-parser")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What one HTTP request asks for, in the words of no protocol."""
+
+    prompts: Sequence[wire.Prompt]
+    sampling: SamplingParams
+    prompt_param: str
+    """The client's name of the prompt field."""
+    grammar_param: str | None = None
+    """The client's name of the field with the grammar; None: it sent none."""
+    num_answers: int = 1
+    """Computed for each prompt."""
+    num_choices: int = 1
+    """Answers to each prompt that are shown, the best ones."""
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    echo: bool = False
+    """Whether the text of the prompt is shown."""
+    is_scoring: bool = False
+    """Whether nothing but the prompt is shown."""
+    is_chat: bool = False
+    """Whether answers are read by the model's response template: into content, reasoning and calls."""
+    tools: Tools | None = None
+    shows_reasoning: bool = True
+    """Whether log probabilities have the tokens of reasoning."""
+    reports_tokens: bool = False
+    """Whether answers have the ids of their tokens."""
+    explains: bool = False
+    """Whether answers say what was cached of their prompt, and when they were admitted."""
+    deadline_s: float | None = None
+    """When the request ends with an error if it is not complete, seconds on the clock of `time.monotonic`; None: never.
+    """
+    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The client's names of further fields of the engine, where they differ; for errors."""
+    priority: int = 0
+    service_class: str = ""
+    tag: str = ""
+    namespace: str | None = None
+    """Requests share cached prefixes only within a namespace."""
+    fills_window: bool = False
+    """Whether `sampling.max_tokens` may exceed what the prompt leaves of the model's longest text; see
+    `wire.Generate.fills_window`."""
+    retain_s: float | None = None
+    """Seconds after its end for which its text is likely to return; 0: it will not, None: nothing is known."""
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The model and the requests that it holds, for the endpoints of all protocols."""
+
+    live: LiveRequests
+    status: EngineStatus
+    bodies: Bodies
+    defaults: SamplingParams
+    """Of requests that do not say how tokens are chosen."""
+    model_name: str
+    template: ResponseTemplate | None = None
+    """How answers of the model are read; None: they are plain text."""
+    recipe: VectorRecipe = field(default_factory=VectorRecipe)
+    """How vectors and scores are made."""
+    watchers: Watchers = field(default_factory=Watchers)
+    """Those who watch the engine."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Unix time, seconds."""
+    metrics: Metrics | None = None
+    """None: nothing is measured."""
+    parsing: ThreadPoolExecutor = field(default_factory=_one_thread)
+    """Parses long bodies."""
+
+    async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
+        """Return the JSON body of a request.
+
+        Args:
+            request: its body has not been read.
+            is_declared: whether it must be declared as JSON even if no web page can have sent it.
+
+        Raises:
+            ApiError: it is not JSON, too long or too slow.
+            ClientDisconnect: the client left before it was complete.
+        """
+        return await self.bodies.read(request, is_declared=is_declared)
+
+    async def read(self, request: Request, parse: Callable[[bytes], T], *, is_declared: bool = True) -> T:
+        """Return what the JSON body of a request says; see `body`. A long body is parsed in another thread.
+
+        Args:
+            request: its body has not been read.
+            parse: checks a body.
+            is_declared: as in `body`.
+
+        Raises:
+            ApiError: as in `body`, or of `parse`.
+            ClientDisconnect: as in `body`.
+        """
+        body = await self.body(request, is_declared=is_declared)
+        if len(body) <= MAX_PARSED_AT_ONCE_BYTES:
+            return parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
+
+    async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
+        """Return what `make` makes of the parts of a conversation; in the thread of long bodies if they are many."""
+        if num_parts <= MAX_CONVERTED_AT_ONCE:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self.parsing, make)
+
+    def model(self, name: str) -> wire.Model:
+        """Return the loaded model.
+
+        Raises:
+            ApiError: `name` is another model, or the engine is not ready.
+        """
+        self.check_name(name)
+        model = self.status.model
+        if model is None or self.status.state is not EngineState.READY:
+            raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
+        return model
+
+    def check_name(self, name: str) -> None:
+        """Check that `name` is the model.
+
+        Raises:
+            ApiError: it is not.
+        """
+        if name != self.model_name:
+            raise ApiError(
+                f"The model '{name}' does not exist; this server has '{self.model_name}'.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def generate(self, generation: Generation, model: wire.Model, *, names: frozenset[str], format: Format) -> ASGIApp:
+        """Submit a request, and return the response that will send its answers.
+
+        Args:
+            generation: what it asks for.
+            model: the loaded model.
+            names: by which the client may refer to it.
+            format: writes the answers.
+
+        Raises:
+            ApiError: the server holds too many requests, or the model cannot call functions.
+        """
+        reading = self._reading(generation)
+        grammar_param = generation.grammar_param
+        if grammar_param is None and generation.tools is not None:
+            grammar_param = generation.tools.param
+        group = self.live.submit(
+            [
+                wire.Generate(
+                    request_id=new_request_id("req"),
+                    prompt=prompt,
+                    sampling=generation.sampling,
+                    sibling_ids=tuple(new_request_id("req") for _ in range(generation.num_answers - 1)),
+                    stop=generation.stop,
+                    stop_regex=generation.stop_regex,
+                    bad_words=generation.bad_words,
+                    echo=generation.echo,
+                    is_scoring=generation.is_scoring,
+                    reports_tokens=generation.reports_tokens,
+                    explains=generation.explains,
+                    explains_admission=self.metrics is not None,
+                    reading=reading,
+                    namespace=generation.namespace,
+                    priority=generation.priority,
+                    service_class=generation.service_class,
+                    tag=generation.tag,
+                    deadline_s=generation.deadline_s,
+                    retain_s=generation.retain_s,
+                    max_length=model.max_length,
+                    fills_window=generation.fills_window,
+                    names=tuple(sorted(names)),
+                )
+                for prompt in generation.prompts
+            ],
+            prompt_param=generation.prompt_param,
+            grammar_param=grammar_param,
+            param_names=generation.param_names,
+            names=names,
+        )
+        if generation.deadline_s is not None:
+            self.live.end_at(group, generation.deadline_s)
+        return GroupResponse(
+            live=self.live,
+            group=group,
+            num_prompts=len(generation.prompts),
+            num_answers=generation.num_answers,
+            num_choices=generation.num_choices,
+            shares_prompt=generation.sampling.prompt_logprobs is not None and generation.num_answers > 1,
+            format=format,
+            stream=generation.stream,
+            is_speculating=self.status.speculation is not None,
+            is_read=reading is not None,
+        )
+
+    async def encode(self, prompt: wire.Prompt, *, prompt_param: str) -> NDArray[np.int32]:
+        """Return the token ids of a prompt, [num_tokens] int32: those with which the engine would compute it.
+
+        A tokenizer process encodes it; the engine computes nothing. A prompt may be longer than the model accepts.
+
+        Args:
+            prompt: to encode.
+            prompt_param: the client's name of the prompt field.
+
+        Raises:
+            ApiError: the tokenizer or the chat template refuses the prompt, the server holds too many requests, or a
+                process that held the request died.
+        """
+        model = self.status.model
+        message = wire.Encode(
+            request_id=new_request_id("req"), prompt=prompt, max_length=None if model is None else model.max_length
+        )
+        answer = await self.ask(message, prompt_param=prompt_param)
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        return np.frombuffer(tokens, dtype="<i4")
+
+    async def ask(
+        self,
+        message: wire.Encode | wire.Flush | wire.Pause | wire.Resume | wire.Retain | wire.Profile,
+        *,
+        prompt_param: str = "",
+    ) -> wire.Answer:
+        """Send a message that has one answer, and return the answer.
+
+        Raises:
+            ApiError: it was refused, the server holds too many requests, or a process that held it died.
+        """
+        group = self.live.submit([message], prompt_param=prompt_param)
+        try:
+            return (await group.next())[1]
+        finally:
+            self.live.close(group)
+
+    def _reading(self, generation: Generation) -> wire.Reading | None:
+        """Return how the answers are read; None: they are plain text.
+
+        Raises:
+            ApiError: functions are offered, and calls of this model cannot be read.
+        """
+        if not generation.is_chat:
+            return None
+        tools = generation.tools
+        if tools is None or tools.choice == "none":
+            return None if self.template is None else wire.Reading(shows_reasoning=generation.shows_reasoning)
+        if self.template is None or not self.template.has_calls:
+            raise ApiError(
+                f"The model '{self.model_name}' has no template by which calls of functions could be read; "
+                f"leave '{tools.param}' out.",
+                param=tools.param,
+                code="tools_not_supported",
+            )
+        return wire.Reading(
+            tools=tools.offered,
+            binds=tools.binds,
+            parallel=tools.parallel,
+            shows_reasoning=generation.shows_reasoning,
+        )
+
+
+def names_of(request: Request, answer_id: str) -> frozenset[str]:
+    """Return the names of a request: the id of its answers, its `x-request-id`, and `X-Client-Request-Id` if sent."""
+    names = {answer_id, exchange_of(request.scope).request_id}
+    own_id = request.headers.get("x-client-request-id")
+    return frozenset(names | {own_id} if own_id else names)

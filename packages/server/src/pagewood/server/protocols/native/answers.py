@@ -1,0 +1,170 @@
+"""The JSON of native answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pagewood.server.protocols.common.timings import Chunk
+
+TokenLogprob = tuple[float | None, int, str | None]
+"""Log probability (null: of the first token of a prompt), id and, if asked for, text of a token."""
+
+
+class EndReason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Why an answer ended."""
+
+    type: Literal["stop", "length"]
+    length: int | None = None
+    """Its tokens, if it reached its longest length."""
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Unix times in seconds, by the clock of the HTTP process."""
+
+    received_s: float
+    """When the head of the request had been read."""
+    queued_s: float | msgspec.UnsetType = msgspec.UNSET
+    """When the engine got it, if it was to explain."""
+    admitted_s: float | msgspec.UnsetType = msgspec.UNSET
+    """When the engine gave it memory and planned its first step, if it was to explain."""
+    chunks: tuple[Chunk, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The steps that computed its prompt, at most the first 256; once it has ended, if it was to explain."""
+    preempted_s: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
+    """When it was preempted, at most the first 256 times; likewise."""
+    first_token_s: float
+    """When the first token of this answer came."""
+    finished_s: float | None
+    """When the answer ended; null: it has not ended."""
+
+
+class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why no more of a prompt was cached when its request was admitted."""
+
+    cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
+    reusable_tokens: int
+    """Most tokens of the prompt that could come from the cache."""
+    cached_tokens: int
+    """Those that did."""
+    first_difference: int
+    """Position of the first token behind them that differs from everything cached there."""
+    possible_tokens: int
+    """Those that would have, without the cause."""
+    evicted_by: str | None
+    """The policy that evicted the rest, or `clear`; null for other causes."""
+    evicted_at_s: float | None
+    """When that was, Unix time; null for other causes."""
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an answer besides its text."""
+
+    id: str
+    finish_reason: EndReason | None
+    """null: the answer goes on."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens of the answer so far, with the one that ended it."""
+    cached_tokens: int
+    """Tokens of the prompt whose KV was cached."""
+    output_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    output_top_logprobs: list[list[TokenLogprob]] | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[list[TokenLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    cache: CacheExplanation | msgspec.UnsetType = msgspec.UNSET
+    """In a stream, only in the first event of an answer."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer; in a stream, what is new of it."""
+
+    text: str
+    output_ids: list[int]
+    """Without the token that ended the answer."""
+    meta_info: MetaInfo
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    """Which answer, if there are several: those to the first prompt first."""
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a text or a conversation."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    """Longest prompt plus output of the model, in tokens."""
+    pieces: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The text of each token; a part of a character is U+FFFD."""
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of tokens, under the names of SGLang and of vLLM."""
+
+    text: str
+    prompt: str
+
+
+class Templated(msgspec.Struct, frozen=True, kw_only=True):
+    """The text that the model's chat template makes of a conversation."""
+
+    text: str
+    count: int
+    """Of its tokens."""
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """How many HTTP requests were aborted."""
+
+    aborted: int
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """What was dropped."""
+
+    flushed_tokens: int
+    """Tokens whose KV was dropped from the device."""
+
+
+class Retained(msgspec.Struct, frozen=True):
+    """What is kept or was dropped."""
+
+    tokens: int
+    """Tokens whose KV is kept because of the request, or was dropped from the device."""
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """Whether the engine computes, or one request is computed."""
+
+    paused: bool
+    requests: int | msgspec.UnsetType = msgspec.UNSET
+    """Of one request: how many answers of it are not complete."""
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV memory of the device."""
+
+    num_pages: int
+    page_size: int
+    """Tokens."""
+    page_bytes: int
+    num_tokens: int
+    num_bytes: int
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs here."""
+
+    model: str
+    started: int
+    """Unix time, seconds."""
+    versions: dict[str, str]
+    status: str
+    max_model_len: int
+    vocab_size: int
+    config: dict[str, Any]
+    """Of the engine, with every value that was chosen at its start; of folders the last name."""
+    kv_memory: MemoryPlan
+    engine: dict[str, int]
+    """Counters of the engine at its last sign of life."""

@@ -1,0 +1,380 @@
+"""The endpoints of the native protocol."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.exchange import exchange_of
+from pagewood.server.http.operations import Operation
+from pagewood.server.http.validation import parser
+from pagewood.server.messages import wire
+from pagewood.server.messages.token_ids import bytes_of, num_ids, written_ids_of
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.structured import constraint
+from pagewood.server.protocols.native import answers, fields
+from pagewood.server.protocols.native.format import NativeFormat
+from pagewood.server.protocols.openai.fields import Extent, check_tokens, sampling, stop_expressions
+from pagewood.server.requests.live import new_request_id
+
+TAG = "Native"
+_PACKAGES = (
+    "pagewood-server", "pagewood-engine", "pagewood-kvpool", "pagewood-radixcache", "pagewood-schedpolicy", "torch",
+    "numpy", "numba", "tokenizers", "starlette", "uvicorn",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NativeEndpoints:
+    """Generation with token ids, the tokenizer, and control of the server."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [
+            Operation(
+                name="Generate",
+                tag=TAG,
+                method="POST",
+                path="/generate",
+                endpoint=self.generate,
+                body=fields.GenerateRequest,
+                example={"text": "What is 12 + 7?", "sampling_params": {"max_new_tokens": 64}},
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=answers.Answer | list[answers.Answer],
+                event=answers.Answer,
+            ),
+            Operation(
+                name="Tokenize",
+                tag=TAG,
+                method="POST",
+                path="/tokenize",
+                endpoint=self.tokenize,
+                body=fields.TokenizeRequest,
+                example={"text": "What is 12 + 7?", "return_pieces": True},
+                answer=answers.Tokenized,
+            ),
+            Operation(
+                name="Detokenize",
+                tag=TAG,
+                method="POST",
+                path="/detokenize",
+                endpoint=self.detokenize,
+                body=fields.DetokenizeRequest,
+                example={"tokens": [40, 41, 42]},
+                answer=answers.Detokenized,
+            ),
+            Operation(
+                name="ApplyTemplate",
+                tag=TAG,
+                method="POST",
+                path="/apply_template",
+                endpoint=self.apply_template,
+                body=fields.TemplateRequest,
+                example={"messages": [{"role": "user", "content": "What is 12 + 7?"}]},
+                answer=answers.Templated,
+            ),
+            Operation(
+                name="Abort",
+                tag=TAG,
+                method="POST",
+                path="/abort",
+                endpoint=self.abort,
+                body=fields.AbortRequest,
+                example={"rid": "gen-0"},
+                answer=answers.Aborted,
+            ),
+            Operation(
+                name="FlushCache",
+                tag=TAG,
+                method="POST",
+                path="/flush_cache",
+                endpoint=self.flush_cache,
+                admin=True,
+                body=fields.FlushRequest,
+                example={},
+                answer=answers.Flushed,
+            ),
+            Operation(
+                name="Pause",
+                tag=TAG,
+                method="POST",
+                path="/pause",
+                endpoint=self.pause,
+                admin=True,
+                body=fields.PauseRequest,
+                example={"mode": "retract"},
+                answer=answers.Paused,
+            ),
+            Operation(
+                name="Resume",
+                tag=TAG,
+                method="POST",
+                path="/resume",
+                endpoint=self.resume,
+                admin=True,
+                body=fields.ResumeRequest,
+                example={},
+                answer=answers.Paused,
+            ),
+            Operation(
+                name="Retain",
+                tag=TAG,
+                method="POST",
+                path="/retain",
+                endpoint=self.retain,
+                body=fields.RetainRequest,
+                example={"text": "You are a helpful assistant.", "seconds": 0},
+                answer=answers.Retained,
+            ),
+            Operation(
+                name="ServerInfo",
+                tag=TAG,
+                method="GET",
+                path="/server_info",
+                endpoint=self.server_info,
+                admin=True,
+                answer=answers.ServerInfo,
+            ),
+        ]
+
+    async def generate(self, request: Request) -> ASGIApp:
+        """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""
+        said = await self.service.read(request, fields.parse_generate)
+        model = self._model(said.model)
+        prompts, prompt_param, is_many = said.prompts(vocab_size=model.vocab_size)
+        try:
+            return self._generate(request, said, model, prompts, prompt_param=prompt_param, is_many=is_many)
+        except ApiError as error:
+            raise error.renamed(fields.PARAM_NAMES) from error
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a text or of a conversation."""
+        said = await self.service.read(request, parser(fields.TokenizeRequest))
+        model = self._model(said.model)
+        chat = said.chat()
+        fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
+        param = "messages" if chat is not None else "text" if said.prompt is None else "prompt"
+        message = wire.Encode(
+            request_id=new_request_id("req"),
+            prompt=wire.TextPrompt(text=said.text or said.prompt or "") if chat is None else chat,
+            add_special_tokens=said.add_special_tokens,
+            shows_pieces=bool(said.return_pieces),
+            max_length=model.max_length,
+        )
+        answer = await self.service.ask(message, prompt_param=param)
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
+        pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
+        return json_response(
+            answers.Tokenized(
+                tokens=await written_ids_of(tokens),
+                count=num_ids(tokens),
+                max_model_len=model.max_length,
+                pieces=pieces if said.return_pieces else msgspec.UNSET,
+            )
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids."""
+        said = await self.service.read(request, parser(fields.DetokenizeRequest))
+        check_tokens(said.tokens, param="tokens", vocab_size=self._model(said.model).vocab_size)
+        message = wire.Encode(
+            request_id=new_request_id("req"),
+            prompt=wire.TokenPrompt(tokens=bytes_of(said.tokens)),
+            skip_special_tokens=said.skip_special_tokens is not False,
+            shows_text=True,
+        )
+        text = (await self.service.ask(message, prompt_param="tokens")).text
+        return json_response(answers.Detokenized(text=text, prompt=text))
+
+    async def apply_template(self, request: Request) -> Response:
+        """Return the text that the model's chat template makes of a conversation."""
+        said = await self.service.read(request, parser(fields.TemplateRequest))
+        model = self._model(said.model)
+        chat = said.chat()
+        fields.check_one({"messages": said.messages})
+        assert chat is not None
+        message = wire.Encode(
+            request_id=new_request_id("req"), prompt=chat, shows_text=True, max_length=model.max_length
+        )
+        answer = await self.service.ask(message, prompt_param="messages")
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        return json_response(answers.Templated(text=answer.text, count=num_ids(tokens)))
+
+    async def abort(self, request: Request) -> Response:
+        """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
+        said = await self.service.read(request, parser(fields.AbortRequest))
+        num_aborted = self.service.live.abort(said.rid)
+        if not num_aborted:
+            raise ApiError(f"No request '{said.rid}' is queued or running.", status=404, code="request_not_found")
+        return json_response(answers.Aborted(num_aborted))
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
+        said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
+        self._model(None)
+        answer = await self.service.ask(wire.Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
+        return json_response(answers.Flushed(answer.num_cached_tokens))
+
+    async def pause(self, request: Request) -> Response:
+        """Compute nothing until `/resume`: for one request, or at all.
+
+        No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
+        """
+        said = await self.service.read(request, parser(fields.PauseRequest, is_optional=True))
+        self._model(None)
+        if said.rid is not None:
+            if said.mode == "abort":
+                raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
+            return self._hold(said.rid, said.mode)
+        await self.service.ask(
+            wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
+        )
+        self.service.status.paused = "retract" if said.mode == "retract" else "in_place"
+        return json_response(answers.Paused(True))
+
+    async def resume(self, request: Request) -> Response:
+        """Compute again after `/pause`."""
+        said = await self.service.read(request, parser(fields.ResumeRequest, is_optional=True))
+        self._model(None)
+        if said.rid is not None:
+            return self._hold(said.rid, "resume")
+        await self.service.ask(wire.Resume(request_id=new_request_id("req")))
+        self.service.status.paused = "no"
+        return json_response(answers.Paused(False))
+
+    async def retain(self, request: Request) -> Response:
+        """Keep the cached KV of a text for some time, or drop what no other cached text needs of it."""
+        said = await self.service.read(request, parser(fields.RetainRequest))
+        model = self._model(said.model)
+        prompt, param = said.prompt(vocab_size=model.vocab_size)
+        message = wire.Retain(
+            request_id=new_request_id("req"),
+            prompt=prompt,
+            seconds=said.seconds,
+            namespace=said.cache_salt or None,
+            max_length=model.max_length,
+        )
+        return json_response(answers.Retained((await self.service.ask(message, prompt_param=param)).num_cached_tokens))
+
+    async def server_info(self, request: Request) -> Response:
+        """Describe the server: versions, configuration, memory and counters."""
+        model, status = self._model(None), self.service.status
+        return json_response(
+            answers.ServerInfo(
+                model=self.service.model_name,
+                started=self.service.started,
+                versions=_versions(),
+                status=status.state.value,
+                max_model_len=model.max_length,
+                vocab_size=model.vocab_size,
+                config=model.config,
+                kv_memory=answers.MemoryPlan(
+                    num_pages=model.num_pages,
+                    page_size=model.page_size,
+                    page_bytes=model.page_bytes,
+                    num_tokens=model.num_pages * model.page_size,
+                    num_bytes=model.num_pages * model.page_bytes,
+                ),
+                engine=status.counters,
+            )
+        )
+
+    def _hold(self, rid: str, mode: Literal["in_place", "retract", "resume"]) -> Response:
+        """Pause one HTTP request, or go on with it."""
+        num_requests = self.service.live.hold(rid, mode)
+        if not num_requests:
+            raise ApiError(f"No request '{rid}' is queued or running.", status=404, code="request_not_found")
+        return json_response(answers.Paused(mode != "resume", num_requests))
+
+    def _model(self, name: str | None) -> wire.Model:
+        return self.service.model(self.service.model_name if name is None else name)
+
+    def _generate(
+        self,
+        request: Request,
+        said: fields.GenerateRequest,
+        model: wire.Model,
+        prompts: list[wire.Prompt],
+        *,
+        prompt_param: str,
+        is_many: bool,
+    ) -> ASGIApp:
+        chosen = said.sampling_params or fields.NativeSampling()
+        num_answers = chosen.n or 1
+        num_top = said.top_logprobs_num or 0
+        start = said.logprob_start_len
+        extent = Extent(
+            max_tokens=chosen.max_tokens or fields.DEFAULT_MAX_TOKENS,
+            num_answers=num_answers,
+            num_choices=num_answers,
+            logprobs=num_top if said.return_logprob else None,
+            prompt_logprobs=num_top if said.return_logprob and start is not None and start >= 0 else None,
+        )
+        extent.check(len(prompts), param="n")
+        structured = constraint(chosen)
+        answer_id, arrived_s = said.rid or new_request_id("gen"), exchange_of(request.scope).started_s
+        format = NativeFormat(
+            id=answer_id,
+            is_array=is_many or num_answers > 1,
+            logprobs=bool(said.return_logprob),
+            num_top=num_top,
+            prompt_start=None if extent.prompt_logprobs is None else start,
+            shows_pieces=bool(said.return_text_in_logprobs),
+            received_s=arrived_s if said.return_timings or said.explain else None,
+            explains=bool(said.explain),
+        )
+        generation = Generation(
+            prompts=prompts,
+            sampling=sampling(
+                chosen,
+                self.service.defaults,
+                max_tokens=extent.max_tokens,
+                vocab_size=model.vocab_size,
+                logprobs=extent.logprobs,
+                prompt_logprobs=extent.prompt_logprobs,
+                grammar=None if structured is None else structured.grammar,
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if structured is None else f"sampling_params.{structured.param}",
+            param_names=fields.PARAM_NAMES,
+            num_answers=num_answers,
+            num_choices=num_answers,
+            stop=tuple(chosen.stop),
+            stop_regex=stop_expressions(chosen),
+            bad_words=tuple(chosen.bad_words),
+            reports_tokens=True,
+            explains=bool(said.explain),
+            deadline_s=None if said.deadline is None else arrived_s + said.deadline,
+            priority=said.priority or 0,
+            service_class=said.service_class or "",
+            tag=said.tag or "",
+            namespace=said.cache_salt or None,
+            retain_s=said.retain,
+            stream=bool(said.stream),
+        )
+        return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,255 @@
+"""The endpoints of Ollama's protocol."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pagewood.server.http.exchange import exchange_of
+from pagewood.server.http.operations import Operation
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.formats import LINES
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.protocols.ollama import embeddings, fields, models
+from pagewood.server.protocols.ollama.errors import OllamaError
+from pagewood.server.protocols.ollama.format import ChatLine, OllamaFormat, TextLine
+from pagewood.server.protocols.ollama.lenient import log_ignored
+from pagewood.server.protocols.vectors.collect import respond
+from pagewood.server.requests.status import EngineState
+
+OLLAMA_VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients compare it before they use a field."""
+TAG = "Ollama"
+_LATEST = ":latest"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaEndpoints:
+    """Chat, generate, and what there is to say about the one model."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        name, short = self.service.model_name, {"num_predict": 64}
+        return [
+            Operation(
+                name="OllamaChat",
+                tag=TAG,
+                method="POST",
+                path="/api/chat",
+                endpoint=self.chat,
+                body=fields.OllamaChatRequest,
+                example={
+                    "model": name,
+                    "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+                    "options": short,
+                },
+                ignored=fields.IGNORED,
+                answer=ChatLine,
+                event=ChatLine,
+                stream=LINES,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaGenerate",
+                tag=TAG,
+                method="POST",
+                path="/api/generate",
+                endpoint=self.generate,
+                body=fields.OllamaGenerateRequest,
+                example={"model": name, "prompt": "What is 12 + 7?", "options": short},
+                neutral=fields.GENERATE_NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=TextLine,
+                event=TextLine,
+                stream=LINES,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaEmbed",
+                tag=TAG,
+                method="POST",
+                path="/api/embed",
+                endpoint=self.embed,
+                body=embeddings.OllamaEmbedRequest,
+                example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
+                ignored=embeddings.IGNORED,
+                answer=embeddings.OllamaEmbeddings,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaEmbeddings",
+                tag=TAG,
+                method="POST",
+                path="/api/embeddings",
+                endpoint=self.embeddings,
+                body=embeddings.OllamaEmbeddingsRequest,
+                example={"model": name, "prompt": "What is 12 + 7?"},
+                ignored=embeddings.IGNORED,
+                answer=embeddings.OllamaEmbedding,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaShow",
+                tag=TAG,
+                method="POST",
+                path="/api/show",
+                endpoint=self.show,
+                body=fields.OllamaShowRequest,
+                example={"model": name},
+                answer=models.ShownModel,
+                error=OllamaError,
+            ),
+            *(
+                Operation(
+                    name=title,
+                    tag=TAG,
+                    method="GET",
+                    path=path,
+                    endpoint=endpoint,
+                    answer=answer,
+                    error=OllamaError,
+                )
+                for title, path, endpoint, answer in (
+                    ("OllamaTags", "/api/tags", self.tags, models.ListedModels),
+                    ("OllamaPs", "/api/ps", self.ps, models.LoadedModels),
+                    ("OllamaVersion", "/api/version", self.version, models.ApiVersion),
+                )
+            ),
+        ]
+
+    async def chat(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = await self._read(request, fields.parse_chat)
+        tools = fields.tools_of(said)
+        prompt = fields.chat_prompt(said, tools) if said.messages else None
+        return self._respond(request, said, prompt, prompt_param="messages", tools=tools)
+
+    async def generate(self, request: Request) -> ASGIApp:
+        """Answer or continue one prompt."""
+        said = await self._read(request, fields.parse_generate)
+        prompt = fields.generate_prompt(said) if said.prompt else None
+        return self._respond(request, said, prompt, prompt_param="prompt")
+
+    async def embed(self, request: Request) -> ASGIApp:
+        """Return the vectors of texts."""
+        said = await self._read(request, embeddings.parse_embed)
+        model, exchange = self._model(said), exchange_of(request.scope)
+        work = embeddings.embed(said, self.service.recipe, model, started_s=exchange.started_s)
+        return respond(self.service.live, work, names=names_of(request, exchange.request_id))
+
+    async def embeddings(self, request: Request) -> ASGIApp:
+        """Return the vector of one text."""
+        said = await self._read(request, embeddings.parse_embeddings)
+        work = embeddings.embeddings(said, self.service.recipe, self._model(said))
+        return respond(self.service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
+
+    async def tags(self, request: Request) -> Response:
+        """List the one model."""
+        return json_response(models.ListedModels((self._listed(),)))
+
+    async def show(self, request: Request) -> Response:
+        """Describe the one model."""
+        self.service.check_name(self._own_name(await self._read(request, fields.parse_show)))
+        template, model = self.service.template, self.service.status.model
+        kinds = {field.kind for field in template.fields} if template is not None else set[str]()
+        read = {"calls": "tools", "reasoning": "thinking"}
+        info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": self.service.model_name}
+        if model is not None:
+            info["pagewood.context_length"] = model.max_length
+        return json_response(
+            models.ShownModel(
+                model_info=info,
+                capabilities=["completion", *(word for kind, word in read.items() if kind in kinds)],
+                modified_at=self._started_at,
+            )
+        )
+
+    async def ps(self, request: Request) -> Response:
+        """List the one model if it is loaded."""
+        model = self.service.status.model
+        if model is None or self.service.status.state is not EngineState.READY:
+            return json_response(models.LoadedModels(()))
+        listed = msgspec.structs.asdict(self._listed())
+        return json_response(models.LoadedModels((models.LoadedModel(**listed, context_length=model.max_length),)))
+
+    async def version(self, request: Request) -> Response:
+        """Return the version of the API."""
+        return json_response(models.ApiVersion(OLLAMA_VERSION))
+
+    async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
+        """Return what a body says. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
+        return await self.service.read(request, parse, is_declared=False)
+
+    def _respond(
+        self,
+        request: Request,
+        said: fields.CommonFields,
+        prompt: wire.Prompt | None,
+        *,
+        prompt_param: str,
+        tools: Tools | None = None,
+    ) -> ASGIApp:
+        exchange, streams = exchange_of(request.scope), said.stream is not False
+        model = self._model(said)
+        is_chat = isinstance(said, fields.OllamaChatRequest)
+        format = OllamaFormat(
+            model=said.model, is_chat=is_chat, started_s=exchange.started_s, logprobs=bool(said.logprobs)
+        )
+        if prompt is None:
+            return Response(format.loaded() + b"\n", media_type=LINES if streams else "application/json")
+        constraint = fields.constraint(said)
+        generation = Generation(
+            prompts=[prompt],
+            sampling=fields.sampling(
+                said, self.service.defaults, grammar=None if constraint is None else constraint.grammar
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if constraint is None else constraint.param,
+            stop=() if said.options is None else tuple(said.options.stop or ()),
+            is_chat=isinstance(prompt, wire.ChatPrompt),
+            tools=tools,
+            param_names={"max_tokens": "options.num_predict"},
+            fills_window=True,
+            stream=streams,
+        )
+        return self.service.generate(generation, model, names=names_of(request, exchange.request_id), format=format)
+
+    def _model(
+        self, said: fields.CommonFields | embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest
+    ) -> wire.Model:
+        """Return the loaded model; note in the log what the request asks of it in vain."""
+        model = self.service.model(self._own_name(said.model))
+        log_ignored(said, more=() if said.options is None else said.options.without_effect(max_length=model.max_length))
+        return model
+
+    def _own_name(self, name: str) -> str:
+        """Return the name of a model without the tag that Ollama gives to models without one."""
+        own = self.service.model_name
+        return own if name == own + _LATEST else name
+
+    def _listed(self) -> models.ListedModel:
+        name = self.service.model_name
+        tagged = name if ":" in name else name + _LATEST
+        return models.ListedModel(
+            name=tagged,
+            model=tagged,
+            modified_at=self._started_at,
+            digest=hashlib.sha256(name.encode()).hexdigest(),
+        )
+
+    @property
+    def _started_at(self) -> str:
+        return datetime.fromtimestamp(self.service.started, UTC).isoformat().replace("+00:00", "Z")

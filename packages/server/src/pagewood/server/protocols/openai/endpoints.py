@@ -1,0 +1,282 @@
+"""The endpoints of OpenAI's protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.operations import Operation, OtherForm
+from pagewood.server.messages import wire
+from pagewood.server.protocols.anthropic.errors import AnthropicError
+from pagewood.server.protocols.anthropic.models import (
+    VERSION,
+    AnthropicModel,
+    AnthropicModelList,
+    described,
+    is_anthropic,
+    page,
+)
+from pagewood.server.protocols.common.beams import BeamResponse
+from pagewood.server.protocols.common.formats import Format
+from pagewood.server.protocols.common.priority import PriorityRequest, parse_priority
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.structured import constraint
+from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.protocols.openai import beams, chat, completions, fields
+from pagewood.server.protocols.openai.messages import tools_of
+from pagewood.server.requests.live import new_request_id
+
+TAG = "OpenAI"
+
+
+class ChangedRequest(msgspec.Struct, frozen=True):
+    """A request whose priority was changed."""
+
+    id: str
+    priority: int
+    object: Literal["request"] = "request"
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
+    """The model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix time, seconds."""
+    owned_by: Literal["pagewood"] = "pagewood"
+    root: str
+    """`vllm bench serve` reads it if it gets no --model."""
+    parent: None = None
+    max_model_len: int | None
+    """Longest prompt plus output, in tokens; null: the engine has not started yet."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEndpoints:
+    """Chat completions, completions, models, and the priority of a request."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [
+            Operation(
+                name="ChatCompletions",
+                tag=TAG,
+                method="POST",
+                path="/v1/chat/completions",
+                endpoint=self.chat_completions,
+                body=chat.ChatRequest,
+                example={
+                    "model": self.service.model_name,
+                    "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+                    "max_tokens": 64,
+                },
+                neutral=chat.NEUTRAL,
+                ignored=chat.IGNORED,
+                answer=chat.ChatCompletion,
+                event=chat.ChatChunk,
+            ),
+            Operation(
+                name="Completions",
+                tag=TAG,
+                method="POST",
+                path="/v1/completions",
+                endpoint=self.completions,
+                body=completions.CompletionRequest,
+                example={"model": self.service.model_name, "prompt": "What is 12 + 7?", "max_tokens": 64},
+                neutral=completions.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=completions.Completion,
+                event=completions.Completion,
+            ),
+            Operation(
+                name="SetPriority",
+                tag=TAG,
+                method="POST",
+                path="/v1/requests/{name:path}/priority",
+                endpoint=self.priority,
+                body=PriorityRequest,
+                example={"priority": 5},
+                answer=ChangedRequest,
+            ),
+            Operation(
+                name="Models",
+                tag=TAG,
+                method="GET",
+                path="/v1/models",
+                endpoint=self.models,
+                answer=ModelList,
+                other_form=OtherForm(header=VERSION, answer=AnthropicModelList, error=AnthropicError),
+            ),
+            Operation(
+                name="Model",
+                tag=TAG,
+                method="GET",
+                path="/v1/models/{name:path}",
+                endpoint=self.model,
+                answer=ModelObject,
+                other_form=OtherForm(header=VERSION, answer=AnthropicModel, error=AnthropicError),
+                statuses=(404,),
+            ),
+        ]
+
+    async def chat_completions(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = await self.service.read(request, chat.parse_chat)
+        model = self.service.model(said.model)
+        extent, tools = chat.extent(said), tools_of(said)
+        answer_id = new_request_id("chatcmpl")
+        format = chat.ChatFormat(
+            id=answer_id,
+            created=int(time.time()),
+            model=self.service.model_name,
+            options=fields.stream_options(said),
+            logprobs=extent.logprobs is not None,
+            prompt_logprobs=said.prompt_logprobs,
+            shows_reasoning=said.include_reasoning is not False,
+            has_old_form=said.has_old_form,
+        )
+        prompts = [chat.prompt(said, tools)]
+        return self._respond(request, said, model, prompts, extent, format, tools=tools, is_chat=True)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        """Continue one or more prompts."""
+        said = await self.service.read(request, completions.parse_completion)
+        model = self.service.model(said.model)
+        extent = completions.extent(said)
+        format = completions.CompletionFormat(
+            id=new_request_id("cmpl"),
+            created=int(time.time()),
+            model=self.service.model_name,
+            options=fields.stream_options(said),
+            logprobs=said.logprobs,
+            prompt_logprobs=said.prompt_logprobs,
+            echo=extent.echo,
+        )
+        prompts = completions.prompts(said, vocab_size=model.vocab_size)
+        return self._respond(request, said, model, prompts, extent, format)
+
+    async def priority(self, request: Request) -> Response:
+        """Change the priority of a request that is queued, running or streaming."""
+        name: str = request.path_params["name"]
+        priority = await self.service.read(request, parse_priority)
+        if not self.service.live.prioritize(name, priority):
+            raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
+        return json_response(ChangedRequest(name, priority))
+
+    async def models(self, request: Request) -> Response:
+        """List the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        if is_anthropic(request):
+            return json_response(page(self.service, request))
+        return json_response(ModelList(data=(self._model_object(),)))
+
+    async def model(self, request: Request) -> Response:
+        """Describe the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        is_theirs = is_anthropic(request)
+        self.service.check_name(request.path_params["name"])
+        if is_theirs:
+            return json_response(described(self.service))
+        return json_response(self._model_object())
+
+    def _respond(
+        self,
+        request: Request,
+        said: fields.GenerationFields,
+        model: wire.Model,
+        prompts: Sequence[wire.Prompt],
+        extent: fields.Extent,
+        format: chat.ChatFormat | completions.CompletionFormat,
+        *,
+        tools: Tools | None = None,
+        is_chat: bool = False,
+    ) -> ASGIApp:
+        names = names_of(request, format.id)
+        prompt_param = "messages" if is_chat else "prompt"
+        if said.use_beam_search:
+            return self._search(said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
+        structured = constraint(said)
+        generation = Generation(
+            prompts=prompts,
+            sampling=fields.sampling(
+                said,
+                self.service.defaults,
+                max_tokens=extent.max_tokens,
+                vocab_size=model.vocab_size,
+                logprobs=extent.logprobs,
+                prompt_logprobs=extent.prompt_logprobs,
+                grammar=None if structured is None else structured.grammar,
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if structured is None else structured.param,
+            num_answers=extent.num_answers,
+            num_choices=extent.num_choices,
+            stop=tuple(said.stop),
+            stop_regex=fields.stop_expressions(said),
+            bad_words=tuple(said.bad_words),
+            echo=extent.echo,
+            is_scoring=extent.is_scoring,
+            explains=bool(said.return_timings),
+            is_chat=is_chat,
+            tools=tools,
+            shows_reasoning=not isinstance(format, chat.ChatFormat) or format.shows_reasoning,
+            param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},
+            priority=said.priority or 0,
+            namespace=said.cache_salt or None,
+            stream=bool(said.stream),
+        )
+        return self.service.generate(generation, model, names=names, format=format)
+
+    def _search(
+        self,
+        said: fields.GenerationFields,
+        model: wire.Model,
+        prompts: Sequence[wire.Prompt],
+        extent: fields.Extent,
+        format: Format,
+        *,
+        names: frozenset[str],
+        prompt_param: str,
+    ) -> BeamResponse:
+        structured = constraint(said)
+        return BeamResponse(
+            live=self.service.live,
+            params=beams.params(said, extent, model),
+            model=model,
+            prompts=prompts,
+            prompt_param=prompt_param,
+            grammar_param=None if structured is None else structured.param,
+            bad_words=tuple(said.bad_words),
+            names=names,
+            priority=said.priority or 0,
+            num_choices=extent.num_choices,
+            format=format,
+            is_speculating=self.service.status.speculation is not None,
+        )
+
+    def _model_object(self) -> ModelObject:
+        service = self.service
+        model = service.status.model
+        return ModelObject(
+            id=service.model_name,
+            created=service.started,
+            root=service.model_name,
+            max_model_len=None if model is None else model.max_length,
+        )

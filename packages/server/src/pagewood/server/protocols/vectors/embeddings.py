@@ -1,0 +1,166 @@
+"""`POST /v1/embeddings`: the fields of a request, its prompts, and the JSON of its answer."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pagewood.engine.api import PoolingParams, SamplingParams
+from pagewood.engine.model_folder.vector_recipe import VectorRecipe
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.validation import WHOLE, parse
+from pagewood.server.messages import wire
+from pagewood.server.protocols.openai.completions import parse_prompts, prompt_of
+from pagewood.server.protocols.openai.fields import IGNORED, INT32_MAX, TokenId
+from pagewood.server.protocols.vectors.collect import Collected, PromptUsage, Work
+from pagewood.server.requests.live import new_request_id
+
+MAX_INPUTS = 2048
+"""As in OpenAI's API."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "normalize": (None,),
+    "embed_dtype": (None, "float32"),
+    "endianness": (None, "native", "little"),
+    "request_id": (None,),
+    "rid": (None,),
+    "cache_salt": (None, ""),
+    "mm_processor_kwargs": (None, {}),
+}
+"""Fields of other servers that are not supported -> the values that ask for nothing, which are accepted."""
+
+_UNUSED = SamplingParams()
+
+
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Inputs = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+"""What is accepted, for the schema of the body."""
+
+
+class EmbeddingRequest(BaseModel):
+    """The body of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    input: Annotated[Any, BeforeValidator(parse_prompts, _Inputs)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
+    prompt_name: str | None = None
+    """Which of the prompts of the model's folder goes before each text; an addition to OpenAI's API."""
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """A text: base64 of float32 numbers, little-endian."""
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+
+
+def parse_embeddings(body: bytes) -> EmbeddingRequest:
+    """Return the request that `body` holds.
+
+    Raises:
+        ApiError: a field is wrong, missing, unknown or not supported.
+    """
+    request = parse(EmbeddingRequest, body, neutral=NEUTRAL, ignored=IGNORED)
+    if len(request.input) > MAX_INPUTS:
+        raise ApiError(
+            f"Invalid value for 'input': expected at most {MAX_INPUTS} inputs, but got {len(request.input)} instead.",
+            param="input",
+            code="invalid_value",
+        )
+    return request
+
+
+def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Model, *, model_name: str) -> Work:
+    """Return what a request asks for.
+
+    Raises:
+        ApiError: a token id is not in the vocabulary, or there is no prompt with this name.
+    """
+    pooling = recipe.pooling
+    if request.dimensions is not None:
+        pooling = replace(pooling, dimensions=request.dimensions)
+
+    def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
+        data = [
+            Embedding(index=index, embedding=_encoded(one.vector, request.encoding_format))
+            for index, one in enumerate(found)
+        ]
+        return msgspec.json.encode(Embeddings(data=data, model=model_name, usage=usage))
+
+    return Work(
+        requests=[
+            vector_request(
+                one, recipe, model, pooling=pooling, prompt_name=request.prompt_name, priority=request.priority or 0,
+                param="input",
+            )
+            for one in request.input
+        ],
+        prompt_param="input",
+        render=render,
+    )  # fmt: skip
+
+
+def vector_request(
+    prompt: str | list[int],
+    recipe: VectorRecipe,
+    model: wire.Model,
+    *,
+    pooling: PoolingParams,
+    prompt_name: str | None,
+    priority: int,
+    param: str,
+    cuts_prompt: bool = False,
+) -> wire.Generate:
+    """Return the request for the vector of a text or of token ids; see `wire.Generate.cuts_prompt`.
+
+    Raises:
+        ApiError: a token id is not in the vocabulary, or there is no prompt with this name.
+    """
+    end_token = None
+    if isinstance(prompt, str):
+        end_token = recipe.end_token
+        try:
+            prompt = recipe.text(prompt, prompt_name=prompt_name)
+        except ValueError as error:
+            message = f"Invalid value for 'prompt_name': {error}."
+            raise ApiError(message, param="prompt_name", code="invalid_value") from error
+    return wire.Generate(
+        request_id=new_request_id("req"),
+        prompt=prompt_of(prompt, vocab_size=model.vocab_size, param=param),
+        sampling=_UNUSED,
+        pooling=pooling,
+        end_token=end_token,
+        priority=priority,
+        max_length=recipe.longest(model.max_length),
+        cuts_prompt=cuts_prompt,
+    )
+
+
+def _encoded(vector: bytes, encoding_format: str | None) -> list[float] | str:
+    """Return a vector as numbers, or as base64 of its float32 little-endian bytes."""
+    if encoding_format == "base64":
+        return base64.b64encode(vector).decode()
+    return np.frombuffer(vector, "<f4").tolist()

@@ -1,0 +1,94 @@
+"""The endpoints of vectors: OpenAI's embeddings, the ranking of Cohere and Jina, and vLLM's score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pagewood.server.http.operations import Operation
+from pagewood.server.protocols.common.service import Service, names_of
+from pagewood.server.protocols.openai.fields import IGNORED
+from pagewood.server.protocols.vectors import embeddings, rerank
+from pagewood.server.protocols.vectors.collect import Work, respond
+from pagewood.server.requests.live import new_request_id
+
+TAG = "Vectors"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorEndpoints:
+    """Embeddings, rankings and scores."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        name = self.service.model_name
+        return [
+            Operation(
+                name="Embeddings",
+                tag=TAG,
+                method="POST",
+                path="/v1/embeddings",
+                endpoint=self.embeddings,
+                body=embeddings.EmbeddingRequest,
+                example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
+                neutral=embeddings.NEUTRAL,
+                ignored=IGNORED,
+                answer=embeddings.Embeddings,
+            ),
+            Operation(
+                name="Rerank",
+                tag=TAG,
+                method="POST",
+                path="/v1/rerank",
+                aliases=("/v2/rerank", "/rerank"),
+                endpoint=self.rerank,
+                body=rerank.RerankRequest,
+                example={"model": name, "query": "What is 12 + 7?", "documents": ["The sum is 19.", "It rains."]},
+                neutral=rerank.NEUTRAL,
+                ignored=IGNORED,
+                answer=rerank.Ranking,
+            ),
+            Operation(
+                name="Score",
+                tag=TAG,
+                method="POST",
+                path="/v1/score",
+                aliases=("/score",),
+                endpoint=self.score,
+                body=rerank.ScoreRequest,
+                example={"model": name, "text_1": "What is 12 + 7?", "text_2": ["The sum is 19.", "It rains."]},
+                neutral=rerank.NEUTRAL,
+                ignored=IGNORED,
+                answer=rerank.Scores,
+            ),
+        ]
+
+    async def embeddings(self, request: Request) -> ASGIApp:
+        """Return the vectors of texts."""
+        said = await self.service.read(request, embeddings.parse_embeddings)
+        model = self.service.model(said.model)
+        work = embeddings.embeddings(said, self.service.recipe, model, model_name=self.service.model_name)
+        return self._collect(request, work, new_request_id("embd"))
+
+    async def rerank(self, request: Request) -> ASGIApp:
+        """Return documents in the order of their relevance for a query."""
+        said = await self.service.read(request, rerank.parse_rerank)
+        model, answer_id = self.service.model(said.model), new_request_id("rerank")
+        name = self.service.model_name
+        work = rerank.rerank(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, work, answer_id)
+
+    async def score(self, request: Request) -> ASGIApp:
+        """Return the scores of pairs of texts."""
+        said = await self.service.read(request, rerank.parse_score)
+        model, answer_id = self.service.model(said.model), new_request_id("score")
+        name = self.service.model_name
+        work = rerank.score(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, work, answer_id)
+
+    def _collect(self, request: Request, work: Work, answer_id: str) -> ASGIApp:
+        return respond(self.service.live, work, names=names_of(request, answer_id))

@@ -1,0 +1,1 @@
+"""The requests that the HTTP process holds, from their submission to their last answer."""

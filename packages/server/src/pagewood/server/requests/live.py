@@ -1,0 +1,667 @@
+"""The requests that the server holds: sent to a tokenizer, answered, cancelled, or failed with their process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from pagewood.server.http.current import current_exchange
+from pagewood.server.http.errors import (
+    ApiError,
+    aborted,
+    deadline_exceeded,
+    overloaded,
+    too_late,
+    too_many_at_once,
+    too_slow_reader,
+    unavailable,
+)
+from pagewood.server.keys.caller import Caller, current_caller
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import Sender
+from pagewood.server.observe.incidents import Incidents
+from pagewood.server.requests.forecast import Forecast, retry_after
+from pagewood.server.requests.live_group import HoldMode, LiveGroup, Repeat
+from pagewood.server.requests.loads import TokenizerLoads
+
+HELD = -1
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Messages that are kept to be sent again; requests beyond it are not sent again.
+
+A message is kept until its answers have ended, or a stream has given its client something of them. So these are mostly
+the open requests whose answers come whole: a thousand of them with 64 KiB each, about 16,000 tokens of text.
+"""
+
+
+class RequestWatch(Protocol):
+    """Is notified when requests begin and end."""
+
+    def submitted(self, message: wire.NewRequest) -> None:
+        """Note that the requests of a message are sent to a tokenizer for the first time."""
+        ...
+
+    def renamed(self, request_id: str, *, new_id: str) -> None:
+        """Note that a request will be sent again, with another id; what has come of its answer is void."""
+        ...
+
+    def left(self, request_id: str, *, has_failed: bool) -> None:
+        """Note that no client waits for a request any more; it may have ended before."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _LiveRequest:
+    group: LiveGroup
+    index: int
+    tokenizer: int  # written by: LiveRequests
+    """Index of the tokenizer that it was sent to; `HELD`: it waits until the server is ready again."""
+    answered: bool = False  # written by: LiveRequests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What is known when the answer to the first message of a new tokenizer process has come: all before it is done."""
+
+    tokenizer: int
+    cancelled: Sequence[str]
+    """Requests whose cancellation was sent before it. If the engine has not ended them now, it never got them."""
+
+
+class LiveRequests:
+    """Every request from its arrival until the engine has ended it.
+
+    Invariant: a client gets exactly one end of each request, whichever process dies. A request keeps to one tokenizer;
+    cancellations and priorities take the same way, so none overtakes its request.
+
+    A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
+    and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
+    nobody has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
+
+    Args:
+        tokenizers: a sender to each tokenizer.
+        limit: largest number of requests.
+        max_retries: how often a request whose client has got nothing is sent again after a process that held it died. A
+            request that kills the engine does so once more each time, and then ends with an error.
+        max_first_answer_s: requests whose first answer is predicted to take longer are refused; None: no limit.
+        incidents: where lost, repeated and refused requests are counted.
+        forecast: predicts.
+        watch: is notified when requests begin and end; None: nothing is.
+    """
+
+    __slots__ = (
+        *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_closed", "_limit", "_live", "_loads"),
+        *("_marks", "_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
+    )
+
+    def __init__(
+        self,
+        tokenizers: Sequence[Sender],
+        *,
+        limit: int,
+        max_retries: int = 0,
+        max_first_answer_s: float | None = None,
+        incidents: Incidents | None = None,
+        forecast: Forecast | None = None,
+        watch: RequestWatch | None = None,
+    ) -> None:
+        if not tokenizers:
+            raise ValueError("tokenizers must hold at least one sender, got 0")
+        self._max_retries = max_retries
+        self._max_first_answer_s = max_first_answer_s
+        self._incidents = Incidents() if incidents is None else incidents
+        self._forecast = Forecast() if forecast is None else forecast
+        self._num_kept_bytes = 0  # written by: _keep, _drop_repeat. Of all messages that may be sent again
+        self._held: dict[LiveGroup, None] = {}  # written by: lost, resume, _drop_repeat
+        """Groups whose open requests are sent again when the server is ready, in the order of their arrival."""
+        self._is_closed = False  # written by: close_door
+        self._tokenizers = tokenizers
+        self._limit = limit
+        self._watch = watch
+        self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
+        # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
+        self._ending: dict[str, int] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
+        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, fail, _fail_all. By their ids
+        self._growing: set[LiveGroup] = set()
+        """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
+        self._loads = TokenizerLoads(len(tokenizers))
+
+    @property
+    def num_live(self) -> int:
+        """Requests that a client waits for."""
+        return len(self._live)
+
+    @property
+    def num_ending(self) -> int:
+        """Requests that no client waits for, and whose end the engine has not confirmed yet."""
+        return len(self._ending)
+
+    @property
+    def num_held(self) -> int:
+        """HTTP requests that are sent again when the server is ready."""
+        return len(self._held)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `resume` must be called when the server is ready."""
+        return bool(self._held) or len(self._marks) < len(self._loads.away)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server takes no further requests, because it stops."""
+        return self._is_closed
+
+    @property
+    def incidents(self) -> Incidents:
+        """Where lost, repeated and refused requests are counted."""
+        return self._incidents
+
+    def close_door(self) -> None:
+        """Refuse all further requests: the server stops."""
+        self._is_closed = True
+
+    def submit(
+        self,
+        prompts: Sequence[wire.NewRequest],
+        *,
+        prompt_param: str,
+        grammar_param: str | None = None,
+        param_names: Mapping[str, str] | None = None,
+        names: frozenset[str] = frozenset(),
+        room: int = 0,
+        is_probe: bool = False,
+    ) -> LiveGroup:
+        """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
+
+        They get the tenant of the present caller and its namespace, and count for the quota of its key.
+
+        Args:
+            prompts: one message for each; the engine gets a request for each of its answers.
+            prompt_param: the client's name of the prompt field.
+            grammar_param: the client's name of the field with the grammar; None: it sent none.
+            param_names: the client's names of further fields of the engine, where they differ.
+            names: names by which a client may refer to the HTTP request.
+            room: most requests at a time, if `extend` will add some to the group: that many stay reserved for it.
+            is_probe: whether it comes from the server itself, so that it has no limit and is not repeated.
+
+        Raises:
+            ApiError: the server holds too many requests, or could never hold this many, or would answer too late, or
+                stops, the key allows no more or no such priority, or a prompt cannot be a message; no prompt was sent.
+        """
+        if self._is_closed:
+            raise unavailable("The server is shutting down.", code="shutting_down")
+        caller = Caller(is_admin=True) if is_probe else current_caller()
+        prompts = _stamped(caller, prompts)
+        num_requests = max(room, sum(len(prompt.request_ids) for prompt in prompts))
+        if num_requests > self._limit:
+            is_several = num_requests > len(prompts)
+            param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
+            raise too_many_at_once(num_requests, self._limit, param=param, what=what)
+        num_reserved = sum(group.room - len(group.open_ids) for group in self._growing)
+        num_excess = len(self._live) + len(self._ending) + num_reserved + num_requests - self._limit
+        if num_excess > 0 and not is_probe:
+            self._incidents.refused["full"] += 1
+            raise overloaded(self._limit, retry_after_s=self._forecast.retry_after_s(num_excess))
+        frames = _frames(prompts)
+        num_bytes = sum(map(len, frames))
+        if self._max_first_answer_s is not None and not is_probe:
+            self._check_delay(num_bytes, max((_priority(prompt) for prompt in prompts), default=0))
+        exchange = current_exchange.get()
+        group = LiveGroup(
+            prompt_param=prompt_param,
+            grammar_param=grammar_param,
+            param_names=param_names or {},
+            names=names,
+            room=room,
+            caller=caller,
+            engine_ids=[] if exchange is None else exchange.engine_ids,
+        )
+        if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
+            caller.quota.admit()
+            group.quota = caller.quota
+        group.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
+        group.num_repeats_left = 0 if is_probe else self._max_retries
+        self._keep(group, prompts, num_bytes)
+        self._send(group, prompts, frames)
+        if room:
+            self._growing.add(group)
+        return group
+
+    def extend(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
+        """Send further prompts of a group that has room for them; all its earlier requests are answered.
+
+        If a process has died since then, they are sent when the server is ready.
+        """
+        assert not group.open_ids
+        assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
+        if group.priority is not None:
+            prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
+        if group.is_paused:
+            prompts = [msgspec.structs.replace(prompt, is_paused=True) for prompt in prompts]
+        stamped = _stamped(group.caller, prompts)
+        frames = _frames(stamped)
+        self._keep(group, stamped, sum(map(len, frames)))
+        self._send(group, stamped, frames)
+
+    def given(self, group: LiveGroup) -> None:
+        """Note that the client of a group has got something of an answer, so that the group cannot be sent again.
+
+        The reader must call it before it waits for anything. What says nothing of an answer does not count: the head of
+        the HTTP response, a role, an event that a response was created, a comment.
+        """
+        group.num_repeats_left = 0
+        self._drop_repeat(group)
+
+    def close(self, group: LiveGroup) -> None:
+        """Cancel the open requests of a group, whose client has all answers or has left."""
+        self._growing.discard(group)
+        if group.deadline is not None:
+            group.deadline.cancel()
+        if group.quota is not None:
+            group.quota.end()
+            group.quota = None
+        self._cancel_all(group)
+
+    def end_at(self, group: LiveGroup, deadline_s: float) -> None:
+        """End a group with an error if it is still open at that time, seconds on the clock of `time.monotonic`."""
+        left_s = max(0.0, deadline_s - time.monotonic())
+        group.deadline = asyncio.get_running_loop().call_later(left_s, self._end, group, deadline_exceeded())
+
+    def prioritize(self, name: str, priority: int) -> bool:
+        """Change the priority of the HTTP requests with that name that the present caller may change.
+
+        Returns:
+            Whether there are any.
+
+        Raises:
+            ApiError: the caller may not have that priority.
+        """
+        caller = current_caller()
+        caller.check_priority(priority)
+        named = [
+            (request_id, request)
+            for request_id, request in self._live.items()
+            if _is_named(request.group, name, caller)
+        ]
+        for request_id, request in named:
+            if request.tokenizer != HELD:
+                message = wire.Prioritize(request_id=request_id, priority=priority)
+                self._tokenizers[request.tokenizer].send(wire.encode(message))
+        for group in {request.group for _, request in named}:
+            if group.repeat is not None:
+                group.repeat.prompts = [_prioritized(prompt, priority) for prompt in group.repeat.prompts]
+        growing = [group for group in self._growing if _is_named(group, name, caller)]
+        for group in growing:
+            group.priority = priority
+        return bool(named or growing)
+
+    def hold(self, name: str, mode: HoldMode) -> int:
+        """Pause the HTTP requests with that name, or go on with them; return how many requests they have now.
+
+        They stay so if they are sent again after a death, and so do further requests of a group that gets some.
+        """
+        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
+        for request_id, request in named:
+            self._send_hold(request_id, request.tokenizer, mode)
+        between = [group for group in self._growing if name in group.names and not group.open_ids]
+        for group in {*(request.group for _, request in named), *between}:
+            group.hold = mode
+            if group.repeat is not None:
+                group.repeat.prompts = [_paused(prompt, group.is_paused) for prompt in group.repeat.prompts]
+        return len(named) + sum(group.room for group in between)
+
+    def watch(self, message: wire.Watch) -> None:
+        """Send the engine a message that has no answer; it takes the way of the requests."""
+        self._tokenizers[self._loads.lightest].send(wire.encode(message))
+
+    def names(self, request_id: str) -> frozenset[str]:
+        """Return the names by which a client may refer to the HTTP request of a request; none if it has ended."""
+        request = self._live.get(request_id)
+        return frozenset() if request is None else request.group.names
+
+    def named_like(self, text: str, *, limit: int) -> list[str]:
+        """Return the ids of up to `limit` requests with a text in one of their names, in any case."""
+        text = text.lower()
+        found = (
+            request_id
+            for request_id, request in self._live.items()
+            if any(text in name.lower() for name in (request_id, *request.group.names))
+        )
+        return list(itertools.islice(found, limit))
+
+    def abort(self, name: str) -> int:
+        """End the HTTP requests with that name that the present caller may end; each gets an error.
+
+        Returns:
+            How many there are.
+        """
+        caller = current_caller()
+        groups = {request.group for request in self._live.values()} | self._growing
+        named = [group for group in groups if _is_named(group, name, caller)]
+        for group in named:
+            self._end(group, aborted())
+        return len(named)
+
+    def take(self, answers: wire.Answers) -> None:
+        """Pass the answers of one step to their groups."""
+        live = self._live
+        for answer in answers.answers:
+            request = live.get(answer.request_id)
+            if request is not None and request.answered and answer.finish is None:
+                if request.group.queue.put(request.index, answer) and request.group.is_sending:
+                    self._incidents.num_slow_readers += 1
+                    self._end(request.group, too_slow_reader())
+            else:
+                self._answer(answer, request)
+
+    def tokenizer_lost(self, tokenizer: int) -> None:
+        """Send what was in a tokenizer that died to a tokenizer again: requests if they may be, cancellations always.
+
+        Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
+        confirmed their end, or has answered a message behind the cancellations: then it never got them.
+        """
+        error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
+        self._loads.lost(tokenizer)
+        cancelled = [request_id for request_id, cancelled_at in self._ending.items() if cancelled_at == tokenizer]
+        lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
+        for group in dict.fromkeys(request.group for _, request in lost):
+            if group.repeat is not None:
+                again = self._restart(group, lambda request: request.tokenizer == tokenizer and not request.answered)
+                self._send_again(group, again)
+        for request_id, _ in lost:
+            if request_id in self._live:
+                self._incidents.num_lost += 1
+                self._fail(request_id, error)
+        for request_id in cancelled:
+            self._send_cancel(request_id, tokenizer)
+        for request_id, request in self._live.items():
+            if request.tokenizer == tokenizer and request.group.hold is not None:  # it may be lost
+                self._send_hold(request_id, tokenizer, request.group.hold)
+        self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
+        self._mark(tokenizer, cancelled)
+
+    def lost(self, error: ApiError) -> None:
+        """The engine or the detokenizer died, so no later answer to a request can be trusted.
+
+        Requests whose client has got nothing are held, and `resume` sends them again when the server is ready. Others
+        fail.
+        """
+        for group in dict.fromkeys([*(request.group for request in self._live.values()), *self._growing]):
+            if group in self._held or not group.num_repeats_left:
+                continue
+            if group.repeat is not None:
+                self._restart(group, lambda request: True)
+                self._held[group] = None
+            elif not group.open_ids:  # between two steps: the next one waits
+                self._held[group] = None
+        self._fail_all(error, but_held=True)
+
+    def resume(self) -> None:
+        """Send the requests that are held: the server is ready again."""
+        for tokenizer in self._loads.away - {mark.tokenizer for mark in self._marks.values()}:
+            self._mark(tokenizer, ())  # the answer to the last one may be lost
+        while self._held:
+            group = next(iter(self._held))
+            del self._held[group]
+            if group.repeat is not None:
+                self._send_again(group, group.repeat.prompts)
+
+    def fail_all(self, error: ApiError) -> None:
+        """Fail all requests, those that are held, too."""
+        self._fail_all(error, but_held=False)
+
+    def _fail_all(self, error: ApiError, *, but_held: bool) -> None:
+        for request_id, request in tuple(self._live.items()):
+            if not (but_held and request.tokenizer == HELD):
+                self._incidents.num_lost += but_held
+                self._fail(request_id, error)
+        for group in self._growing:  # between two steps it has no request that could fail
+            if not (but_held and group in self._held):
+                self._drop_repeat(group)
+                group.queue.fail(error)
+        self._ending.clear()
+        self._marks.clear()
+        for tokenizer in range(len(self._tokenizers)):
+            self._loads.clear(tokenizer)
+
+    def fail(self, answers: wire.Answers, error: ApiError) -> None:
+        """Fail the requests of a message that could not be passed on."""
+        for answer in answers.answers:
+            self._loads.remove(answer.request_id)
+            self._marks.pop(answer.request_id, None)
+            if answer.ended:
+                self._ending.pop(answer.request_id, None)
+            if answer.request_id in self._live:
+                self._fail(answer.request_id, error)
+
+    def _check_delay(self, num_bytes: int, priority: int) -> None:
+        """Refuse a request that would get its first answer too late.
+
+        Raises:
+            ApiError: it would, by what was measured.
+        """
+        assert self._max_first_answer_s is not None
+        wait_s = self._forecast.first_answer_s(num_bytes=num_bytes, priority=priority)
+        if wait_s is not None and wait_s > self._max_first_answer_s and self._live:
+            self._incidents.refused["late"] += 1
+            raise too_late(
+                wait_s, self._max_first_answer_s, retry_after_s=retry_after(wait_s - self._max_first_answer_s)
+            )
+
+    def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], frames: Sequence[bytes]) -> None:
+        indices = itertools.count()
+        for prompt, frame in zip(prompts, frames, strict=True):
+            if self._watch is not None:
+                self._watch.submitted(prompt)
+            tokenizer = HELD if group in self._held else self._dispatch(prompt, frame)
+            for request_id in prompt.request_ids:
+                self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
+                group.open_ids.add(request_id)
+
+    def _dispatch(self, prompt: wire.NewRequest, frame: bytes) -> int:
+        """Send a message to the tokenizer with the least to do, and return its index."""
+        tokenizer = self._loads.add(prompt.request_id, len(frame))
+        self._forecast.sent(prompt.request_id, num_bytes=len(frame), priority=_priority(prompt))
+        self._tokenizers[tokenizer].send(frame)
+        return tokenizer
+
+    def _keep(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], num_bytes: int) -> None:
+        """Keep messages to be sent again, if they may be: commands change the engine, and are not repeated."""
+        if not group.num_repeats_left:
+            return
+        if self._num_kept_bytes + num_bytes > MAX_KEPT_BYTES and group not in self._held:
+            return
+        repeatable = [prompt for prompt in prompts if isinstance(prompt, wire.Generate | wire.Encode)]
+        if len(repeatable) == len(prompts):
+            group.repeat = Repeat(prompts=repeatable, num_bytes=num_bytes)
+            self._num_kept_bytes += num_bytes
+
+    def _restart(
+        self, group: LiveGroup, is_lost: Callable[[_LiveRequest], bool]
+    ) -> Sequence[wire.Generate | wire.Encode]:
+        """Give the open requests of prompts of which one is lost new ids, cancel the old ones, and return the prompts.
+
+        An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one. The reader
+        is told to forget what it has of their answers; answers that have ended are kept.
+        """
+        repeat, live = group.repeat, self._live
+        assert repeat is not None
+        lost: list[wire.Generate | wire.Encode] = []
+        prompts: list[wire.Generate | wire.Encode] = []
+        restarted: set[int] = set()
+        for prompt in repeat.prompts:
+            is_open = [request_id in live for request_id in prompt.request_ids]
+            if not any(is_lost(live[request_id]) for request_id in prompt.request_ids if request_id in live):
+                prompts += [prompt] if any(is_open) else []
+                continue
+            new_ids = [new_request_id("req") for _ in prompt.request_ids]
+            group.engine_ids += new_ids
+            for request_id, new_id in zip(prompt.request_ids, new_ids, strict=True):
+                if request_id in live:
+                    request = self._rename(request_id, new_id)
+                    restarted |= {request.index} if request.answered else set()
+            changes: dict[str, object] = {"request_id": new_ids[0]}
+            if len(new_ids) > 1:
+                changes["sibling_ids"] = tuple(new_ids[1:])
+            lost.append(msgspec.structs.replace(prompt, **changes))
+            prompts.append(lost[-1])
+        repeat.prompts = prompts
+        if restarted:
+            group.queue.restart(restarted)
+        return lost
+
+    def _rename(self, request_id: str, new_id: str) -> _LiveRequest:
+        """Cancel a request, and hold one with a new id in its place; return the old one."""
+        if self._watch is not None:
+            self._watch.renamed(request_id, new_id=new_id)
+        request = self._remove(request_id)
+        self._send_cancel(request_id, request.tokenizer)
+        self._live[new_id] = _LiveRequest(group=request.group, index=request.index, tokenizer=HELD)
+        request.group.open_ids.add(new_id)
+        return request
+
+    def _send_again(self, group: LiveGroup, prompts: Sequence[wire.Generate | wire.Encode]) -> None:
+        group.num_repeats_left -= 1
+        for prompt, frame in zip(prompts, _frames(prompts), strict=True):
+            tokenizer = self._dispatch(prompt, frame)
+            for request_id in prompt.request_ids:
+                if request_id in self._live:
+                    self._live[request_id].tokenizer = tokenizer
+                    self._incidents.num_retried += 1
+                else:  # its answer has ended; it is sent because the seeds of the others follow from their places
+                    self._ending[request_id] = tokenizer
+                    self._send_cancel(request_id, tokenizer)
+        if not group.num_repeats_left:
+            self._drop_repeat(group)
+
+    def _drop_repeat(self, group: LiveGroup) -> None:
+        """Keep a group's messages no longer."""
+        self._held.pop(group, None)
+        if group.repeat is not None:
+            self._num_kept_bytes -= group.repeat.num_bytes
+            group.repeat = None
+
+    def _answer(self, answer: wire.Answer, request: _LiveRequest | None) -> None:
+        """Pass on the first or the last answer of a request, or one that no client waits for."""
+        self._loads.remove(answer.request_id)
+        self._forecast.begun(answer.request_id)
+        if answer.ended:
+            self._ending.pop(answer.request_id, None)
+        if request is None:
+            mark = self._marks.pop(answer.request_id, None)
+            if mark is not None:
+                self._passed(mark)
+            elif answer.ended:
+                self._forecast.ended(num_left=len(self._live) + len(self._ending))
+            return
+        request.answered = True
+        request.group.queue.put(request.index, answer)
+        if answer.finish is not None:
+            self._forget(answer.request_id)
+            if not request.group.open_ids:
+                self._drop_repeat(request.group)
+            if not answer.ended:  # ended by a stop string, which the engine does not know
+                self._cancel(answer.request_id, request)
+            else:
+                self._forecast.ended(num_left=len(self._live) + len(self._ending))
+
+    def _mark(self, tokenizer: int, cancelled: Sequence[str]) -> None:
+        """Send a tokenizer a message whose answer shows that all before it has passed the tokenizer and the engine."""
+        message = wire.Encode(request_id=new_request_id("mark"), prompt=wire.TokenPrompt(tokens=bytes(4)))
+        self._marks[message.request_id] = _Mark(tokenizer=tokenizer, cancelled=cancelled)
+        self._tokenizers[tokenizer].send(wire.encode(message))
+
+    def _passed(self, mark: _Mark) -> None:
+        """Note that everything before a mark has passed."""
+        self._loads.back(mark.tokenizer)
+        for request_id in mark.cancelled:
+            self._ending.pop(request_id, None)
+
+    def _end(self, group: LiveGroup, error: ApiError) -> None:
+        """Cancel the open requests of a group, whose client gets an error."""
+        self._cancel_all(group)
+        group.queue.fail(error)
+
+    def _cancel_all(self, group: LiveGroup) -> None:
+        self._drop_repeat(group)
+        for request_id in tuple(group.open_ids):
+            self._cancel(request_id, self._forget(request_id))
+
+    def _fail(self, request_id: str, error: ApiError) -> None:
+        """End a request for its client, and cancel it: it may still be on its way to the engine."""
+        request = self._forget(request_id, has_failed=True)
+        self._drop_repeat(request.group)
+        request.group.queue.fail(error)
+        self._send_cancel(request_id, request.tokenizer)
+
+    def _cancel(self, request_id: str, request: _LiveRequest) -> None:
+        if request.tokenizer != HELD:
+            self._ending[request_id] = request.tokenizer
+        self._send_cancel(request_id, request.tokenizer)
+
+    def _send_cancel(self, request_id: str, tokenizer: int) -> None:
+        self._forecast.dropped(request_id)
+        if tokenizer == HELD:
+            return
+        self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
+
+    def _send_hold(self, request_id: str, tokenizer: int, mode: HoldMode) -> None:
+        if tokenizer != HELD:
+            self._tokenizers[tokenizer].send(wire.encode(wire.Hold(request_id=request_id, mode=mode)))
+
+    def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
+        if self._watch is not None:
+            self._watch.left(request_id, has_failed=has_failed)
+        return self._remove(request_id)
+
+    def _remove(self, request_id: str) -> _LiveRequest:
+        request = self._live.pop(request_id)
+        request.group.open_ids.discard(request_id)
+        return request
+
+
+def _priority(prompt: wire.NewRequest) -> int:
+    return prompt.priority if isinstance(prompt, wire.Generate) else 0
+
+
+def _prioritized(prompt: wire.Generate | wire.Encode, priority: int) -> wire.Generate | wire.Encode:
+    return msgspec.structs.replace(prompt, priority=priority) if isinstance(prompt, wire.Generate) else prompt
+
+
+def _paused(prompt: wire.Generate | wire.Encode, is_paused: bool) -> wire.Generate | wire.Encode:
+    return msgspec.structs.replace(prompt, is_paused=is_paused) if isinstance(prompt, wire.Generate) else prompt
+
+
+def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:
+    """Return the frame of each prompt.
+
+    Raises:
+        ApiError: a chat template's variable, a document or a tool has a value that no message can carry.
+    """
+    try:
+        return [wire.encode(prompt) for prompt in prompts]
+    except (OverflowError, RecursionError) as error:
+        raise ApiError(
+            "Integers in the request must be in [-2**63, 2**64), and objects not nested too deeply.",
+            code="invalid_value",
+        ) from error
+
+
+def new_request_id(prefix: str) -> str:
+    """Return a unique id, such as `chatcmpl-8c1f...`."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
+    return [caller.stamped(prompt) for prompt in prompts]
+
+
+def _is_named(group: LiveGroup, name: str, caller: Caller) -> bool:
+    """Return whether a group has that name, and is one that the caller may change."""
+    return name in group.names and caller.owns(group.caller.tenant)

@@ -1,0 +1,98 @@
+"""The requests of one HTTP request: what its reader waits for, and what may be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagewood.server.http.errors import failed
+from pagewood.server.keys.caller import Caller
+from pagewood.server.keys.quota import Quota
+from pagewood.server.messages import wire
+from pagewood.server.requests.answer_queue import AnswerQueue, Take
+from pagewood.server.requests.unread import Restarted
+
+HoldMode = Literal["in_place", "retract", "resume"]
+"""How requests are paused, or that they go on."""
+Forget = Callable[[Set[int]], None]
+"""Drops what was collected of the answers to the requests with these indices: the answers begin again."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Repeat:
+    """The messages of a group, to be sent again. Then they have other ids, and the same seeds."""
+
+    prompts: list[wire.Generate | wire.Encode]  # written by: LiveRequests
+    num_bytes: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveGroup:
+    """The requests of one HTTP request. `next` returns its answers, each with the index of its request.
+
+    The requests are those of the first prompt, in the order of its answers, then those of the next prompt.
+    """
+
+    prompt_param: str
+    """The client's name of the prompt field."""
+    grammar_param: str | None = None
+    """The client's name of the field with the grammar; None: it sent none."""
+    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The client's names of further fields of the engine, where they differ."""
+    names: frozenset[str] = frozenset()
+    """Names by which a client may refer to the HTTP request."""
+    caller: Caller = field(default_factory=Caller)
+    """Who sent it."""
+    quota: Quota | None = None  # written by: LiveRequests
+    """In which it is counted until it is closed."""
+    engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
+    """Ids of its first requests, and those that requests got when they were sent again."""
+    queue: AnswerQueue = field(default_factory=AnswerQueue)
+    open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
+    """Requests of this group that still wait for their last answer."""
+    room: int = 0
+    """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
+    priority: int | None = None  # written by: LiveRequests
+    """Of further requests, if it was changed."""
+    is_sending: bool = False  # written by: respond
+    """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
+    not slow: its answer is large, or is collected because it is sent whole."""
+    hold: HoldMode | None = None  # written by: LiveRequests
+    """How it was paused last, or that it goes on; None: it was never paused."""
+    deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
+    """Ends it when its time is over; None: it has no deadline."""
+    num_repeats_left: int = 0  # written by: LiveRequests
+    """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
+    repeat: Repeat | None = None  # written by: LiveRequests
+    """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether further requests, and those that are sent again, begin paused."""
+        return self.hold not in (None, "resume")
+
+    async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
+        """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
+
+        A request may be sent again as long as the reader has not called `LiveRequests.given`, and its answer has not
+        ended. `forget` must then drop what was collected of the answer. None: nothing is ever collected, because the
+        requests are probes, or have one answer each.
+
+        Raises:
+            ApiError: a request of the group was refused, or a process that held it died.
+            Exception: `take` has failed.
+        """
+        while isinstance(item := await self.queue.get(take), Restarted):
+            assert forget is not None
+            forget(item.indices)
+        if isinstance(item, Exception):
+            raise item
+        index, answer = item
+        if answer.finish is not None:
+            names = {"prompt": self.prompt_param, "grammar": self.grammar_param, **self.param_names}
+            error = failed(answer.finish, answer.refusal, names=names)
+            if error is not None:
+                raise error
+        return index, answer

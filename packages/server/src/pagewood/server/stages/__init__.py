@@ -1,0 +1,1 @@
+"""The stages around the engine: from text to tokens, and back."""

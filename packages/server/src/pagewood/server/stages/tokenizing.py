@@ -1,0 +1,422 @@
+"""The tokenizer stage: turns prompts into token ids, or refuses them, and sends the result to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import (
+    MAX_BAD_WORD_TOKENS,
+    Abort,
+    Command,
+    Flush,
+    Overflow,
+    Pause,
+    PauseRequest,
+    Refusal,
+    Refuse,
+    Resume,
+    ResumeRequest,
+    Retain,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
+from pagewood.engine.fan_out import fan_out
+from pagewood.engine.model_folder.vector_recipe import with_end
+from pagewood.engine.text import ChatTemplateError, Tokenizer
+from pagewood.engine.text.reasoning import TAIL_LENGTH
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import Receiver, Sender
+from pagewood.server.observe.logs import request_fields
+from pagewood.server.protocols.common.context_window import capped, cut, overlong
+from pagewood.server.stages.binding import bound
+from pagewood.server.stages.text_limit import TextTooLong, check_text
+
+LANE_BYTES = (1 << 14, 1 << 18)
+"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane. The last lane encodes
+those that take much memory, one at a time."""
+HUGE_BYTES = 1 << 20
+"""After a message of this size or more, free memory is given back to the system."""
+
+MAX_PIECES = 8_192
+"""Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
+
+_Command = Command | wire.ProfileCommand
+"""What a tokenizer sends to the engine process."""
+
+logger = logging.getLogger(__name__)
+
+
+def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool]) -> None:
+    """Serve until `stopped`."""
+    stage = TokenizerStage(tokenizer, outbox)
+    try:
+        while not stopped():
+            # Before a prompt is begun, everything that has arrived is read: it may be cancelled by now.
+            for frame in inbox.receive(timeout_s=0 if stage.num_short else None):
+                for message in wire.read(wire.to_tokenizer, [frame]):
+                    stage.take(message, num_bytes=len(frame))
+            stage.tokenize_one()
+    finally:
+        stage.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pending:
+    """A prompt that is not tokenized yet, and what happened to its requests meanwhile."""
+
+    message: wire.NewRequest
+    num_bytes: int
+    cancelled: set[str] = field(default_factory=set[str])  # written by: take
+    """Ids of its requests that were cancelled."""
+    priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
+    """Newest priorities of those of its requests whose priority changed, by id."""
+    holds: dict[str, wire.Hold] = field(default_factory=dict[str, wire.Hold])  # written by: take
+    """Newest pauses and resumptions of its requests, by id; the engine gets them behind the request."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether all its requests were cancelled."""
+        return len(self.cancelled) == len(self.message.request_ids)
+
+
+class TokenizerStage:
+    """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
+
+    Invariant: what the engine gets about a request starts with its `Submit` or its only `Refuse`. A request that is
+    cancelled before it is begun is not tokenized; it is refused, so that its end is confirmed all the same.
+    """
+
+    __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, outbox: Sender) -> None:
+        self._tokenizer = tokenizer
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        """Held while something is sent, and while `_pending` is read or written."""
+        self._pending: dict[str, _Pending] = {}  # written by: take, _tokenize. By the ids of requests
+        self._short: deque[_Pending] = deque()  # written by: take, tokenize_one
+        self._lanes: dict[int, SimpleQueue[_Pending]] = {}  # written by: _lane
+        self._is_closed = False  # written by: close
+
+    @property
+    def num_short(self) -> int:
+        """Short prompts that wait for `tokenize_one`."""
+        return len(self._short)
+
+    def take(self, message: wire.ToTokenizer, *, num_bytes: int) -> None:
+        """Accept a message of `num_bytes`: queue a new request, or change one that is queued or in the engine."""
+        with self._lock:
+            match message:
+                case wire.Generate() | wire.Encode() | wire.Retain():
+                    pending = _Pending(message=message, num_bytes=num_bytes)
+                    self._pending.update(dict.fromkeys(message.request_ids, pending))
+                    lane = sum(num_bytes > longest for longest in LANE_BYTES)
+                    (self._lane(lane).put if lane else self._short.append)(pending)
+                case wire.Cancel() if message.request_id in self._pending:
+                    self._pending[message.request_id].cancelled.add(message.request_id)
+                case wire.Prioritize() if message.request_id in self._pending:
+                    self._pending[message.request_id].priorities[message.request_id] = message.priority
+                case wire.Hold() if message.request_id in self._pending:
+                    self._pending[message.request_id].holds[message.request_id] = message
+                case wire.Watch():
+                    if not self._is_closed:
+                        self._outbox.send(wire.encode(message))
+                case _:
+                    self._send(*commands(self._tokenizer, message))
+
+    def tokenize_one(self) -> None:
+        """Tokenize the oldest short prompt, if there is one."""
+        if self._short:
+            self._tokenize(self._short.popleft())
+
+    def close(self) -> None:
+        """Stop sending. A prompt that is being tokenized cannot be interrupted; its result is dropped."""
+        with self._lock:
+            self._is_closed = True
+
+    def _lane(self, index: int) -> SimpleQueue[_Pending]:
+        """Return the queue of a lane of longer prompts; its thread starts with its first prompt."""
+        if index not in self._lanes:
+            self._lanes[index] = SimpleQueue()
+            threading.Thread(
+                target=self._run_lane, args=(self._lanes[index],), name=f"tokenizer-lane-{index}", daemon=True
+            ).start()
+        return self._lanes[index]
+
+    def _run_lane(self, queue: SimpleQueue[_Pending]) -> None:
+        while not self._is_closed:
+            try:
+                self._tokenize(queue.get())
+            except Exception:  # the lane goes on
+                logger.exception("a prompt cannot be passed on")
+
+    def _tokenize(self, pending: _Pending) -> None:
+        request_ids = pending.message.request_ids
+        if pending.is_cancelled:
+            results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
+        else:
+            results = commands(self._tokenizer, pending.message)
+        with self._lock:
+            for request_id in request_ids:
+                del self._pending[request_id]
+            self._send(*[_changed(result, pending) for result in results])
+            for hold in pending.holds.values():
+                self._send(*commands(self._tokenizer, hold))
+        if pending.num_bytes >= HUGE_BYTES:
+            del results
+            _give_memory_back()
+
+    def _send(self, *commands: _Command) -> None:
+        for command in commands:
+            if not self._is_closed:
+                self._outbox.send(wire.encode(wire.to_engine(command)))
+
+
+def _changed(command: _Command, pending: _Pending) -> _Command:
+    """Return the command for a request after what happened to the request while its prompt was tokenized."""
+    if command.request_id in pending.cancelled:
+        return _cancelled(command.request_id)
+    priority = pending.priorities.get(command.request_id)
+    if priority is None or not isinstance(command, Submit):
+        return command
+    return dataclasses.replace(command, priority=priority)
+
+
+def _cancelled(request_id: str) -> Refuse:
+    refusal = Refusal(message="the request was cancelled before it was tokenized", code="cancelled")
+    return Refuse(request_id=request_id, refusal=refusal)
+
+
+def _give_memory_back() -> None:
+    """Return free memory to the system, where the C library can (glibc): it keeps what an encoded text took."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def commands(
+    tokenizer: Tokenizer, message: wire.NewRequest | wire.Cancel | wire.Prioritize | wire.Hold
+) -> Sequence[_Command]:
+    """Return the engine's commands for `message`: one for each of its requests.
+
+    Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
+    """
+    match message:
+        case wire.Cancel():
+            return [Abort(request_id=message.request_id)]
+        case wire.Flush():
+            return [Flush(request_id=message.request_id, when_idle=message.when_idle)]
+        case wire.Pause():
+            return [Pause(request_id=message.request_id, retract=message.retract, abort=message.abort)]
+        case wire.Hold(mode="resume"):
+            return [ResumeRequest(request_id=message.request_id)]
+        case wire.Hold():
+            return [PauseRequest(request_id=message.request_id, retract=message.mode == "retract")]
+        case wire.Profile():
+            return [wire.ProfileCommand(message.request_id, message.seconds)]
+        case wire.Resume():
+            return [Resume(request_id=message.request_id)]
+        case wire.Prioritize():
+            return [SetPriority(request_id=message.request_id, priority=message.priority)]
+        case wire.Generate() | wire.Encode() | wire.Retain():
+            try:
+                match message:
+                    case wire.Encode():
+                        result = _encoded(tokenizer, message)
+                    case wire.Retain():
+                        result = _retained(tokenizer, message)
+                    case wire.Generate():
+                        result = _submits(tokenizer, message)
+            except TextTooLong as error:
+                result = Refusal(message=str(error), param="prompt", code="text_too_long")
+            except ChatTemplateError as error:
+                result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
+            except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
+                logger.warning(
+                    "request %s cannot be tokenized: %s",
+                    message.request_id,
+                    error,
+                    extra=request_fields(message.request_id),
+                )
+                result = Refusal(
+                    message=f"the prompt cannot be tokenized: {_encodable(error)}",
+                    param="prompt",
+                    code="invalid_prompt",
+                )
+            if isinstance(result, Refusal):
+                return [Refuse(request_id=request_id, refusal=result) for request_id in message.request_ids]
+            return result
+
+
+def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
+    """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
+    prompt = message.prompt
+    text = _prompt_text(tokenizer, prompt)
+    check_text(tokenizer, text, max_length=message.max_length)
+    tokens = _prompt_tokens(tokenizer, prompt, text, add_special_tokens=message.add_special_tokens)
+    if message.shows_pieces and len(tokens) > MAX_PIECES:
+        return Refusal(
+            message=f"the pieces of at most {MAX_PIECES} tokens can be shown, got {len(tokens)}",
+            param="prompt",
+            code="too_many_pieces",
+        )
+    if message.shows_text and isinstance(prompt, wire.TokenPrompt):
+        text = tokenizer.decode(tokens, skip_special_tokens=message.skip_special_tokens)
+    options = wire.TextOptions(
+        is_encoding=True,
+        prompt_tokens=tokens.astype("<i4", copy=False).tobytes(),
+        prefix=text if message.shows_text else "",
+        shows_pieces=message.shows_pieces,
+    )
+    refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
+    return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
+
+
+def _retained(tokenizer: Tokenizer, message: wire.Retain) -> list[Retain]:
+    """Return the command that keeps the KV of a text, or drops it."""
+    text = _prompt_text(tokenizer, message.prompt)
+    check_text(tokenizer, text, max_length=message.max_length)
+    tokens = _prompt_tokens(tokenizer, message.prompt, text).astype("<i4", copy=False).tobytes()
+    return [Retain(request_id=message.request_id, tokens=tokens, seconds=message.seconds, namespace=message.namespace)]
+
+
+def _encodable(error: Exception) -> str:
+    """Return the text of an error without lone surrogates, which no message can carry."""
+    return str(error).encode(errors="replace").decode()
+
+
+def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
+    text, limit = _prompt_text(tokenizer, message.prompt), message.max_length
+    refusal = None if isinstance(message.prompt, wire.TokenPrompt) else overlong(tokenizer, message, text)
+    if refusal is not None:
+        return refusal
+    tokens = _prompt_tokens(tokenizer, message.prompt, text)
+    tokens = with_end(tokens, message.end_token)
+    if not len(tokens):
+        return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
+    is_too_long = False
+    if limit is not None and len(tokens) > limit:
+        if message.cuts_prompt:
+            tokens = cut(tokens, tokenizer.encode(text, add_special_tokens=False), limit)
+        elif message.pooling is not None:  # by the engine or by its folder
+            return Overflow(num_prompt=len(tokens), max_length=limit).refusal()
+        else:
+            is_too_long = True  # the engine will refuse it
+    sampling = _with_bad_words(tokenizer, message)
+    if isinstance(sampling, Refusal):
+        return sampling
+    sampling = capped(sampling, message, num_prompt=len(tokens))
+    reading = message.reading
+    if reading is not None:
+        reading = msgspec.structs.replace(reading, prompt_tail=text[-TAIL_LENGTH:])
+        sampling = bound(tokenizer, sampling, reading)
+        if isinstance(sampling, Refusal):
+            return sampling
+    options = wire.TextOptions(
+        stop=message.stop,
+        stop_regex=message.stop_regex,
+        prefix="" if is_too_long else _echo(tokenizer, message, tokens),
+        is_scoring=message.is_scoring,
+        reports_tokens=message.reports_tokens,
+        reading=reading,
+        prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
+    )
+    # The engine reports the log probabilities of a prompt with its first answer only.
+    shows_prompt = message.sampling.prompt_logprobs is not None
+    first = msgspec.structs.replace(options, first_token=int(tokens[0])) if shows_prompt else options
+    submit = Submit(
+        request_id=message.request_id,
+        tokens=tokens.astype("<i4", copy=False).tobytes(),
+        sampling=sampling,
+        pooling=message.pooling,
+        priority=message.priority,
+        deadline_s=message.deadline_s,
+        service_class=message.service_class,
+        tag=message.tag,
+        namespace=message.namespace,
+        tenant=message.tenant,
+        carry=wire.encode(first),
+        explain=message.explains,
+        explain_admission=message.explains_admission,
+        retain_s=message.retain_s,
+        num_output=message.num_output,
+        is_paused=message.is_paused,
+        names=message.names,
+    )
+    return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
+
+
+def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
+    """Return the text of a prompt; empty if it has come as ids."""
+    match prompt:
+        case wire.TokenPrompt():
+            return ""
+        case wire.TextPrompt(text=text):
+            return text
+        case wire.ChatPrompt():
+            return tokenizer.render_chat(
+                prompt.messages,
+                tools=prompt.tools or None,
+                documents=prompt.documents or None,
+                template_kwargs=prompt.template_kwargs,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+            )
+
+
+def _prompt_tokens(
+    tokenizer: Tokenizer, prompt: wire.Prompt, text: str, *, add_special_tokens: bool | None = None
+) -> NDArray[np.int32]:
+    """Return the ids of a prompt with that text, which `check_text` has accepted, [num_tokens] int32."""
+    if isinstance(prompt, wire.TokenPrompt):
+        return np.frombuffer(prompt.tokens, dtype="<i4")
+    if add_special_tokens is None:  # a chat template writes them itself
+        add_special_tokens = isinstance(prompt, wire.TextPrompt)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingParams | Refusal:
+    """Return the sampling parameters with the tokens of the bad words; or a refusal if a word has too many.
+
+    A word is encoded without and with a space before it, because that is another token in most vocabularies.
+    """
+    if not message.bad_words:
+        return message.sampling
+    found: dict[tuple[int, ...], None] = {}
+    for word in message.bad_words:
+        for text in (word.lstrip(" "), " " + word.lstrip(" ")):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
+            if len(tokens) > MAX_BAD_WORD_TOKENS:
+                return Refusal(
+                    message=f"bad_words must hold texts of at most {MAX_BAD_WORD_TOKENS} tokens, got {len(tokens)}",
+                    param="bad_words",
+                    code="invalid_value",
+                )
+            if tokens:
+                found[tokens] = None
+    return dataclasses.replace(message.sampling, bad_words=tuple(found))
+
+
+def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:
+    """Return the text that goes before the answer: that of the ids that it begins with, or that of the prompt."""
+    if message.prefix_tokens:
+        return tokenizer.decode(np.frombuffer(message.prefix_tokens, dtype="<i4"))
+    match message:
+        case wire.Generate(echo=False):
+            return ""
+        case wire.Generate(prompt=wire.TextPrompt(text=text)):
+            return text
+        case _:
+            return tokenizer.decode(tokens)
