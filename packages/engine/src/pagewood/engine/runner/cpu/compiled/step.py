@@ -26,9 +26,9 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled import rows
 from pagewood.engine.runner.cpu.compiled.attention.pages import attend_item, store, store_codes
-from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.drafting import passes as drafting
 from pagewood.engine.runner.cpu.compiled.drafting import tree
+from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.drawing.report import report as report_token
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, draw
