@@ -20,9 +20,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.fields import Fields
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner

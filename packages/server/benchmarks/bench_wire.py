@@ -9,9 +9,9 @@ import pytest
 
 from pagewood.engine.api import Delta, SamplingParams
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common.fields import StreamOptions
 from pagewood.server.protocols.openai.chat import ChatFormat, parse_chat
 from pagewood.server.protocols.openai.completions import CompletionFormat
-from pagewood.server.protocols.openai.fields import StreamOptions
 from pagewood.server.protocols.openai.stream import Chunks
 
 STEP = wire.Step(

@@ -17,10 +17,10 @@ from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import MemoryLink
 from pagewood.server.protocols.common.beams import BeamResponse
+from pagewood.server.protocols.common.fields import StreamOptions
 from pagewood.server.protocols.openai import beams
 from pagewood.server.protocols.openai.chat import parse_chat
 from pagewood.server.protocols.openai.completions import CompletionFormat, extent, parse_completion
-from pagewood.server.protocols.openai.fields import StreamOptions
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 

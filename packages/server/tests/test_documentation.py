@@ -18,11 +18,12 @@ from pagewood.server.documentation.openapi import openapi
 from pagewood.server.http.errors import ErrorEnvelope
 from pagewood.server.http.operations import Operation
 from pagewood.server.protocols.anthropic import fields as anthropic
+from pagewood.server.protocols.common import fields
 from pagewood.server.protocols.native import fields as native
 from pagewood.server.protocols.ollama import embeddings as embeddings_of_ollama
 from pagewood.server.protocols.ollama import fields as ollama
 from pagewood.server.protocols.ollama import options
-from pagewood.server.protocols.openai import chat, completions, fields
+from pagewood.server.protocols.openai import chat, completions
 from pagewood.server.protocols.responses import request as responses
 from pagewood.server.protocols.responses.endpoints import absent_routes
 from pagewood.server.protocols.vectors import embeddings, rerank

@@ -19,7 +19,7 @@ from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common import respond
-from pagewood.server.protocols.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.protocols.common.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.stages.detokenizing import TextStreams
 from pagewood.server.testing import EOS_ID, MemoryServer
 

@@ -9,12 +9,12 @@ import pytest
 
 from pagewood.engine.api import SamplingParams
 from pagewood.server.http.errors import ApiError
+from pagewood.server.protocols.common.fields import sampling
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.openai import chat as openai_chat
 from pagewood.server.protocols.openai import completions as openai_completions
 from pagewood.server.protocols.openai.chat import parse_chat
 from pagewood.server.protocols.openai.completions import parse_completion
-from pagewood.server.protocols.openai.fields import sampling
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}

@@ -9,8 +9,8 @@ import pytest
 
 from pagewood.engine.api import LogitsProcessor, SamplingParams
 from pagewood.server.http.errors import ApiError
+from pagewood.server.protocols.common.fields import sampling, stop_expressions
 from pagewood.server.protocols.openai.chat import ChatRequest, parse_chat
-from pagewood.server.protocols.openai.fields import sampling, stop_expressions
 
 DEFAULTS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
 

@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.fields import Fields
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packer import Packer, packed_bytes, rounded
 from pagewood.engine.text import Tokenizer

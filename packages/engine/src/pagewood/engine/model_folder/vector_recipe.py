@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.text.template_files import chat_templates
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.fields import Fields, check_same, shown
+from pagewood.engine.json_fields import Fields, check_same, shown
 
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

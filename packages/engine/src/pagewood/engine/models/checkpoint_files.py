@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.gguf.parts import FILE, part_files
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.agreement import NUM_MTP_LAYERS, check_fields, must_be
 from pagewood.engine.models.end_tokens import tokenizer_end
-from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.rope_config import LAYER_TYPES, MAX_POSITION, RopeConfig, read_rope
 from pagewood.engine.weights.quantisation import check_method
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 
 _MAX_TOKEN = (1 << 24) - 1
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.fields import Fields, check_same
 
 _MAX_CAPTURED = 64
 _MAX_SIZE = 1 << 24

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pagewood.engine.json_fields import Fields, check_same, contradiction
 from pagewood.engine.models.agreement import must_be
-from pagewood.engine.models.fields import Fields, check_same, contradiction
 
 MAX_POSITION = 1 << 28
 """The longest sequence that a configuration may ask for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.tensor_files import TensorFiles
 from pagewood.engine.weights.formats import FLOATS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.float4 import MXFP4, NVFP4
 from pagewood.engine.weights.float8 import Float8
 from pagewood.engine.weights.formats import Format

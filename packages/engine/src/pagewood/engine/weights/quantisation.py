@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pagewood.engine.models.fields import Fields, check_same
+from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.weights.awq import AWQ
 from pagewood.engine.weights.compressed_tensors import compressed_tensors_finder
 from pagewood.engine.weights.float4 import MXFP4, NVFP4

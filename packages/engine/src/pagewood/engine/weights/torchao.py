@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.float8 import Float8
 from pagewood.engine.weights.formats import HALVES, Array, Format, Kept, Part, divided
 from pagewood.engine.weights.forms import F32

@@ -31,6 +31,7 @@ from pagewood.server.protocols.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.protocols.anthropic.errors import anthropic_error
 from pagewood.server.protocols.common.respond import error_response, json_response
 from pagewood.server.protocols.common.service import Service
+from pagewood.server.protocols.models import ModelEndpoints
 from pagewood.server.protocols.native.endpoints import NativeEndpoints
 from pagewood.server.protocols.ollama.endpoints import OllamaEndpoints
 from pagewood.server.protocols.ollama.errors import ollama_error
@@ -104,6 +105,7 @@ class Frontend:
         """Return the operations of all protocols, and those of none."""
         return [
             *OpenAIEndpoints(self.service).operations(),
+            *ModelEndpoints(self.service).operations(),
             *ResponsesEndpoints(self.service).operations(),
             *VectorEndpoints(self.service).operations(),
             *AnthropicEndpoints(self.service).operations(),

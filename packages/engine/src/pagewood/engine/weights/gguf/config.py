@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, cast
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.gguf.file import GGUFFile
 from pagewood.engine.weights.gguf.keys import check_keys
 from pagewood.engine.weights.gguf.rope import rope_scaling_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.gguf.file import GGUFFile
 
 FACTORS = "rope_freqs.weight"

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pagewood.server.http.validation import WHOLE, parse
-from pagewood.server.protocols.openai.fields import INT32_MAX
+from pagewood.server.protocols.common.fields import INT32_MAX
 
 
 class PriorityRequest(BaseModel):

@@ -18,3 +18,9 @@ def reasoning_kwargs(*, thinks: bool | None = None, effort: str | None = None) -
     if thinks is not None:
         found |= {"enable_thinking": thinks, "thinking": thinks}
     return found
+
+
+def style_kwargs(effort: str | None, verbosity: str | None) -> dict[str, Any]:
+    """Return the variables by which chat templates know how much to reason and to say; a template may read none."""
+    style: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
+    return style if effort is None else style | reasoning_kwargs(thinks=effort != "none", effort=effort)

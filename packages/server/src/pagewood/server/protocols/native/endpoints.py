@@ -19,12 +19,12 @@ from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import bytes_of, num_ids, written_ids_of
+from pagewood.server.protocols.common.fields import Extent, check_tokens, sampling, stop_expressions
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.native import answers, fields
 from pagewood.server.protocols.native.format import NativeFormat
-from pagewood.server.protocols.openai.fields import Extent, check_tokens, sampling, stop_expressions
 from pagewood.server.requests.live import new_request_id
 
 TAG = "Native"

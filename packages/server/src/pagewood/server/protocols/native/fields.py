@@ -13,10 +13,10 @@ from pagewood.server.http.field_limits import Id, Label, Name, Salt
 from pagewood.server.http.validation import WHOLE, integers, kind, parse
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import bytes_of
+from pagewood.server.protocols.common.fields import INT32_MAX, MAX_ANSWERS, SamplingFields, TokenId, check_tokens
+from pagewood.server.protocols.common.messages import Message, ToolFields
+from pagewood.server.protocols.common.prompts import MAX_PROMPTS
 from pagewood.server.protocols.common.tools import MAX_TOOLS
-from pagewood.server.protocols.openai.completions import MAX_PROMPTS
-from pagewood.server.protocols.openai.fields import INT32_MAX, MAX_ANSWERS, SamplingFields, TokenId, check_tokens
-from pagewood.server.protocols.openai.messages import Message, ToolFields
 
 DEFAULT_MAX_TOKENS = 128
 MAX_DEADLINE_S = 1e6

@@ -14,6 +14,7 @@ from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import ids_of
 from pagewood.server.protocols.common.formats import EVENTS, Choice, Tally, Usage, event
+from pagewood.server.protocols.common.logprobs import LOWEST
 from pagewood.server.protocols.common.timings import Chunk
 from pagewood.server.protocols.native.answers import (
     Answer,
@@ -23,7 +24,6 @@ from pagewood.server.protocols.native.answers import (
     Timings,
     TokenLogprob,
 )
-from pagewood.server.protocols.openai.logprobs import LOWEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

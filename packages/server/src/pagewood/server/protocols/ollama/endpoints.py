@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common.collected import respond
 from pagewood.server.protocols.common.formats import LINES
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
@@ -24,7 +25,6 @@ from pagewood.server.protocols.ollama import embeddings, fields, models
 from pagewood.server.protocols.ollama.errors import OllamaError
 from pagewood.server.protocols.ollama.format import ChatLine, OllamaFormat, TextLine
 from pagewood.server.protocols.ollama.lenient import log_ignored
-from pagewood.server.protocols.vectors.collect import respond
 from pagewood.server.requests.status import EngineState
 
 OLLAMA_VERSION = "0.12.11"

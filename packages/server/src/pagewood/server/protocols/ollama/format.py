@@ -13,8 +13,8 @@ import msgspec
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.formats import LINES, Choice, ToolCall, Usage, new_call_id
+from pagewood.server.protocols.common.logprobs import TokenWithTop, chat_logprobs
 from pagewood.server.protocols.ollama.errors import ollama_error
-from pagewood.server.protocols.openai.logprobs import TokenWithTop, chat_logprobs
 
 
 class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common.fields import Extent, GenerationFields, sampling, stop_expressions
 from pagewood.server.protocols.common.structured import StructuredFields, constraint
-from pagewood.server.protocols.openai.fields import Extent, GenerationFields, sampling, stop_expressions
 
 _FOLLOWED = frozenset(
     {

@@ -12,15 +12,15 @@ from pydantic import Field
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common.fields import INT32_MAX, Extent, GenerationFields, StreamOptions
 from pagewood.server.protocols.common.formats import EVENTS, Choice, Usage, new_call_id
-from pagewood.server.protocols.common.reasoning import reasoning_kwargs
+from pagewood.server.protocols.common.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
+from pagewood.server.protocols.common.messages import Message, ToolsFields
+from pagewood.server.protocols.common.reasoning import style_kwargs
 from pagewood.server.protocols.common.timings import Timings
 from pagewood.server.protocols.common.tools import Tools
-from pagewood.server.protocols.openai import fields
 from pagewood.server.protocols.openai.beams import check_beams
-from pagewood.server.protocols.openai.fields import INT32_MAX, Extent, GenerationFields, StreamOptions
-from pagewood.server.protocols.openai.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
-from pagewood.server.protocols.openai.messages import Message, ToolsFields
 from pagewood.server.protocols.openai.stream import ChunkStream, ChunkUsage
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
@@ -112,12 +112,6 @@ def prompt(request: ChatRequest, tools: Tools | None) -> wire.ChatPrompt:
         add_generation_prompt=request.add_generation_prompt is not False and not request.continue_final_message,
         continue_final_message=bool(request.continue_final_message),
     )
-
-
-def style_kwargs(effort: str | None, verbosity: str | None) -> dict[str, Any]:
-    """Return the variables by which chat templates know how much to reason and to say; a template may read none."""
-    style: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
-    return style if effort is None else style | reasoning_kwargs(thinks=effort != "none", effort=effort)
 
 
 def max_tokens(request: ChatRequest) -> int | None:

@@ -7,37 +7,34 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from pagewood.server.http.errors import ApiError
-from pagewood.server.http.validation import WHOLE, integers, kind, parse
+from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
-from pagewood.server.protocols.common.formats import EVENTS, Choice, Usage
-from pagewood.server.protocols.common.timings import Timings
-from pagewood.server.protocols.openai import fields
-from pagewood.server.protocols.openai.beams import check_beams
-from pagewood.server.protocols.openai.fields import (
+from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common.fields import (
     INT32_MAX,
     MAX_ANSWERS,
     Extent,
     GenerationFields,
     NumTop,
     StreamOptions,
-    TokenId,
-    check_tokens,
     false_as_null,
 )
-from pagewood.server.protocols.openai.logprobs import (
+from pagewood.server.protocols.common.formats import EVENTS, Choice, Usage
+from pagewood.server.protocols.common.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
     completion_logprobs,
     prompt_logprobs,
 )
+from pagewood.server.protocols.common.prompts import MAX_PROMPTS, Prompts, Texts, TokenLists, parse_prompts, prompt_of
+from pagewood.server.protocols.common.timings import Timings
+from pagewood.server.protocols.openai.beams import check_beams
 from pagewood.server.protocols.openai.stream import ChunkStream, ChunkUsage
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 128
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "suffix": (None, ""),
@@ -46,41 +43,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
 }
 """Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
 
-Texts = list[str]
-TokenLists = list[list[int]]
-
-
-def parse_prompts(value: Any) -> Texts | TokenLists:
-    """Return the prompts of a text, a list of texts, a list of ids, or a list of lists of ids."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a string, or a non-empty array of strings or token ids{_got(value)}")
-    items = cast("list[Any]", value)
-    if all(isinstance(item, str) for item in items):
-        return items
-    one = integers(items)
-    if one is not None:
-        return [one]
-    many = [found for item in items if (found := integers(item)) is not None]
-    if len(many) == len(items):
-        return many
-    raise ValueError("expected an array of strings, of token ids, or of arrays of token ids")
-
-
-def _got(value: Any) -> str:
-    return "" if isinstance(value, list) else f", but got {kind(value)} instead"
-
-
-_Ids = Annotated[list[TokenId], Field(min_length=1)]
-_Prompts = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-"""What is accepted, for the schema of the body."""
-
 
 class CompletionRequest(GenerationFields):
     """The body of a request."""
 
-    prompt: Annotated[Any, BeforeValidator(parse_prompts, _Prompts)]
+    prompt: Annotated[Any, BeforeValidator(parse_prompts, Prompts)]
     echo: bool | None = None
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     """0, together with `echo`, shows the prompt alone: with `logprobs`, this scores a text."""
@@ -156,18 +123,6 @@ def prompts(request: CompletionRequest, *, vocab_size: int) -> list[wire.TextPro
         ApiError: a token id is not in the vocabulary.
     """
     return [prompt_of(one, vocab_size=vocab_size) for one in cast("Texts | TokenLists", request.prompt)]
-
-
-def prompt_of(prompt: str | list[int], *, vocab_size: int, param: str = "prompt") -> wire.TextPrompt | wire.TokenPrompt:
-    """Return the prompt that a text or token ids stand for.
-
-    Raises:
-        ApiError: a token id is not in the vocabulary; `param` is the client's name of the field.
-    """
-    if isinstance(prompt, str):
-        return wire.TextPrompt(text=prompt)
-    check_tokens(prompt, param=param, vocab_size=vocab_size)
-    return wire.TokenPrompt(tokens=np.array(prompt, dtype="<i4").tobytes())
 
 
 class _Choice(msgspec.Struct, frozen=True):

@@ -13,26 +13,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pagewood.server.http.errors import ApiError
-from pagewood.server.http.operations import Operation, OtherForm
+from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
-from pagewood.server.protocols.anthropic.errors import AnthropicError
-from pagewood.server.protocols.anthropic.models import (
-    VERSION,
-    AnthropicModel,
-    AnthropicModelList,
-    described,
-    is_anthropic,
-    page,
-)
+from pagewood.server.protocols.common import fields
 from pagewood.server.protocols.common.beams import BeamResponse
 from pagewood.server.protocols.common.formats import Format
+from pagewood.server.protocols.common.messages import tools_of
 from pagewood.server.protocols.common.priority import PriorityRequest, parse_priority
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.common.tools import Tools
-from pagewood.server.protocols.openai import beams, chat, completions, fields
-from pagewood.server.protocols.openai.messages import tools_of
+from pagewood.server.protocols.openai import beams, chat, completions
 from pagewood.server.requests.live import new_request_id
 
 TAG = "OpenAI"
@@ -44,28 +36,6 @@ class ChangedRequest(msgspec.Struct, frozen=True):
     id: str
     priority: int
     object: Literal["request"] = "request"
-
-
-class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The model."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    """Unix time, seconds."""
-    owned_by: Literal["pagewood"] = "pagewood"
-    root: str
-    """`vllm bench serve` reads it if it gets no --model."""
-    parent: None = None
-    max_model_len: int | None
-    """Longest prompt plus output, in tokens; null: the engine has not started yet."""
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All models."""
-
-    object: Literal["list"] = "list"
-    data: tuple[ModelObject, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +87,6 @@ class OpenAIEndpoints:
                 example={"priority": 5},
                 answer=ChangedRequest,
             ),
-            Operation(
-                name="Models",
-                tag=TAG,
-                method="GET",
-                path="/v1/models",
-                endpoint=self.models,
-                answer=ModelList,
-                other_form=OtherForm(header=VERSION, answer=AnthropicModelList, error=AnthropicError),
-            ),
-            Operation(
-                name="Model",
-                tag=TAG,
-                method="GET",
-                path="/v1/models/{name:path}",
-                endpoint=self.model,
-                answer=ModelObject,
-                other_form=OtherForm(header=VERSION, answer=AnthropicModel, error=AnthropicError),
-                statuses=(404,),
-            ),
         ]
 
     async def chat_completions(self, request: Request) -> ASGIApp:
@@ -181,20 +132,6 @@ class OpenAIEndpoints:
         if not self.service.live.prioritize(name, priority):
             raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
         return json_response(ChangedRequest(name, priority))
-
-    async def models(self, request: Request) -> Response:
-        """List the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
-        if is_anthropic(request):
-            return json_response(page(self.service, request))
-        return json_response(ModelList(data=(self._model_object(),)))
-
-    async def model(self, request: Request) -> Response:
-        """Describe the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
-        is_theirs = is_anthropic(request)
-        self.service.check_name(request.path_params["name"])
-        if is_theirs:
-            return json_response(described(self.service))
-        return json_response(self._model_object())
 
     def _respond(
         self,
@@ -269,14 +206,4 @@ class OpenAIEndpoints:
             num_choices=extent.num_choices,
             format=format,
             is_speculating=self.service.status.speculation is not None,
-        )
-
-    def _model_object(self) -> ModelObject:
-        service = self.service
-        model = service.status.model
-        return ModelObject(
-            id=service.model_name,
-            created=service.started,
-            root=service.model_name,
-            max_model_len=None if model is None else model.max_length,
         )

@@ -10,9 +10,9 @@ import msgspec
 
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common.fields import StreamOptions
 from pagewood.server.protocols.common.formats import Usage, event
 from pagewood.server.protocols.common.timings import Timings, timings_of
-from pagewood.server.protocols.openai.fields import StreamOptions
 
 ChunkUsage = Usage | msgspec.UnsetType | None
 """The `usage` of a chunk: counts, no such field (UNSET), or null."""

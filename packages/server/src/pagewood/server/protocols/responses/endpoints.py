@@ -20,11 +20,11 @@ from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.keys.caller import current_caller
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common.reasoning import style_kwargs
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.structured import constraint
-from pagewood.server.protocols.openai import fields
-from pagewood.server.protocols.openai.chat import style_kwargs
 from pagewood.server.protocols.responses import objects
 from pagewood.server.protocols.responses.format import ResponsesFormat
 from pagewood.server.protocols.responses.items import Item, items_of, listed, messages

@@ -13,7 +13,7 @@ import msgspec
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.formats import EVENTS, Choice, Section, Usage, event
-from pagewood.server.protocols.openai.logprobs import TokenWithTop, chat_logprobs
+from pagewood.server.protocols.common.logprobs import TokenWithTop, chat_logprobs
 from pagewood.server.protocols.responses import objects
 from pagewood.server.protocols.responses.custom_input import CustomInput
 from pagewood.server.protocols.responses.items import seal

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import kind, validated
-from pagewood.server.protocols.openai.messages import CalledFunction, CallMessage, Message
+from pagewood.server.protocols.common.messages import CalledFunction, CallMessage, Message
 from pagewood.server.protocols.responses import objects
 from pagewood.server.protocols.responses.custom_input import as_arguments
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pagewood.server.protocols.openai.logprobs import TokenWithTop
+from pagewood.server.protocols.common.logprobs import TokenWithTop
 
 
 class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):

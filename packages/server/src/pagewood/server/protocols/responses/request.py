@@ -9,10 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.field_limits import Name
 from pagewood.server.http.validation import WHOLE, kind, parse
+from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common.fields import INT32_MAX, GenerationFields
 from pagewood.server.protocols.common.structured import JsonSchemaFormat, ResponseFormat
 from pagewood.server.protocols.common.tools import MAX_TOOLS
-from pagewood.server.protocols.openai import fields
-from pagewood.server.protocols.openai.fields import INT32_MAX, GenerationFields
 from pagewood.server.protocols.responses.items import Item
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {

@@ -11,18 +11,14 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import PoolingParams, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
-from pagewood.server.protocols.openai.completions import parse_prompts, prompt_of
-from pagewood.server.protocols.openai.fields import IGNORED, INT32_MAX, TokenId
-from pagewood.server.protocols.vectors.collect import Collected, PromptUsage, Work
-from pagewood.server.requests.live import new_request_id
-
-MAX_INPUTS = 2048
-"""As in OpenAI's API."""
+from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
+from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX, TokenId
+from pagewood.server.protocols.common.prompts import parse_prompts
+from pagewood.server.protocols.common.vectors import MAX_INPUTS, vector_request
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
@@ -36,8 +32,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None, {}),
 }
 """Fields of other servers that are not supported -> the values that ask for nothing, which are accepted."""
-
-_UNUSED = SamplingParams()
 
 
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -121,42 +115,6 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
         prompt_param="input",
         render=render,
     )  # fmt: skip
-
-
-def vector_request(
-    prompt: str | list[int],
-    recipe: VectorRecipe,
-    model: wire.Model,
-    *,
-    pooling: PoolingParams,
-    prompt_name: str | None,
-    priority: int,
-    param: str,
-    cuts_prompt: bool = False,
-) -> wire.Generate:
-    """Return the request for the vector of a text or of token ids; see `wire.Generate.cuts_prompt`.
-
-    Raises:
-        ApiError: a token id is not in the vocabulary, or there is no prompt with this name.
-    """
-    end_token = None
-    if isinstance(prompt, str):
-        end_token = recipe.end_token
-        try:
-            prompt = recipe.text(prompt, prompt_name=prompt_name)
-        except ValueError as error:
-            message = f"Invalid value for 'prompt_name': {error}."
-            raise ApiError(message, param="prompt_name", code="invalid_value") from error
-    return wire.Generate(
-        request_id=new_request_id("req"),
-        prompt=prompt_of(prompt, vocab_size=model.vocab_size, param=param),
-        sampling=_UNUSED,
-        pooling=pooling,
-        end_token=end_token,
-        priority=priority,
-        max_length=recipe.longest(model.max_length),
-        cuts_prompt=cuts_prompt,
-    )
 
 
 def _encoded(vector: bytes, encoding_format: str | None) -> list[float] | str:

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pagewood.server.http.operations import Operation
+from pagewood.server.protocols.common.collected import Work, respond
+from pagewood.server.protocols.common.fields import IGNORED
 from pagewood.server.protocols.common.service import Service, names_of
-from pagewood.server.protocols.openai.fields import IGNORED
 from pagewood.server.protocols.vectors import embeddings, rerank
-from pagewood.server.protocols.vectors.collect import Work, respond
 from pagewood.server.requests.live import new_request_id
 
 TAG = "Vectors"

@@ -14,8 +14,8 @@ from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import WHOLE, kind, parse
 from pagewood.server.messages import wire
-from pagewood.server.protocols.openai.fields import IGNORED, INT32_MAX
-from pagewood.server.protocols.vectors.collect import Collected, PromptUsage, Work
+from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
+from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX
 from pagewood.server.protocols.vectors.embeddings import vector_request
 from pagewood.server.requests.live import new_request_id
 
