@@ -213,6 +213,6 @@ def test_a_wrong_result_is_in_the_decision_log_as_a_failed_step(kind: str, overl
     bench.until_idle()
     bench.engine.close()
     assert runner.was_wrong
-    found = replay(path)
+    found = replay(path, assemble=assemble)
     assert found.difference is None
     assert found.num_plans > 5

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from logged_scenarios import MIXES, scenario_of
 from pagewood.engine import LLM
 from pagewood.engine.api import Grammar, SamplingParams
+from pagewood.engine.assemble import assemble
 from pagewood.engine.core import plan
 from pagewood.engine.decision_log.frames import Record
 from pagewood.engine.decision_log.log_file import Log, older
@@ -49,7 +50,7 @@ def test_the_same_decisions_are_taken_again(mix: str, tmp_path: Path) -> None:
     for seed in range(scaled(4)):
         path = tmp_path / f"{seed}.log"
         run_scenario(scenario_of(seed, mix, path))
-        found = replay(path)
+        found = replay(path, assemble=assemble)
         assert found.difference is None, f"seed {seed}: {found.difference}"
         assert found.num_records == len(records(path))
         num_plans += found.num_plans
@@ -61,7 +62,7 @@ def test_the_same_decisions_are_taken_again(mix: str, tmp_path: Path) -> None:
 def test_the_same_decisions_are_taken_again_in_many_scenarios(mix: str, tmp_path: Path) -> None:
     for seed in range(100, 100 + scaled(150)):
         run_scenario(scenario_of(seed, mix, tmp_path / "log"))
-        found = replay(tmp_path / "log")
+        found = replay(tmp_path / "log", assemble=assemble)
         assert found.difference is None, f"seed {seed}: {found.difference}"
 
 
@@ -84,7 +85,7 @@ def test_what_lower_tiers_answered_is_an_input(seed: int, tmp_path: Path) -> Non
 
     scenario = scenario_of(seed, "faults" if seed % 3 else "plain", tmp_path / "log", prefix_cache=True)
     run_scenario(scenario, make_caches=make_caches)
-    assert replay(tmp_path / "log").difference is None
+    assert replay(tmp_path / "log", assemble=assemble).difference is None
     assert any("match" in record.cache for record in records(tmp_path / "log"))
 
 
@@ -109,9 +110,9 @@ def test_a_changed_policy_is_noticed_and_named(name: str, tmp_path: Path, monkey
     edits, seed, words = FAULTS[name]
     mix = "interruptions" if seed % 2 else "plain"
     run_scenario(scenario_of(seed, mix, tmp_path / "log", bursts=1.0 if seed % 3 == 0 else 0.0))
-    assert replay(tmp_path / "log").difference is None
+    assert replay(tmp_path / "log", assemble=assemble).difference is None
     seed_fault(edits, monkeypatch)
-    found = replay(tmp_path / "log").difference
+    found = replay(tmp_path / "log", assemble=assemble).difference
     assert found is not None
     assert found.startswith("record ")
     assert words in found, found
@@ -137,7 +138,7 @@ def test_a_log_without_tokens_does_not_have_them(tmp_path: Path) -> None:
     is_real = True
     run_scenario(replace(scenario, config=replace(scenario.config, decision_log_tokens=True)))
     assert logged() == prompts
-    assert replay(tmp_path / "log").difference is None
+    assert replay(tmp_path / "log", assemble=assemble).difference is None
     is_named = replace(scenario.config, schedule_weights=(("tenant", 2.0),))
     run_scenario(replace(scenario, config=is_named))
     logged()  # a name that the configuration has is no secret
@@ -148,7 +149,7 @@ def test_a_log_that_was_cut_is_replayed_up_to_there(tmp_path: Path) -> None:
     run_scenario(scenario_of(6, "all", path))
     data, num_records = path.read_bytes(), len(records(path))
     path.write_bytes(data[: len(data) * 2 // 3])
-    found = replay(path)
+    found = replay(path, assemble=assemble)
     assert found.difference is None
     assert num_records // 2 < found.num_records < num_records
 
@@ -160,12 +161,12 @@ def test_a_full_file_becomes_the_older_one_and_two_are_one_log(tmp_path: Path) -
     run_scenario(scenario_of(5, "all", path, decision_log_mb=1.5 * size / 1e6))
     assert older(path).exists()
     assert len(records(path)) == num_records
-    assert replay(path).difference is None
+    assert replay(path, assemble=assemble).difference is None
     run_scenario(scenario_of(5, "all", path, decision_log_mb=0.5 * size / 1e6))
     assert path.stat().st_size + older(path).stat().st_size < 0.6 * size
     assert 0 < len(records(path)) < num_records
     with pytest.raises(ValueError, match="log must have its beginning to be replayed"):
-        replay(path)
+        replay(path, assemble=assemble)
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -185,9 +186,9 @@ def test_a_disk_that_is_full_ends_the_log_and_not_the_engine(
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("hello")
     with pytest.raises(ValueError, match="log must be a decision log of pagewood"):
-        replay(tmp_path / "log")
+        replay(tmp_path / "log", assemble=assemble)
     with pytest.raises(FileNotFoundError):
-        replay(tmp_path / "none")
+        replay(tmp_path / "none", assemble=assemble)
 
 
 TEXT = "The harbour was quiet in the morning. "
@@ -211,6 +212,6 @@ def test_decisions_of_a_real_engine_are_taken_again(name: str, tmp_path: Path) -
     with LLM(max_running=3, decision_log=str(tmp_path / "log"), **options) as llm:
         for _ in range(2):
             llm.generate([chr(65 + i) + TEXT * (10 + i) for i in range(8)], params)
-    found = replay(tmp_path / "log")
+    found = replay(tmp_path / "log", assemble=assemble)
     assert found.difference is None
     assert found.num_plans > 16

@@ -63,7 +63,7 @@ class Echo:
 
     def texts(self, name: str) -> list[str]:
         self.engine.close()
-        assert replay(self.path).difference is None
+        assert replay(self.path, assemble=assemble).difference is None
         return [f"{line.after_s:g} {line.text}" for line in why(self.path, name)]
 
 
@@ -140,7 +140,7 @@ def test_a_request_waits_for_its_tenant(echo: Callable[..., Echo]) -> None:
     here.steps()
     assert here.texts("b")[1] == "0 waited 3.000 s (3 plans): its tenant ran as much as it may"
     assert here.texts("c")[1].startswith("0 was admitted")
-    assert replay(here.path).difference is None
+    assert replay(here.path, assemble=assemble).difference is None
 
 
 def test_who_evicted_what_and_when(echo: Callable[..., Echo]) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
+from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
@@ -32,21 +33,11 @@ from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
-    MATCH_ORDERS,
-    ORDERS,
-    Ageing,
-    InBatchDeferral,
     Lending,
-    NewTokenRatio,
-    Order,
     PreemptionGuard,
     Quota,
     Quotas,
-    SkipAhead,
-    budget_named,
-    choose_victim,
     deserving,
-    order_named,
 )
 
 _log = logging.getLogger(__name__)
@@ -58,8 +49,6 @@ _SCORED_BYTES = 16 << 20
 """Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
 _MAX_MASK_HELPERS = 7
 """Threads that fill masks beside the engine's own."""
-_MAX_COMPARED = 250_000
-"""Tokens that one plan compares to find requests that repeat a prompt in progress: about half a millisecond."""
 
 
 def assemble(
@@ -77,6 +66,7 @@ def assemble(
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
     observer: Observer | None = None,
+    policies: Policies | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -94,17 +84,21 @@ def assemble(
         outbox: destination of answers.
         clock: returns monotonic seconds.
         observer: hears what is decided; None: only the decision log does, if there is one.
+        policies: of the caller's own; None: those that the configuration names.
 
     Raises:
-        ValueError: `config.schedule_policy` is unknown, or it needs watches that the cache does not have.
+        ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
+            configuration says what a policy of the caller's own decides.
         OSError: the decision log cannot be written.
     """
+    own = policies or Policies()
+    own.check(config)
     config = config.resolved()
     if config.decision_log is not None and not config.cache_history_tokens:
         config = replace(config, cache_history_tokens=_LOGGED_HISTORY)
     _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
     page_size = info.page_size
-    name = _order_name(config.schedule_policy)
+    policy = chosen(config, own, page_size=page_size)
     log = None
     if config.decision_log is not None:
         from pagewood.engine.decision_log.writer import DecisionLog  # needs msgspec
@@ -134,36 +128,29 @@ def assemble(
     )
     quotas = _quotas(config)
     waiting = WaitingQueue(
-        order=_order(config, name),
+        order=policy.order,
         kv=kv,
-        deferral=InBatchDeferral[Request](page_size=page_size, max_compared=_MAX_COMPARED)
-        if config.prefix_cache
-        else None,
+        deferral=policy.deferral,
         lending=Lending[Request]() if config.prefix_cache else None,
-        is_watching=config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
+        is_watching=policy.is_watching,
         held_back=None if quotas is None else HeldBack(quotas),
         notes=observer,
     )
-    reserve = NewTokenRatio(scale=config.schedule_conservativeness)
-    state = EngineState(waiting=waiting, rank=deserving, on_end=reserve.on_end)
+    state = EngineState(waiting=waiting, rank=deserving, on_end=policy.reserve.on_end)
     pacing = deadlines = None
     if config.target_step_s is not None or config.refuse_late:
         chunk = MeasuredChunk(config, page_size)
         pacing = Pacing(chunk)
         if config.refuse_late:
-            deadlines = Deadlines(state, kv, StepForecast(chunk, reserve, config), is_by_deadline=name == "edf")
+            assert policy.expectation is not None
+            forecast = StepForecast(chunk, policy.expectation, config)
+            deadlines = Deadlines(state, kv, forecast, is_by_deadline=policy.is_by_deadline)
     planner = Planner(
         kv=kv,
-        budget=budget_named(
-            config.mixing,
-            max_running=config.num_rows,
-            max_prefill_tokens=config.max_chunk_tokens,
-            max_prefills=config.max_prefills,
-            joint_prefill_tokens=config.joint_prefill_tokens,
-        ),
-        reserve=reserve,
-        victim=choose_victim,
-        skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
+        budget=policy.budget,
+        reserve=policy.reserve,
+        victim=policy.victim,
+        skip_ahead=policy.skip_ahead,
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
         chunk_align=config.chunk_align,
         giving_way=None
@@ -248,17 +235,6 @@ def _quotas(config: EngineConfig) -> Quotas | None:
         for one in config.quotas
     }
     return Quotas(quotas, default=quotas.pop("*", None))
-
-
-def _order(config: EngineConfig, name: str) -> Order[Request]:
-    order: Order[Request] = order_named(name, seed=config.seed, notified=True, weights=dict(config.schedule_weights))
-    return order if config.schedule_ageing_s is None else Ageing(order, after_s=config.schedule_ageing_s)
-
-
-def _order_name(name: str) -> str:
-    if name.replace("_", "-") not in ORDERS:
-        raise ValueError(f"schedule_policy must be one of {', '.join(ORDERS)}, got {name!r}")
-    return name.replace("_", "-")
 
 
 def _num_mask_helpers() -> int:

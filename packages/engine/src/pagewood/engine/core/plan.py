@@ -148,6 +148,10 @@ class Reserve(Protocol):
         """Note that requests were preempted, because memory ran out."""
         ...
 
+    def on_end(self, request: Request) -> None:
+        """Note that a request has ended, with the output that it has."""
+        ...
+
     def open(self, running: Iterable[Request], *, page_size: int, num_to_complete: int) -> StepReserve:
         """Begin a step; running requests still need `num_to_complete` pages for tokens already known."""
         ...

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Refusal
-from pagewood.engine.assemble import assemble
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.request import Request
@@ -40,20 +40,25 @@ class Replayed:
     """The first difference in words; None: every decision is the same, byte for byte."""
 
 
-def replay(path: Path) -> Replayed:
+def replay(path: Path, *, assemble: Callable[..., Engine]) -> Replayed:
     """Take the decisions of the log at `path` again, and compare them.
+
+    Args:
+        path: of the log.
+        assemble: `pagewood.engine.assemble.assemble`; an engine with policies of your own needs a `partial` of it that
+            has new ones of the same kind.
 
     Raises:
         ValueError: the log cannot be read, or its beginning was dropped.
         FileNotFoundError: there is no such file.
     """
-    return _Replay(Log.at(path)).run()
+    return _Replay(Log.at(path), assemble).run()
 
 
 class _Replay:
     """A log that is replayed: source of all inputs, and judge of all decisions."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, assemble: Callable[..., Engine]) -> None:
         header = log.header
         if header.first:
             raise ValueError(
@@ -88,7 +93,7 @@ class _Replay:
         self._num_top = np.full(config_of(header.config).num_rows, -1, np.int32)
         """By row: alternatives that are reported with each token; -1: none are."""  # contents written by: launch
         self._fetch()
-        self._engine = self._assembled()
+        self._engine = self._assembled(assemble)
 
     def run(self) -> Replayed:
         """Replay to the end, or to the first difference."""
@@ -109,13 +114,13 @@ class _Replay:
     def _is_over(self) -> bool:
         return self._following is None or self._difference is not None
 
-    def _assembled(self) -> Engine:
+    def _assembled(self, assemble: Callable[..., Engine]) -> Engine:
         header, config = self._header, config_of(self._header.config)
         info: dict[str, Any] = {**header.info, "eos_token_ids": tuple(header.info["eos_token_ids"])}
         return assemble(
             replace(config, decision_log=None),
             info=EngineInfo(**info),
-            make_runner=lambda kv: self,
+            make_runner=self._as_runner,
             make_cache=(lambda: ReplayedCache(header.info["page_size"], self._answer)) if header.has_tiers else None,
             drafting=_ReplayedDrafting(header.max_drafts, self.next_drafts) if header.max_drafts else None,
             tree=None if header.tree is None else TreeShape(*header.tree),
@@ -136,6 +141,9 @@ class _Replay:
         return () if self._record is None else [command_of(*command) for command in self._record.commands]
 
     # As a runner.
+
+    def _as_runner(self, kv: KVSpace) -> _Replay:
+        return self
 
     def launch(self, batch: Batch) -> _ReplayedStep:
         """Return a step whose result is in the log, or fail as in the log."""

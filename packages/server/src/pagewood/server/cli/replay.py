@@ -25,11 +25,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
+    from pagewood.engine.assemble import assemble
     from pagewood.engine.decision_log.replay import replay
 
     logging.disable(logging.ERROR)  # what failed when the log was written fails again
     try:
-        found = replay(options.log)
+        found = replay(options.log, assemble=assemble)
     finally:
         logging.disable(logging.NOTSET)
     if found.difference is None:
