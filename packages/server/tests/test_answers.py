@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_commands import command_of
-from pagewood.engine.api import FinishReason, Refuse, SamplingParams, Submit
+from pagewood.engine.api import Abort, FinishReason, Refuse, SamplingParams, SetPriority, Submit
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
@@ -253,8 +253,8 @@ def test_answers_are_cancelled_one_by_one(tokenizer: Tokenizer) -> None:
     link = MemoryLink(stopping=lambda: False)
     stage = TokenizerStage(tokenizer, link)
     stage.take(generate(wire.TextPrompt(text="x")), num_bytes=1)
-    stage.take(wire.Cancel(request_id="s0"), num_bytes=1)
-    stage.take(wire.Prioritize(request_id="s1", priority=4), num_bytes=1)
+    stage.take(Abort(request_id="s0"), num_bytes=1)
+    stage.take(SetPriority(request_id="s1", priority=4), num_bytes=1)
     stage.tokenize_one()
     sent = [command_of(message) for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
     assert [type(one) for one in sent] == [Submit, Refuse, Submit]
@@ -263,7 +263,7 @@ def test_answers_are_cancelled_one_by_one(tokenizer: Tokenizer) -> None:
     stage = TokenizerStage(counting, link)
     stage.take(generate(wire.TextPrompt(text="x")), num_bytes=1)
     for name in ("a", "s0", "s1"):
-        stage.take(wire.Cancel(request_id=name), num_bytes=1)
+        stage.take(Abort(request_id=name), num_bytes=1)
     stage.tokenize_one()
     sent = [command_of(message) for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
     assert [(type(one), one.request_id) for one in sent] == [(Refuse, "a"), (Refuse, "s0"), (Refuse, "s1")]

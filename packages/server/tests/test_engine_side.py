@@ -96,7 +96,7 @@ def test_commands_and_steps() -> None:
     inbox = EngineInbox(link, stopped=lambda: False)
     abort = Abort(request_id="a")
     link.send(b"rubbish")
-    link.send(wire.encode(wire.to_engine(abort)))
+    link.send(wire.encode(abort))
     assert inbox.receive(timeout_s=None) == [abort]
     assert inbox.receive(timeout_s=0) == []
     assert inbox.receive(timeout_s=0.01) == []
@@ -111,7 +111,7 @@ def test_an_engine_that_begins_paused_is_paused_before_it_gets_what_has_arrived(
     link = MemoryLink(stopping=lambda: False)
     pause, abort = Pause(request_id="pause", retract=True), Abort(request_id="a")
     inbox = EngineInbox(link, stopped=lambda: False, first=[pause])
-    link.send(wire.encode(wire.to_engine(abort)))
+    link.send(wire.encode(abort))
     assert inbox.receive(timeout_s=0) == [pause, abort]
     assert inbox.receive(timeout_s=0) == []
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import Abort, FinishReason, SamplingParams, SetPriority
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
 from pagewood.server.requests.answer_queue import Take
@@ -33,7 +33,7 @@ class Recorder:
 
         Marks, which ask a new tokenizer for a sign of life, are left out.
         """
-        signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
+        signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", Abort: "-", SetPriority: "^"}
         words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, wire.Watch | wire.Encode)]
         self.messages.clear()
         return words

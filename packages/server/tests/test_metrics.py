@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, SamplingParams
+from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, SamplingParams
 from pagewood.engine.observe.histogram import Histogram
 from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
@@ -283,7 +283,7 @@ def test_every_end_is_counted_once() -> None:
     (account,) = metrics.accounts
     assert account.num_ended == {"abort": 1, "error": 1, "refused": 1, "stop": 1}
     assert sum(account.first_token_s.counts) == sum(account.request_s.counts) == 1
-    metrics.submitted(wire.Flush(request_id="flush"))
+    metrics.submitted(Flush(request_id="flush"))
     assert metrics.num_open == 0
 
 

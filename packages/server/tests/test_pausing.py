@@ -13,6 +13,7 @@ import pytest
 
 from engine_commands import command_of
 from pagewood.engine.api import (
+    Abort,
     Command,
     Flush,
     Pause,
@@ -218,15 +219,15 @@ def test_a_pause_does_not_overtake_a_prompt_that_is_not_tokenized_yet(tokenizer:
     for name in ("a", "b", "c"):
         generate = wire.Generate(request_id=name, prompt=wire.TextPrompt(text="Hi"), sampling=SamplingParams())
         stage.take(generate, num_bytes=9)
-    stage.take(wire.Hold(request_id="a", mode="in_place"), num_bytes=9)
-    stage.take(wire.Hold(request_id="b", mode="retract"), num_bytes=9)
-    stage.take(wire.Hold(request_id="b", mode="resume"), num_bytes=9)
-    stage.take(wire.Hold(request_id="c", mode="retract"), num_bytes=9)
-    stage.take(wire.Cancel(request_id="c"), num_bytes=9)
+    stage.take(PauseRequest(request_id="a"), num_bytes=9)
+    stage.take(PauseRequest(request_id="b", retract=True), num_bytes=9)
+    stage.take(ResumeRequest(request_id="b"), num_bytes=9)
+    stage.take(PauseRequest(request_id="c", retract=True), num_bytes=9)
+    stage.take(Abort(request_id="c"), num_bytes=9)
     assert not outbox.commands
     for _ in range(3):
         stage.tokenize_one()
-    stage.take(wire.Hold(request_id="a", mode="retract"), num_bytes=9)
+    stage.take(PauseRequest(request_id="a", retract=True), num_bytes=9)
     assert [type(command) for command in outbox.commands] == [
         Submit, PauseRequest, Submit, ResumeRequest, Refuse, PauseRequest, PauseRequest
     ]  # fmt: skip
@@ -245,13 +246,13 @@ def test_a_pause_does_not_overtake_a_prompt_that_is_not_tokenized_yet(tokenizer:
     ],
 )
 def test_commands_travel_as_they_are(command: Command) -> None:
-    (found,) = wire.read(wire.engine_commands, [wire.encode(wire.to_engine(command))])
+    (found,) = wire.read(wire.engine_commands, [wire.encode(command)])
     assert command_of(found) == command
 
 
 def test_a_retention_out_of_range_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     retain = {"request_id": "a", "tokens": b"", "seconds": -1.0}
-    assert list(wire.read(wire.engine_commands, [wire.encode({"type": "retain", "command": retain})])) == []
+    assert list(wire.read(wire.engine_commands, [wire.encode({"type": "retain", **retain})])) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaving_client import Client
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import FinishReason, PauseRequest, ResumeRequest, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
@@ -88,12 +88,12 @@ def test_what_was_not_answered_is_sent_again_when_the_engine_is_back() -> None:
     live.resume()
     again = sender.sent()
     for old, new in zip(first[1:], again, strict=True):
-        assert not set(old.request_ids) & set(new.request_ids)
+        assert not set(wire.ids_of(old)) & set(wire.ids_of(new))
         names = {"request_id": old.request_id, "sibling_ids": old.sibling_ids}
         assert msgspec.structs.replace(new, **names) == old  # also the seed
     live.take(answer("b", finish=FinishReason.LENGTH))  # a late answer of the dead engine
     assert heard(fresh) == []
-    for index, name in enumerate((*again[0].request_ids, *again[1].request_ids)):
+    for index, name in enumerate((*wire.ids_of(again[0]), *wire.ids_of(again[1]))):
         live.take(answer(name, finish=FinishReason.LENGTH))
         assert heard(fresh) == [f"{index} t"]
     assert (live.num_live, live.num_ending, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 3, 1)
@@ -116,7 +116,7 @@ def test_answers_that_have_ended_are_kept_and_the_others_begin_again() -> None:
     assert heard(group) == ["again [1]"]
     assert (live.num_live, live.num_ending) == (3, 1)  # the second a is cancelled at once: it keeps its place for seeds
     live.take(answer("a1"))  # late, of the dead engine
-    for name in (*again[0].request_ids, again[1].request_id):
+    for name in (*wire.ids_of(again[0]), again[1].request_id):
         live.take(answer(name, finish=FinishReason.LENGTH))
     assert heard(group) == ["1 t", "2 t", "4 t"]
     assert (live.num_live, live.num_ending) == (0, 0)
@@ -133,7 +133,7 @@ def test_metrics_count_a_request_that_is_sent_again_once() -> None:
     live.resume()
     (again,) = sender.sent()[1:]
     assert metrics.num_open == 2
-    for name in again.request_ids:
+    for name in wire.ids_of(again):
         metrics.answered(answer(name, finish=FinishReason.LENGTH))
         live.take(answer(name, finish=FinishReason.LENGTH))
     (account,) = metrics.accounts
@@ -264,8 +264,8 @@ def test_a_pause_that_died_with_a_tokenizer_is_sent_again() -> None:
     assert live.hold("a", "retract") == live.hold("b", "resume") == 1
     sender.messages.clear()
     live.tokenizer_lost(0)
-    found = [message for message in sender.messages if isinstance(message, wire.Hold)]
-    assert found == [wire.Hold(request_id="a", mode="retract"), wire.Hold(request_id="b", mode="resume")]
+    found = [message for message in sender.messages if isinstance(message, PauseRequest | ResumeRequest)]
+    assert found == [PauseRequest(request_id="a", retract=True), ResumeRequest(request_id="b")]
 
 
 def test_a_group_between_two_steps_can_be_paused() -> None:

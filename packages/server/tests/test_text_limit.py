@@ -34,20 +34,20 @@ class Watching:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def watched(tokenizer: Tokenizer, message: wire.NewRequest) -> tuple[Any, list[int]]:
+def watched(tokenizer: Tokenizer, message: wire.WithPrompt) -> tuple[Any, list[int]]:
     """Return the command for a message, and the lengths of what was encoded for it."""
     watching: Any = Watching(tokenizer)
     (found,) = commands(watching, message)
     return found, watching.lengths
 
 
-def messages(text: str, **options: Any) -> list[wire.NewRequest]:
+def messages(text: str, **options: Any) -> list[wire.WithPrompt]:
     """Return a message of each kind."""
     prompt = wire.TextPrompt(text=text)
     return [
         wire.Encode(request_id="a", prompt=prompt, **options),
         wire.Encode(request_id="a", prompt=wire.ChatPrompt(messages=({"role": "user", "content": text},)), **options),
-        wire.Retain(request_id="a", prompt=prompt, seconds=1.0, **options),
+        wire.RetainText(request_id="a", prompt=prompt, seconds=1.0, **options),
         wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(), **options),
     ]
 

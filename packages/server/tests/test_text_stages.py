@@ -49,10 +49,9 @@ def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
     )
 
 
-def command(tokenizer: Tokenizer, message: wire.NewRequest | wire.Cancel | wire.Prioritize | wire.Hold) -> Command:
+def command(tokenizer: Tokenizer, message: wire.WithPrompt) -> Command:
     """Return the engine's command for a message about one answer."""
     (only,) = commands(tokenizer, message)
-    assert not isinstance(only, wire.ProfileCommand)
     return only
 
 
@@ -62,9 +61,6 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     assert np.frombuffer(submit.tokens, "<i4").tolist() == tokenizer.encode("héllo").tolist()
     assert (submit.priority, submit.deadline_s, submit.tenant) == (3, 9.5, "t")
     assert wire.text_options.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
-    assert command(tokenizer, wire.Cancel(request_id="a")) == Abort(request_id="a")
-    prioritize = wire.Prioritize(request_id="a", priority=-2)
-    assert command(tokenizer, prioritize) == SetPriority(request_id="a", priority=-2)
 
 
 def test_bad_prompts_are_refused(tokenizer: Tokenizer) -> None:
@@ -255,7 +251,7 @@ def test_lone_surrogates_of_a_template_can_be_reported(
     refuse = command(Tokenizer.from_folder(tmp_path / "model"), message)
     assert isinstance(refuse, Refuse)
     assert refuse.refusal.code == code
-    assert wire.encode(wire.to_engine(refuse))
+    assert wire.encode(refuse)
 
 
 def panicking() -> Tokenizer:
@@ -395,8 +391,8 @@ def test_a_long_prompt_does_not_hold_up_a_short_one(tokenizer: Tokenizer) -> Non
     assert counting.started.wait(60)
     stage.send(prompt("short", "d"))
     assert sorted(command.request_id for command in stage.receive(2)) == ["longer", "short"]
-    stage.send(wire.Prioritize(request_id="long", priority=7), wire.Cancel(request_id="next"))
-    stage.send(wire.Prioritize(request_id="short", priority=3))  # in the engine by now
+    stage.send(SetPriority(request_id="long", priority=7), Abort(request_id="next"))
+    stage.send(SetPriority(request_id="short", priority=3))  # in the engine by now
     assert stage.receive(1) == [SetPriority(request_id="short", priority=3)]
     counting.may_go_on.set()
     long, cancelled = stage.receive(2)
@@ -404,7 +400,7 @@ def test_a_long_prompt_does_not_hold_up_a_short_one(tokenizer: Tokenizer) -> Non
     assert long.priority == 7
     assert isinstance(cancelled, Refuse)
     assert (cancelled.request_id, cancelled.refusal.code) == ("next", "cancelled")
-    stage.send(wire.Cancel(request_id="long"))
+    stage.send(Abort(request_id="long"))
     assert stage.receive(1) == [Abort(request_id="long")]
     stage.stop()
     assert sorted(counting.encoded) == [1, 20_004, 300_000]  # what was cancelled in its queue is not encoded
@@ -416,7 +412,7 @@ def test_a_request_cancelled_while_it_is_tokenized_does_not_reach_the_engine(tok
     stage.start()
     stage.send(prompt("long", "wait" + "a" * 20_000))
     assert counting.started.wait(60)
-    stage.send(wire.Cancel(request_id="long"), prompt("short", "d"))
+    stage.send(Abort(request_id="long"), prompt("short", "d"))
     assert [command.request_id for command in stage.receive(1)] == ["short"]  # the cancellation was read before it
     counting.may_go_on.set()
     (ended,) = stage.receive(1)
@@ -429,7 +425,7 @@ def test_a_prompt_cancelled_before_it_is_started_is_not_tokenized(tokenizer: Tok
     stage = Stage(counting)
     for name in ("a", "b", "c"):
         stage.send(prompt(name, "x" * 100))
-    stage.send(wire.Cancel(request_id="a"), wire.Cancel(request_id="c"))
+    stage.send(Abort(request_id="a"), Abort(request_id="c"))
     stage.start()
     commands = {command.request_id: command for command in stage.receive(3)}
     stage.stop()

@@ -117,7 +117,7 @@ PROMPT = (
 
 @given(command=COMMAND)
 def test_commands(command: Command) -> None:
-    frame = wire.encode(wire.to_engine(command))
+    frame = wire.encode(command)
     (message,) = wire.read(wire.engine_commands, [frame])
     assert command_of(message) == command
 
@@ -168,27 +168,27 @@ def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str
         request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo,
         prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
     )  # fmt: skip
-    cancel = wire.Cancel(request_id="a")
-    prioritize = wire.Prioritize(request_id="a", priority=-3)
+    cancel = Abort(request_id="a")
+    prioritize = SetPriority(request_id="a", priority=-3)
     frames = [wire.encode(generate), wire.encode(prioritize), wire.encode(cancel)]
     assert list(wire.read(wire.to_tokenizer, frames)) == [generate, prioritize, cancel]
 
 
 @pytest.mark.parametrize("decoder", [wire.to_tokenizer, wire.engine_commands, wire.from_engine, wire.to_http])
-def test_invalid_frames_are_dropped(decoder: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    cancel = wire.Cancel(request_id="a")
+def test_invalid_frames_are_dropped(decoder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cancel = Abort(request_id="a")
     wrong = [
         pickle.dumps(cancel.request_id),
-        pickle.dumps({"type": "cancel"}),
+        pickle.dumps({"type": "abort"}),
         b"",
         b"\x81" * 100_000,  # nested too deeply to be read
-        wire.encode({"type": "cancel"}),
-        wire.encode({"type": "submit", "command": {"request_id": "a", "tokens": b"", "sampling": {"max_tokens": 0}}}),
+        wire.encode({"type": "abort"}),
+        wire.encode({"type": "submit", "request_id": "a", "tokens": b"", "sampling": {"max_tokens": 0}}),
     ]
     good = wire.encode(wire.Answers(()))
     expected = [wire.Answers(())] if decoder is wire.to_http else []
     assert list(wire.read(decoder, [*wrong, good])) == expected
-    assert capsys.readouterr().err.count("dropped a malformed message") == len(wrong) + (not expected)
+    assert caplog.text.count("dropped a malformed message") == len(wrong) + (not expected)
 
 
 def test_no_source_uses_pickle() -> None:

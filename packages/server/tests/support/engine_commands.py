@@ -1,4 +1,4 @@
-"""The engine's commands in messages of the tokenizers."""
+"""The engine's commands among the messages of the tokenizers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pagewood.server.messages import wire
 
 
 def command_of(message: wire.ToEngine) -> Command:
-    """Return the command that a message holds; it must hold one."""
-    assert not isinstance(message, wire.ProfileCommand | wire.Watch)
-    return message.command
+    """Return a message that is a command of the engine."""
+    assert not isinstance(message, wire.Profile | wire.Watch)
+    return message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -365,8 +365,7 @@ class Refusal:
     """With the code `context_length_exceeded`: the lengths, for protocols with words of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
 
     Requests share cached prefixes only within a `namespace`. Higher `priority` goes first. The engine does not read
@@ -376,7 +375,7 @@ class Submit:
 
     request_id: str
     tokens: bytes
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None
     priority: int = 0
     deadline_s: float | None = None
@@ -418,15 +417,13 @@ def _check_retention(name: str, seconds: float) -> None:
         raise ValueError(f"{name} must be >= 0 and finite, got {seconds}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """End a request now, in any state. An unknown or finished `request_id` is not an error."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetPriority:
+class SetPriority(msgspec.Struct, frozen=True, kw_only=True, tag="set_priority"):
     """Change the priority of a request, waiting or running, from the next step on.
 
     The priority of a waiting request decides when it is admitted, that of a running one which request is preempted when
@@ -437,8 +434,7 @@ class SetPriority:
     priority: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
     """A request that failed before it reached the engine; the answer is a `Delta` with this refusal, sent in order."""
 
     request_id: str
@@ -446,8 +442,7 @@ class Refuse:
     carry: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flush:
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
     """Drop all cached KV that no request uses, on the device and in the host cache; a disk cache keeps what it has.
 
     The answer is a `Delta` that ends with `stop`; its `num_cached_tokens` are those that were dropped from the device.
@@ -459,8 +454,7 @@ class Flush:
     `Abort` with its id takes it back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retain:
+class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
     """Say for how long a text that is cached is likely to return, as `Submit.retain_s` does for that of a request.
 
     With 0 seconds it is done. What follows it in the cache stays, so a conversation that was continued from it loses
@@ -482,8 +476,7 @@ class Retain:
         _check_retention("seconds", self.seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     """Launch no step until `Resume`; new requests are queued meanwhile. The answer is a `Delta` that ends with `stop`.
 
     No request is ended unless `abort` asks for it, and paused requests go on where they stopped.
@@ -497,15 +490,13 @@ class Pause:
     """Whether all requests are ended first, as by an `Abort` of each; their answers come before that of this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
     """Launch steps again, but not of requests that were paused alone. The answer is a `Delta` that ends with `stop`."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseRequest:
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="pause_request"):
     """Compute nothing for one request until `ResumeRequest`, in any state; the engine goes on with all others.
 
     The request keeps its age and what it has answered, and no limit of the queue applies to it from now on. An unknown
@@ -518,8 +509,7 @@ class PauseRequest:
     keeps its memory until other requests lack it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRequest:
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume_request"):
     """Go on with a request that was paused alone. A request that is not paused is not an error; there is no answer."""
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: requests that differ in their ids and seeds only. Standard library only.
+"""Several answers to one prompt: requests that differ in their ids and seeds only. Standard library and msgspec only.
 
 The engine knows nothing of it. It computes a prompt that several requests share once: it parks the later ones until the
 KV of the first is published.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+
+import msgspec
 
 from pagewood.engine.api import Submit
 
@@ -51,7 +53,7 @@ def fan_out(submit: Submit, request_ids: Sequence[str], *, carry: bytes = b"") -
         if sampling.seed is not None:
             assert submit.sampling.seed is not None
             sampling = replace(sampling, seed=answer_seed(submit.sampling.seed, index))
-        siblings.append(replace(submit, request_id=request_id, sampling=sampling, carry=carry))
+        siblings.append(msgspec.structs.replace(submit, request_id=request_id, sampling=sampling, carry=carry))
     return [submit, *siblings]
 
 

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from hashlib import blake2b
 from typing import Any, cast, get_args
 
+import msgspec
 import numpy as np
 
 from pagewood.engine import api
@@ -85,7 +86,7 @@ def plain_command(command: Command, answer: Delta | None, renaming: Renaming) ->
             if refusal is not None and refusal.param in _DROPPED and refusal.code != "context_length_exceeded":
                 refusal = replace(refusal, message="")
                 return _plain_fields(Refuse(request_id=command.request_id, refusal=refusal))
-            command = replace(
+            command = msgspec.structs.replace(
                 command,
                 tokens=renaming.tokens(command.tokens),
                 sampling=_without_text(command.sampling, renaming),
@@ -93,7 +94,7 @@ def plain_command(command: Command, answer: Delta | None, renaming: Renaming) ->
                 carry=b"",
             )
         case Refuse():
-            command = replace(command, refusal=replace(command.refusal, message=""), carry=b"")
+            command = msgspec.structs.replace(command, refusal=replace(command.refusal, message=""), carry=b"")
         case _:
             pass
     return _plain_fields(command)
@@ -154,12 +155,23 @@ def _without_text(sampling: SamplingParams, renaming: Renaming) -> SamplingParam
 
 def _plain_fields(value: Any) -> tuple[str, dict[str, Any]]:
     found: dict[str, Any] = {}
-    for field in fields(value):
-        own = getattr(value, field.name)
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        if own != default:
-            found[field.name] = _plain(own)
+    for name, default in _defaults(cast("type[Any]", type(value))).items():
+        own = getattr(value, name)
+        if own != (default() if callable(default) else default):
+            found[name] = _plain(own)
     return type(value).__name__, found
+
+
+def _defaults(made: type[Any]) -> Mapping[str, Any]:
+    """Return the fields of a dataclass or a struct, each with its default, or what makes it."""
+    if is_dataclass(made):
+        return {
+            one.name: one.default if one.default_factory is MISSING else one.default_factory for one in fields(made)
+        }
+    return {
+        one.name: one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory
+        for one in msgspec.structs.fields(made)
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -173,11 +185,10 @@ def _plain(value: Any) -> Any:
 
 def _object_of(name: str, values: Mapping[str, Any]) -> Any:
     made = getattr(api, name, None)
-    if not isinstance(made, type) or not is_dataclass(made):
+    if not isinstance(made, type) or not (is_dataclass(made) or issubclass(made, msgspec.Struct)):
         raise ValueError(f"the log must have what this version knows, got {name!r}")
-    known = {field.name for field in fields(made)}
-    if not known.issuperset(values):
-        raise ValueError(f"{name} must have fields that this version knows, got {', '.join(set(values) - known)}")
+    if unknown := values.keys() - _defaults(cast("type[Any]", made)).keys():
+        raise ValueError(f"{name} must have fields that this version knows, got {', '.join(sorted(unknown))}")
     return made(**{key: _value_of(value) for key, value in values.items()})
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from pagewood.engine.api import FinishReason, Refusal, Submit
@@ -109,7 +110,7 @@ class BeamSearches:
         return [one.result() for one in self._searches]
 
     def _with_output(self, submit: Submit, num_output: int) -> Submit:
-        return replace(submit, num_output=num_output) if self._params.changes_logits else submit
+        return msgspec.structs.replace(submit, num_output=num_output) if self._params.changes_logits else submit
 
 
 class _Text:

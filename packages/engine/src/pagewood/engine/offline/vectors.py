@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,7 +73,10 @@ class VectorRequests:
                 tokens[index] = one = with_end(np.frombuffer(one, "<i4"), self._recipe.end_token).tobytes()
             if len(one) // 4 > self._max_tokens:
                 raise ValueError(f"prompts[{index}] must have at most {self._max_tokens} tokens, got {len(one) // 4}")
-        return [replace(submit, pooling=pooling) for submit in self._arguments.submits(tokens, None, priority)]
+        return [
+            msgspec.structs.replace(submit, pooling=pooling)
+            for submit in self._arguments.submits(tokens, None, priority)
+        ]
 
     def of_query(
         self, query: str, documents: Sequence[str], instruction: str | None, priority: object, *, top_n: int | None

@@ -37,7 +37,7 @@ class Caller:
         Raises:
             ApiError: its priority is higher than the caller's highest.
         """
-        if isinstance(message, wire.Retain):
+        if isinstance(message, wire.RetainText):
             return msgspec.structs.replace(message, namespace=namespace_of(self.tenant, message.namespace))
         if not isinstance(message, wire.Generate):
             return message

@@ -2,13 +2,14 @@
 
     HTTP --ToTokenizer--> tokenizer --ToEngine--> engine --FromEngine--> detokenizer --ToHttp--> HTTP
 
-The types of the engine (`pagewood.engine.api`) are sent as they are, inside a struct that carries their tag.
+The commands and answers of the engine (`pagewood.engine.api`) are sent as they are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,27 +19,24 @@ from pagewood.engine.api import (
     Delta,
     Explanation,
     FinishReason,
+    Flush,
+    Pause,
     PauseRequest,
     PoolingParams,
     Refusal,
-    Refuse,
     RequestTimings,
+    Resume,
     ResumeRequest,
     SamplingParams,
     SetPriority,
-    Submit,
 )
-from pagewood.engine.api import Flush as EngineFlush
-from pagewood.engine.api import Pause as EnginePause
-from pagewood.engine.api import Resume as EngineResume
-from pagewood.engine.api import Retain as EngineRetain
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.text import Part
 from pagewood.engine.text import PartKind as PartKind
 from pagewood.server.messages.measurement import Measurement
-from pagewood.server.observe.logs import announce
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
@@ -169,26 +167,8 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     max_length: int | None = None
     """Longest text of the model, in tokens. The prompt may be longer."""
 
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
 
-
-class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
-    """Drop the cached KV that no request uses. The answer's `num_cached_tokens` are those that were dropped."""
-
-    request_id: str
-    when_idle: bool = False
-    """Whether to wait until no request is left."""
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
-
-
-class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
+class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
     """Keep a text cached for some seconds, or drop it. The answer has that many `num_cached_tokens`."""
 
     request_id: str
@@ -198,37 +178,6 @@ class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
     max_length: int | None = None
     """Longest text of the model, in tokens. The prompt may be longer."""
 
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
-
-
-class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
-    """Launch no step until `Resume`."""
-
-    request_id: str
-    retract: bool = False
-    """Whether running requests give their memory back."""
-    abort: bool = False
-    """Whether all requests are ended first."""
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
-
-
-class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """Launch steps again."""
-
-    request_id: str
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
-
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     """Record what the engine does for some seconds; the answer comes when the file of the profile is written."""
@@ -237,33 +186,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     """Also the name of the file, in the folder of the sockets."""
     seconds: float
 
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Its id, as the only one."""
-        return (self.request_id,)
+
+WithPrompt = Generate | Encode | RetainText
+"""Messages whose prompt is tokenized."""
+NewRequest = WithPrompt | Profile | Flush | Pause | Resume
 
 
-NewRequest = Generate | Encode | Flush | Pause | Resume | Retain | Profile
-
-
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """End a request in any stage."""
-
-    request_id: str
-
-
-class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
-    """Change the priority of a request in any stage."""
-
-    request_id: str
-    priority: int
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
-    """Pause one request in any stage, or go on with it."""
-
-    request_id: str
-    mode: Literal["in_place", "retract", "resume"]
+def ids_of(message: NewRequest) -> tuple[str, ...]:
+    """Return the ids of the requests that a message begins."""
+    return message.request_ids if isinstance(message, Generate) else (message.request_id,)
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
@@ -276,7 +207,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     """Ids of requests that snapshots have even if they are far back in the queue."""
 
 
-ToTokenizer = NewRequest | Cancel | Prioritize | Hold | Watch
+ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,113 +233,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: the answer is plain text."""
 
 
-class SubmitCommand(msgspec.Struct, frozen=True, tag="submit"):
-    """Holds a `Submit`."""
-
-    command: Submit
-
-
-class AbortCommand(msgspec.Struct, frozen=True, tag="abort"):
-    """Holds an `Abort`."""
-
-    command: Abort
-
-
-class PriorityCommand(msgspec.Struct, frozen=True, tag="priority"):
-    """Holds a `SetPriority`."""
-
-    command: SetPriority
-
-
-class RefuseCommand(msgspec.Struct, frozen=True, tag="refuse"):
-    """Holds a `Refuse`."""
-
-    command: Refuse
-
-
-class FlushCommand(msgspec.Struct, frozen=True, tag="flush"):
-    """Holds the engine's `Flush`."""
-
-    command: EngineFlush
-
-
-class PauseCommand(msgspec.Struct, frozen=True, tag="pause"):
-    """Holds the engine's `Pause`."""
-
-    command: EnginePause
-
-
-class ResumeCommand(msgspec.Struct, frozen=True, tag="resume"):
-    """Holds the engine's `Resume`."""
-
-    command: EngineResume
-
-
-class PauseRequestCommand(msgspec.Struct, frozen=True, tag="pause_request"):
-    """Holds a `PauseRequest`."""
-
-    command: PauseRequest
-
-
-class ResumeRequestCommand(msgspec.Struct, frozen=True, tag="resume_request"):
-    """Holds a `ResumeRequest`."""
-
-    command: ResumeRequest
-
-
-class RetainCommand(msgspec.Struct, frozen=True, tag="retain"):
-    """Holds the engine's `Retain`."""
-
-    command: EngineRetain
-
-
-class ProfileCommand(msgspec.Struct, frozen=True, tag="profile"):
-    """A `Profile`, for the engine process; the engine does not see it."""
-
-    request_id: str
-    seconds: float
-
-
-EngineCommand = (
-    SubmitCommand
-    | AbortCommand
-    | PriorityCommand
-    | RefuseCommand
-    | FlushCommand
-    | PauseCommand
-    | ResumeCommand
-    | PauseRequestCommand
-    | ResumeRequestCommand
-    | RetainCommand
-)
-ToEngine = EngineCommand | ProfileCommand | Watch
-
-
-def to_engine(command: Command | ProfileCommand) -> ToEngine:
-    """Return the struct that carries `command`."""
-    match command:
-        case ProfileCommand():
-            return command
-        case Submit():
-            return SubmitCommand(command)
-        case Abort():
-            return AbortCommand(command)
-        case SetPriority():
-            return PriorityCommand(command)
-        case Refuse():
-            return RefuseCommand(command)
-        case EngineFlush():
-            return FlushCommand(command)
-        case EnginePause():
-            return PauseCommand(command)
-        case EngineResume():
-            return ResumeCommand(command)
-        case PauseRequest():
-            return PauseRequestCommand(command)
-        case ResumeRequest():
-            return ResumeRequestCommand(command)
-        case EngineRetain():
-            return RetainCommand(command)
+ToEngine = Command | Profile | Watch
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -584,4 +409,4 @@ def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterat
         try:
             yield decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            announce(f"dropped a malformed message of {len(frame)} bytes: {error}")
+            _log.error("dropped a malformed message of %d bytes: %s", len(frame), error)

@@ -132,7 +132,7 @@ class RequestMetrics:
             return
         now_s, account = self._clock(), self._account(message)
         context = None if self._tracer is None else self._tracer.begin(message)
-        for request_id in message.request_ids:
+        for request_id in wire.ids_of(message):
             self._open[request_id] = Timing(
                 request_id=request_id,
                 account=account,
@@ -140,7 +140,7 @@ class RequestMetrics:
                 max_tokens=message.sampling.max_tokens,
                 context=context,
             )
-        self.num_answers.add(len(message.request_ids))
+        self.num_answers.add(len(wire.ids_of(message)))
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
         """Go on with a request under another id; it is sent again, because a process died.

@@ -192,6 +192,6 @@ def _asked(message: wire.Generate) -> dict[str, AttributeValue]:
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
         "gen_ai.request.seed": sampling.seed,
-        "gen_ai.request.choice.count": len(message.request_ids),
+        "gen_ai.request.choice.count": len(wire.ids_of(message)),
     }
     return {name: value for name, value in found.items() if value is not None}

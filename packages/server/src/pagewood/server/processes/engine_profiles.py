@@ -61,7 +61,7 @@ class Profiles:
         """How long the present profile still takes; infinity if there is none."""
         return inf if self._running is None else max(0.0, self._ends_s - self._clock())
 
-    def begin(self, command: wire.ProfileCommand) -> None:
+    def begin(self, command: wire.Profile) -> None:
         """Begin a profile, or refuse it; called in the engine's thread."""
         if self._running is not None or (self._writer is not None and self._writer.is_alive()):
             self._refuse(command.request_id, "a profile is being taken; wait for its end", "profile_running")

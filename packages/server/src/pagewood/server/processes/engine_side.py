@@ -284,14 +284,14 @@ class EngineInbox:
         self._first = ()
         for message in wire.read(wire.engine_commands, frames):
             match message:
-                case wire.ProfileCommand():
+                case wire.Profile():
                     if self._profiles is not None:
                         self._profiles.begin(message)
                 case wire.Watch():
                     if self._snapshots is not None:
                         self._snapshots.watch(message)
                 case _:
-                    found.append(message.command)
+                    found.append(message)
         return found
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from pagewood.engine.api import Abort, PauseRequest, ResumeRequest, SetPriority
 from pagewood.server.http.current import current_exchange
 from pagewood.server.http.errors import (
     ApiError,
@@ -198,7 +199,7 @@ class LiveRequests:
             raise unavailable("The server is shutting down.", code="shutting_down")
         caller = Caller(is_admin=True) if is_probe else current_caller()
         prompts = _stamped(caller, prompts)
-        num_requests = max(room, sum(len(prompt.request_ids) for prompt in prompts))
+        num_requests = max(room, sum(len(wire.ids_of(prompt)) for prompt in prompts))
         if num_requests > self._limit:
             is_several = num_requests > len(prompts)
             param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
@@ -225,7 +226,7 @@ class LiveRequests:
         if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
             caller.quota.admit()
             group.quota = caller.quota
-        group.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
+        group.engine_ids += [request_id for prompt in prompts for request_id in wire.ids_of(prompt)]
         group.num_repeats_left = 0 if is_probe else self._max_retries
         self._keep(group, prompts, num_bytes)
         self._send(group, prompts, frames)
@@ -239,7 +240,7 @@ class LiveRequests:
         If a process has died since then, they are sent when the server is ready.
         """
         assert not group.open_ids
-        assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
+        assert sum(len(wire.ids_of(prompt)) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
         if group.is_paused:
@@ -291,7 +292,7 @@ class LiveRequests:
         ]
         for request_id, request in named:
             if request.tokenizer != HELD:
-                message = wire.Prioritize(request_id=request_id, priority=priority)
+                message = SetPriority(request_id=request_id, priority=priority)
                 self._tokenizers[request.tokenizer].send(wire.encode(message))
         for group in {request.group for _, request in named}:
             if group.repeat is not None:
@@ -460,7 +461,7 @@ class LiveRequests:
             if self._watch is not None:
                 self._watch.submitted(prompt)
             tokenizer = HELD if group in self._held else self._dispatch(prompt, frame)
-            for request_id in prompt.request_ids:
+            for request_id in wire.ids_of(prompt):
                 self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
                 group.open_ids.add(request_id)
 
@@ -496,13 +497,13 @@ class LiveRequests:
         prompts: list[wire.Generate | wire.Encode] = []
         restarted: set[int] = set()
         for prompt in repeat.prompts:
-            is_open = [request_id in live for request_id in prompt.request_ids]
-            if not any(is_lost(live[request_id]) for request_id in prompt.request_ids if request_id in live):
+            is_open = [request_id in live for request_id in wire.ids_of(prompt)]
+            if not any(is_lost(live[request_id]) for request_id in wire.ids_of(prompt) if request_id in live):
                 prompts += [prompt] if any(is_open) else []
                 continue
-            new_ids = [new_request_id("req") for _ in prompt.request_ids]
+            new_ids = [new_request_id("req") for _ in wire.ids_of(prompt)]
             group.engine_ids += new_ids
-            for request_id, new_id in zip(prompt.request_ids, new_ids, strict=True):
+            for request_id, new_id in zip(wire.ids_of(prompt), new_ids, strict=True):
                 if request_id in live:
                     request = self._rename(request_id, new_id)
                     restarted |= {request.index} if request.answered else set()
@@ -530,7 +531,7 @@ class LiveRequests:
         group.num_repeats_left -= 1
         for prompt, frame in zip(prompts, _frames(prompts), strict=True):
             tokenizer = self._dispatch(prompt, frame)
-            for request_id in prompt.request_ids:
+            for request_id in wire.ids_of(prompt):
                 if request_id in self._live:
                     self._live[request_id].tokenizer = tokenizer
                     self._incidents.num_retried += 1
@@ -609,11 +610,16 @@ class LiveRequests:
         self._forecast.dropped(request_id)
         if tokenizer == HELD:
             return
-        self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
+        self._tokenizers[tokenizer].send(wire.encode(Abort(request_id=request_id)))
 
     def _send_hold(self, request_id: str, tokenizer: int, mode: HoldMode) -> None:
         if tokenizer != HELD:
-            self._tokenizers[tokenizer].send(wire.encode(wire.Hold(request_id=request_id, mode=mode)))
+            hold = (
+                ResumeRequest(request_id=request_id)
+                if mode == "resume"
+                else PauseRequest(request_id=request_id, retract=mode == "retract")
+            )
+            self._tokenizers[tokenizer].send(wire.encode(hold))
 
     def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
         if self._watch is not None:

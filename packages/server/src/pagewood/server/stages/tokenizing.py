@@ -20,13 +20,10 @@ from pagewood.engine.api import (
     MAX_BAD_WORD_TOKENS,
     Abort,
     Command,
-    Flush,
     Overflow,
-    Pause,
     PauseRequest,
     Refusal,
     Refuse,
-    Resume,
     ResumeRequest,
     Retain,
     SamplingParams,
@@ -53,7 +50,7 @@ HUGE_BYTES = 1 << 20
 MAX_PIECES = 8_192
 """Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
 
-_Command = Command | wire.ProfileCommand
+_Command = Command | wire.Profile
 """What a tokenizer sends to the engine process."""
 
 logger = logging.getLogger(__name__)
@@ -77,19 +74,21 @@ def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stop
 class _Pending:
     """A prompt that is not tokenized yet, and what happened to its requests meanwhile."""
 
-    message: wire.NewRequest
+    message: wire.WithPrompt
     num_bytes: int
     cancelled: set[str] = field(default_factory=set[str])  # written by: take
     """Ids of its requests that were cancelled."""
     priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
     """Newest priorities of those of its requests whose priority changed, by id."""
-    holds: dict[str, wire.Hold] = field(default_factory=dict[str, wire.Hold])  # written by: take
+    holds: dict[str, PauseRequest | ResumeRequest] = field(
+        default_factory=dict[str, PauseRequest | ResumeRequest]
+    )  # written by: take
     """Newest pauses and resumptions of its requests, by id; the engine gets them behind the request."""
 
     @property
     def is_cancelled(self) -> bool:
         """Whether all its requests were cancelled."""
-        return len(self.cancelled) == len(self.message.request_ids)
+        return len(self.cancelled) == len(wire.ids_of(self.message))
 
 
 class TokenizerStage:
@@ -120,22 +119,22 @@ class TokenizerStage:
         """Accept a message of `num_bytes`: queue a new request, or change one that is queued or in the engine."""
         with self._lock:
             match message:
-                case wire.Generate() | wire.Encode() | wire.Retain():
+                case wire.Generate() | wire.Encode() | wire.RetainText():
                     pending = _Pending(message=message, num_bytes=num_bytes)
-                    self._pending.update(dict.fromkeys(message.request_ids, pending))
+                    self._pending.update(dict.fromkeys(wire.ids_of(message), pending))
                     lane = sum(num_bytes > longest for longest in LANE_BYTES)
                     (self._lane(lane).put if lane else self._short.append)(pending)
-                case wire.Cancel() if message.request_id in self._pending:
+                case Abort() if message.request_id in self._pending:
                     self._pending[message.request_id].cancelled.add(message.request_id)
-                case wire.Prioritize() if message.request_id in self._pending:
+                case SetPriority() if message.request_id in self._pending:
                     self._pending[message.request_id].priorities[message.request_id] = message.priority
-                case wire.Hold() if message.request_id in self._pending:
+                case PauseRequest() | ResumeRequest() if message.request_id in self._pending:
                     self._pending[message.request_id].holds[message.request_id] = message
                 case wire.Watch():
                     if not self._is_closed:
                         self._outbox.send(wire.encode(message))
                 case _:
-                    self._send(*commands(self._tokenizer, message))
+                    self._send(message)
 
     def tokenize_one(self) -> None:
         """Tokenize the oldest short prompt, if there is one."""
@@ -164,7 +163,7 @@ class TokenizerStage:
                 logger.exception("a prompt cannot be passed on")
 
     def _tokenize(self, pending: _Pending) -> None:
-        request_ids = pending.message.request_ids
+        request_ids = wire.ids_of(pending.message)
         if pending.is_cancelled:
             results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
         else:
@@ -173,8 +172,7 @@ class TokenizerStage:
             for request_id in request_ids:
                 del self._pending[request_id]
             self._send(*[_changed(result, pending) for result in results])
-            for hold in pending.holds.values():
-                self._send(*commands(self._tokenizer, hold))
+            self._send(*pending.holds.values())
         if pending.num_bytes >= HUGE_BYTES:
             del results
             _give_memory_back()
@@ -182,7 +180,7 @@ class TokenizerStage:
     def _send(self, *commands: _Command) -> None:
         for command in commands:
             if not self._is_closed:
-                self._outbox.send(wire.encode(wire.to_engine(command)))
+                self._outbox.send(wire.encode(command))
 
 
 def _changed(command: _Command, pending: _Pending) -> _Command:
@@ -192,7 +190,7 @@ def _changed(command: _Command, pending: _Pending) -> _Command:
     priority = pending.priorities.get(command.request_id)
     if priority is None or not isinstance(command, Submit):
         return command
-    return dataclasses.replace(command, priority=priority)
+    return msgspec.structs.replace(command, priority=priority)
 
 
 def _cancelled(request_id: str) -> Refuse:
@@ -206,58 +204,38 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def commands(
-    tokenizer: Tokenizer, message: wire.NewRequest | wire.Cancel | wire.Prioritize | wire.Hold
-) -> Sequence[_Command]:
+def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | Retain]:
     """Return the engine's commands for `message`: one for each of its requests.
 
     Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
     """
-    match message:
-        case wire.Cancel():
-            return [Abort(request_id=message.request_id)]
-        case wire.Flush():
-            return [Flush(request_id=message.request_id, when_idle=message.when_idle)]
-        case wire.Pause():
-            return [Pause(request_id=message.request_id, retract=message.retract, abort=message.abort)]
-        case wire.Hold(mode="resume"):
-            return [ResumeRequest(request_id=message.request_id)]
-        case wire.Hold():
-            return [PauseRequest(request_id=message.request_id, retract=message.mode == "retract")]
-        case wire.Profile():
-            return [wire.ProfileCommand(message.request_id, message.seconds)]
-        case wire.Resume():
-            return [Resume(request_id=message.request_id)]
-        case wire.Prioritize():
-            return [SetPriority(request_id=message.request_id, priority=message.priority)]
-        case wire.Generate() | wire.Encode() | wire.Retain():
-            try:
-                match message:
-                    case wire.Encode():
-                        result = _encoded(tokenizer, message)
-                    case wire.Retain():
-                        result = _retained(tokenizer, message)
-                    case wire.Generate():
-                        result = _submits(tokenizer, message)
-            except TextTooLong as error:
-                result = Refusal(message=str(error), param="prompt", code="text_too_long")
-            except ChatTemplateError as error:
-                result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
-            except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
-                logger.warning(
-                    "request %s cannot be tokenized: %s",
-                    message.request_id,
-                    error,
-                    extra=request_fields(message.request_id),
-                )
-                result = Refusal(
-                    message=f"the prompt cannot be tokenized: {_encodable(error)}",
-                    param="prompt",
-                    code="invalid_prompt",
-                )
-            if isinstance(result, Refusal):
-                return [Refuse(request_id=request_id, refusal=result) for request_id in message.request_ids]
-            return result
+    try:
+        match message:
+            case wire.Encode():
+                result = _encoded(tokenizer, message)
+            case wire.RetainText():
+                result = _retained(tokenizer, message)
+            case wire.Generate():
+                result = _submits(tokenizer, message)
+    except TextTooLong as error:
+        result = Refusal(message=str(error), param="prompt", code="text_too_long")
+    except ChatTemplateError as error:
+        result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
+    except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
+        logger.warning(
+            "request %s cannot be tokenized: %s",
+            message.request_id,
+            error,
+            extra=request_fields(message.request_id),
+        )
+        result = Refusal(
+            message=f"the prompt cannot be tokenized: {_encodable(error)}",
+            param="prompt",
+            code="invalid_prompt",
+        )
+    if isinstance(result, Refusal):
+        return [Refuse(request_id=request_id, refusal=result) for request_id in wire.ids_of(message)]
+    return result
 
 
 def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
@@ -284,7 +262,7 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refus
     return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
 
 
-def _retained(tokenizer: Tokenizer, message: wire.Retain) -> list[Retain]:
+def _retained(tokenizer: Tokenizer, message: wire.RetainText) -> list[Retain]:
     """Return the command that keeps the KV of a text, or drops it."""
     text = _prompt_text(tokenizer, message.prompt)
     check_text(tokenizer, text, max_length=message.max_length)

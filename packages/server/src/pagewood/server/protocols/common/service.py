@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import Flush, Pause, Resume, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
@@ -263,7 +263,7 @@ class Service:
 
     async def ask(
         self,
-        message: wire.Encode | wire.Flush | wire.Pause | wire.Resume | wire.Retain | wire.Profile,
+        message: wire.Encode | wire.RetainText | wire.Profile | Flush | Pause | Resume,
         *,
         prompt_param: str = "",
     ) -> wire.Answer:

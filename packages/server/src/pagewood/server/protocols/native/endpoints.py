@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import Flush, Pause, Resume
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
@@ -226,7 +227,7 @@ class NativeEndpoints:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
         said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
         self._model(None)
-        answer = await self.service.ask(wire.Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
+        answer = await self.service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
 
     async def pause(self, request: Request) -> Response:
@@ -241,7 +242,7 @@ class NativeEndpoints:
                 raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
             return self._hold(said.rid, said.mode)
         await self.service.ask(
-            wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
+            Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
         )
         self.service.status.paused = "retract" if said.mode == "retract" else "in_place"
         return json_response(answers.Paused(True))
@@ -252,7 +253,7 @@ class NativeEndpoints:
         self._model(None)
         if said.rid is not None:
             return self._hold(said.rid, "resume")
-        await self.service.ask(wire.Resume(request_id=new_request_id("req")))
+        await self.service.ask(Resume(request_id=new_request_id("req")))
         self.service.status.paused = "no"
         return json_response(answers.Paused(False))
 
@@ -261,7 +262,7 @@ class NativeEndpoints:
         said = await self.service.read(request, parser(fields.RetainRequest))
         model = self._model(said.model)
         prompt, param = said.prompt(vocab_size=model.vocab_size)
-        message = wire.Retain(
+        message = wire.RetainText(
             request_id=new_request_id("req"),
             prompt=prompt,
             seconds=said.seconds,
