@@ -108,7 +108,8 @@ def decode(data: bytes | memoryview) -> Message:
     memory = bytearray(data)
     length = int.from_bytes(memory[:4], "little")
     try:
-        kind, values = _decode(memoryview(memory)[4 : 4 + length])
+        header: tuple[int, list[Any]] = _decode(memoryview(memory)[4 : 4 + length])
+        kind, values = header
         arrays = _Arrays(memory, 4 + length + (-(4 + length) % _ALIGNMENT))
         message = _plan(_KINDS[kind]).read(values, arrays)
     except (msgspec.DecodeError, msgspec.ValidationError, TypeError, IndexError, ValueError, OverflowError) as error:
@@ -142,7 +143,7 @@ class _Arrays:
 
 
 def _write_array(value: NDArray[Any], arrays: list[bytes]) -> list[int]:
-    dtype = cast("np.dtype[Any]", value.dtype)
+    dtype = value.dtype
     if dtype not in _NUMBERS:
         raise TypeError(f"arrays of a message must be of {', '.join(map(str, _DTYPES))}, got {dtype}")
     data = value.tobytes()
