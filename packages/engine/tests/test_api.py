@@ -13,7 +13,7 @@ from pagewood.engine.api import EngineConfig, Grammar, SamplingParams
         ("max_tokens", 0, "max_tokens must be >= 1, got 0"),
         ("temperature", -0.1, r"temperature must be in \[0, 100\], got -0.1"),
         ("temperature", float("nan"), "temperature must be"),
-        ("top_k", -1, r"top_k must be in \[0, 2\*\*31\), got -1"),
+        ("top_k", -1, r"top_k must be in \[0, 2147483647\], got -1"),
         ("top_p", 0.0, r"top_p must be in \(0, 1\], got 0.0"),
         ("min_p", 1.5, r"min_p must be in \[0, 1\], got 1.5"),
         ("typical_p", 0.0, r"typical_p must be in \(0, 1\], got 0.0"),

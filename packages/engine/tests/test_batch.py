@@ -110,7 +110,7 @@ def arrays_of(owner: Any) -> dict[str, Any]:
     """Return the arrays of an object, and those of its sampling parameters."""
     values: dict[str, Any] = {name: getattr(owner, name) for name in owner.__slots__}
     for value in list(values.values()):
-        values |= value.fields() if isinstance(value, SamplingArrays) else {}
+        values |= {"words": value.words} if isinstance(value, SamplingArrays) else {}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 

@@ -20,6 +20,8 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row, num_empty_grants
@@ -142,26 +144,19 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_rows = 5
     logits = torch.from_numpy(rng.standard_normal((num_rows, 60)) * 3).float()
-    numbers = {
-        "temperatures": torch.from_numpy(rng.choice([0.0, 0.7, 1.5], num_rows)).float(),
-        "top_ks": torch.from_numpy(rng.choice([0, 1, 7, 100], num_rows)).int(),
-        "top_ps": torch.from_numpy(rng.choice([1.0, 0.9, 0.01], num_rows)).float(),
-        "min_ps": torch.from_numpy(rng.choice([0.0, 0.1], num_rows)).float(),
-        "typical_ps": torch.from_numpy(rng.choice([1.0, 0.7, 0.2], num_rows)).float(),
-        "seeds": torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, num_rows)),
-        "positions": torch.from_numpy(rng.integers(0, 2**31 - 1, num_rows).astype(np.int32)),
-    }
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.0, 0.7, 1.5]), top_k=int(rng.choice([0, 1, 7, 100])),
+            top_p=rng.choice([1.0, 0.9, 0.01]), min_p=rng.choice([0.0, 0.1]), typical_p=rng.choice([1.0, 0.7, 0.2]),
+        )
+        for _ in range(num_rows)
+    ]  # fmt: skip
+    arrays = SamplingArrays.of(params, rng.integers(-(2**63), 2**63 - 1, num_rows).tolist())
+    positions = torch.from_numpy(rng.integers(0, 2**31 - 1, num_rows).astype(np.int32))
 
     def tokens(rows: slice, filters: Any) -> list[int]:
-        mine = {name: values[rows] for name, values in numbers.items()}
-        sampler = Sampler(
-            draws=bool((mine["temperatures"] > 0).any()),
-            filters_top_k=bool((mine["top_ks"] > 0).any()),
-            filters_top_p=bool((mine["top_ps"] < 1).any()),
-            filters_min_p=bool((mine["min_ps"] > 0).any()),
-            filters_typical_p=bool((mine["typical_ps"] < 1).any()),
-            **mine,
-        )
+        mine = arrays.take(np.arange(num_rows)[rows])
+        sampler = Sampler.of(mine, torch.from_numpy(mine.flat()), positions[rows])
         return sampler.tokens(filters, logits[rows])[0].tolist()
 
     together = tokens(slice(None), None)

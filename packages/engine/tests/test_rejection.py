@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling import SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key, seed_in
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import POSITION as POSITION_COLUMN
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, seed_of
 from pagewood.engine.runner.cpu.program.sampling import choices_of
 from pagewood.engine.runner.splitmix import Domain
@@ -44,14 +45,14 @@ def chains() -> Any:
         scratch, drafts = np.empty((2, size), np.float32), np.empty(2, np.int32)
         p, q = np.empty((3, size), np.float32), np.empty((2, size), np.float32)
         for seed in range(num):
-            whole[5] = seed
+            whole[SamplingColumn.SEED] = seed
             before = np.int64(0)
             for place in range(3):
                 p[place] = target[place, before]
                 if place < 2:
                     q[place] = draft[place, before]
                     key = row_key(seed_in(seed, DRAFT), POSITION + place)
-                    before = choose(q[place], choice[0], whole[1], choice[2], choice[3], choice[7], key)
+                    before = choose(q[place], choice, whole, key)
                     drafts[place] = before
             counts[seed] = verify(p, q, drafts, choice, whole, tokens[seed], scratch)
         return tokens, counts
@@ -110,8 +111,8 @@ def compiled_plain() -> Any:
     @numba.njit
     def token(logits: Any, choice: Any, domain: Any) -> Any:
         whole = choice.view(np.int32)
-        key = row_key(seed_in(seed_of(whole), domain), whole[4])
-        return choose(logits, choice[0], whole[1], choice[2], choice[3], choice[7], key)
+        key = row_key(seed_in(seed_of(whole), domain), whole[POSITION_COLUMN])
+        return choose(logits, choice, whole, key)
 
     return token
 
@@ -119,7 +120,7 @@ def compiled_plain() -> Any:
 def plain(logits: Float32, params: SamplingParams, place: int, *, seed: int = 3, domain: Domain = Domain.TOKEN) -> int:
     """Return the token of plain decoding, or of a draft model."""
     choice = choice_of(params, seed)
-    choice.view(np.int32)[4] += place
+    choice.view(np.int32)[POSITION_COLUMN] += place
     return compiled_plain()(logits, choice, int(domain))
 
 

@@ -194,7 +194,7 @@ def test_a_batch_may_be_read_only(runner: CPURunner) -> None:
     sequence = driver.add([1, 2, 3], sampling=SamplingParams(temperature=1.0))
     batch = driver.batch([(sequence, 8)])
     values = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    for value in [*values, *batch.sampling.fields().values()]:
+    for value in [*values, batch.sampling.words]:
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     assert runner.launch(batch).wait().tokens.shape == (1,)

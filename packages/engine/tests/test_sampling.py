@@ -49,6 +49,11 @@ def arrays_of(num: int, params: SamplingParams | None = None, *, seeds: list[int
     return SamplingArrays.of([params or SamplingParams()] * num, range(num) if seeds is None else seeds)
 
 
+def choice_of(params: SamplingParams) -> Float32:
+    """Return how to draw from one row, `[NUM_CHOICE_COLUMNS]`."""
+    return choices_of(arrays_of(1, params), positions_of(1))[0]
+
+
 def positions_of(num: int, position: int = 3) -> Int32:
     return np.full(num, position, np.int32)
 
@@ -118,8 +123,8 @@ def test_tokens_equal_those_of_the_plain_sampler(
 @cache
 def compiled_range() -> Any:
     @numba.njit
-    def run(logits: Any, best: Any, top_k: Any, top_p: Any, typical_p: Any) -> Any:
-        return kept_range(logits, best, np.float32(1.0), top_k, top_p, np.float32(0.0), typical_p)
+    def run(logits: Any, best: Any, choice: Any) -> Any:
+        return kept_range(logits, best, choice, choice.view(np.int32))
 
     return run
 
@@ -127,11 +132,7 @@ def compiled_range() -> Any:
 def kept_on_cuda(logits: Float32, top_p: float, p: float) -> NDArray[np.bool_]:
     """Return what a CUDA device's filters keep of a row `[V]`, on plain torch."""
     one = arrays_of(1, SamplingParams(top_p=top_p, typical_p=p))
-    arrays = {name: torch.from_numpy(array) for name, array in one.fields().items()}
-    sampler = Sampler(
-        draws=True, filters_top_k=False, filters_top_p=top_p < 1, filters_min_p=False, filters_typical_p=p < 1,
-        positions=torch.zeros(1, dtype=torch.int32), **arrays,
-    )  # fmt: skip
+    sampler = Sampler.of(one, torch.from_numpy(one.flat()), torch.zeros(1, dtype=torch.int32))
     weights = sampler._kept(torch.from_numpy(logits)[None].softmax(-1))
     return (sampler._typical(weights)[0] > 0).numpy()
 
@@ -163,7 +164,8 @@ def test_typical_tokens_are_those_of_transformers(
     ids = cast("torch.LongTensor", torch.tensor([[0]]))
     warpers = [transformers.TypicalLogitsWarper(mass=float(np.float32(p)) * scale) for scale in (1 - 1e-5, 1 + 1e-5)]
     least, most = (shifted[np.isfinite(warper(ids, scores)[0].numpy())].max() for warper in warpers)
-    nearest, limit = compiled_range()(logits, int(logits.argmax()), 0, np.float32(top_p), np.float32(p))
+    choice = choice_of(SamplingParams(top_p=top_p, typical_p=p))
+    nearest, limit = compiled_range()(logits, int(logits.argmax()), choice)
     distances = logits.max() - logits
     # Rounding may move the limit by a token, and order tokens that are almost equally typical or probable.
     must, may = shifted < least - 1e-5, shifted < most + 1e-5
@@ -190,10 +192,10 @@ def test_bounds_never_rule_out_the_winner(spread: float) -> None:
 @cache
 def compiled_draws() -> Any:
     @numba.njit
-    def run(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any, num: Any) -> Any:
+    def run(logits: Any, choice: Any, num: Any) -> Any:
         tokens = np.empty(num, np.int32)
         for seed in range(num):
-            tokens[seed] = choose(logits, temperature, top_k, top_p, min_p, typical_p, row_key(seed, 3))
+            tokens[seed] = choose(logits, choice, choice.view(np.int32), row_key(seed, 3))
         return tokens
 
     return run
@@ -201,11 +203,7 @@ def compiled_draws() -> Any:
 
 def many_draws(logits: Float32, sampling: SamplingParams, num: int) -> Int32:
     """Return `num` tokens drawn from one row, with the seeds 0, 1, 2, ... at position 3."""
-    numbers = (
-        np.float32(sampling.temperature), sampling.top_k, np.float32(sampling.top_p), np.float32(sampling.min_p),
-        np.float32(sampling.typical_p),
-    )  # fmt: skip
-    return compiled_draws()(logits, *numbers, num)
+    return compiled_draws()(logits, choice_of(sampling), num)
 
 
 def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:

@@ -333,8 +333,11 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
         "self",
         [(valid_slots.ValidSlots, "begin", "self.positions[row] = self.begins[row] = 0", "pass")],
     ),
-    "another seed": ("self", [(DRAFT, "lay_out", "sampling.seeds", "sampling.seeds + 1")]),
-    "seed of another row": ("self", [(DRAFT, "lay_out", "sampling.seeds", "np.roll(sampling.seeds, 1)")]),
+    "another seed": ("self", [(DRAFT, "lay_out", "sampling.words", "sampling.with_seeds(sampling.seeds + 1).words")]),
+    "seed of another row": (
+        "self",
+        [(DRAFT, "lay_out", "sampling.words", "sampling.with_seeds(np.roll(sampling.seeds, 1)).words")],
+    ),
     "draft a position late": (
         "self",
         [(DRAFT, "record_drafts", "scope.index, drawn, 0)", "scope.index, drawn, 1)")],

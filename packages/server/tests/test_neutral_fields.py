@@ -134,7 +134,7 @@ def test_changes_of_logits_reach_the_engine() -> None:
         assert (meant.logit_bias, meant.min_tokens) == (((5, -100.0), (7, 1.5)), 3)
         left_out = sampling(parse(json.dumps(body).encode()), meant, max_tokens=4, vocab_size=10)
         assert left_out.repetition_penalty == 1.2  # of the model's folder
-        assert left_out.frequency_penalty == left_out.min_tokens == 0
+        assert (left_out.frequency_penalty, left_out.presence_penalty, left_out.min_tokens) == (0.5, -1.0, 0)
         with pytest.raises(ApiError, match="expected at most the longest answer, 2, but got 3"):
             sampling(fields, SamplingParams(), max_tokens=2, vocab_size=10)
         with pytest.raises(ApiError, match=r"'logit_bias': token ids must be in \[0, 6\), but got 7"):

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import msgspec
+
+from pagewood.engine.sampling_parameter import Parameter, parameters_of
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
@@ -196,21 +198,21 @@ class SamplingParams:
 
     max_tokens: int | None = 128
     """Most output tokens; None: as many as the engine's `max_length` leaves."""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
+    temperature: Annotated[float, Parameter(low=0, high=100, off=0, is_recommended=True)] = 1.0
+    top_k: Annotated[int, Parameter(low=0, high=2**31 - 1, off=0, is_recommended=True)] = 0
+    top_p: Annotated[float, Parameter(low=0, high=1, excludes_low=True, off=1, is_recommended=True)] = 1.0
+    min_p: Annotated[float, Parameter(low=0, high=1, off=0, is_recommended=True)] = 0.0
+    typical_p: Annotated[float, Parameter(low=0, high=1, excludes_low=True, off=1, is_recommended=True)] = 1.0
     """In (0, 1]. Of the tokens that the other filters leave, those are kept whose surprisal is nearest to the entropy,
     until their share of the probability reaches `typical_p`. Source: Meister et al., Locally typical sampling, 2022."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, Parameter(low=0, high=100, excludes_low=True, is_recommended=True)] = 1.0
     """Above 0, at most 100; 1: off."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, Parameter(low=-2, high=2)] = 0.0
     """In [-2, 2]."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, Parameter(low=-2, high=2)] = 0.0
     """In [-2, 2]."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """At most 1,024 distinct tokens, each with a number in [-100, 100], or minus infinity for none of its kind."""
@@ -239,24 +241,10 @@ class SamplingParams:
         """Check the ranges."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
-        if not 0 <= self.top_k < 2**31:
-            raise ValueError(f"top_k must be in [0, 2**31), got {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
-        if not 0.0 < self.typical_p <= 1.0:
-            raise ValueError(f"typical_p must be in (0, 1], got {self.typical_p}")
+        for name, parameter in SAMPLING_PARAMETERS.items():
+            parameter.check(name, getattr(self, name))
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit in 64 signed bits, got {self.seed}")
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ValueError(f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}")
-        for name in ("frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            if not -2.0 <= value <= 2.0:
-                raise ValueError(f"{name} must be in [-2, 2], got {value}")
         if len(self.logit_bias) > MAX_LOGIT_BIAS or len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise ValueError(
                 f"logit_bias must name at most {MAX_LOGIT_BIAS} tokens, each once, got {len(self.logit_bias)} pairs"
@@ -299,6 +287,10 @@ class SamplingParams:
             for token in word:
                 if not 0 <= token < 2**31:
                     raise ValueError(f"bad_words must hold token ids in [0, 2**31), got {token}")
+
+
+SAMPLING_PARAMETERS: Mapping[str, Parameter] = parameters_of(SamplingParams)
+"""The numbers among the fields of `SamplingParams` that have a declaration, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress, SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, Inbox, Outbox, Progress, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
@@ -482,7 +482,9 @@ def _largest_batch(config: EngineConfig, longest: int) -> Batch:
     pages_per_row = -(-count // config.page_size)
     rows = np.arange(num_rows, dtype=np.int32)
     empty = np.empty(0, np.int32)
-    every_filter = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, typical_p=0.9)
+    every_filter = replace(
+        SamplingParams(), **{name: one.on for name, one in SAMPLING_PARAMETERS.items() if one.off is not None}
+    )
     return Batch(
         page_rows=np.repeat(rows, pages_per_row),
         page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),

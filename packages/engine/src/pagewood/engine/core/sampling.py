@@ -1,36 +1,65 @@
-"""The sampling parameters of a batch, one array for each; a new parameter is declared here and in `SamplingParams`."""
+"""The sampling parameters of a batch as one table, the same for all devices.
+
+A new parameter is declared in `SamplingParams`, and has a column here if it is read where tokens are drawn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 from pagewood.engine.core.arrays import Int32
 
 Float32 = NDArray[np.float32]
 
 
+class SamplingColumn(IntEnum):
+    """A column of the table. Invariant: those after the seed are named like the fields of `SamplingParams` in them."""
+
+    SEED = 0
+    """First half of the memory of an int64. With the position of the drawn token it is the only source of randomness of
+    a request."""
+    SEED_REST = 1
+    """Second half."""
+    TEMPERATURE = 2
+    """float32; 0 is greedy."""
+    TOP_K = 3
+    """int32; `Parameter.off` says where this and the following, which are float32, are off."""
+    TOP_P = 4
+    MIN_P = 5
+    TYPICAL_P = 6
+
+
+NUM_SAMPLING_COLUMNS = len(SamplingColumn)
+_COLUMNS = list(SamplingColumn)[SamplingColumn.SEED_REST + 1 :]
+_NAMES = [column.name.lower() for column in _COLUMNS]
+_KINDS = [int if isinstance(getattr(SamplingParams(), name), int) else float for name in _NAMES]
+_ROW = Struct("=q" + "".join("i" if kind is int else "f" for kind in _KINDS))
+_values_of = attrgetter(*_NAMES)
+
+
+def _row(params: SamplingParams, seed: int) -> bytes:
+    return _ROW.pack(seed, *(kind(value) for kind, value in zip(_KINDS, _values_of(params), strict=True)))
+
+
+_EACH_OFF = replace(SamplingParams(), **{name: SAMPLING_PARAMETERS[name].off for name in _NAMES})
+_OFF = np.frombuffer(_row(_EACH_OFF, 0), np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingArrays:
-    """The sampling parameters of S requests. Invariant: every field is an array of S numbers."""
+    """The sampling parameters of S requests. Invariant: a row is what `of` makes of the parameters of one request."""
 
-    temperatures: Float32
-    """[S] float32, 0 is greedy."""
-    top_ks: Int32
-    """[S] int32, 0 switches the filter off."""
-    top_ps: Float32
-    """[S] float32, 1 switches the filter off."""
-    min_ps: Float32
-    """[S] float32, 0 switches the filter off."""
-    typical_ps: Float32
-    """[S] float32, 1 switches the filter off."""
-    seeds: NDArray[np.int64]
-    """[S] int64; with the position of the drawn token, the only source of randomness of a request."""
+    words: Int32  # contents written by: put, with_seeds
+    """[S, NUM_SAMPLING_COLUMNS] int32; columns of float32 hold their bits."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int]) -> SamplingArrays:
@@ -40,36 +69,44 @@ class SamplingArrays:
             params: of each request; their own seeds are not read.
             seeds: of each request, 64 signed bits.
         """
-        return cls(
-            temperatures=np.array([one.temperature for one in params], np.float32),
-            top_ks=np.array([one.top_k for one in params], np.int32),
-            top_ps=np.array([one.top_p for one in params], np.float32),
-            min_ps=np.array([one.min_p for one in params], np.float32),
-            typical_ps=np.array([one.typical_p for one in params], np.float32),
-            seeds=np.array(seeds, np.int64),
-        )
+        rows = b"".join(_row(one, seed) for one, seed in zip(params, seeds, strict=True))
+        return cls(words=np.frombuffer(bytearray(rows), np.int32).reshape(-1, NUM_SAMPLING_COLUMNS))
 
     def take(self, indices: NDArray[np.integer[Any]]) -> SamplingArrays:
         """Return copies of the entries at `indices` `[n]`, in that order."""
-        return SamplingArrays(**{name: getattr(self, name)[indices] for name in _NAMES})
+        return SamplingArrays(words=self.words[indices])
 
     def copy(self) -> SamplingArrays:
         """Return copies of all entries."""
-        return SamplingArrays(**{name: getattr(self, name).copy() for name in _NAMES})
+        return SamplingArrays(words=self.words.copy())
 
     def put(self, indices: Sequence[int], params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
         """Overwrite the entries at `indices` by those of `of`, in place; for tables that are used for many batches."""
-        for index, one, seed in zip(indices, params, seeds, strict=True):
-            self.temperatures[index] = one.temperature
-            self.top_ks[index] = one.top_k
-            self.top_ps[index] = one.top_p
-            self.min_ps[index] = one.min_p
-            self.typical_ps[index] = one.typical_p
-            self.seeds[index] = seed
+        if indices:
+            self.words[list(indices)] = SamplingArrays.of(params, seeds).words
 
-    def fields(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays by name, in the order of their declaration."""
-        return {name: getattr(self, name) for name in _NAMES}
+    def with_seeds(self, seeds: NDArray[np.int64]) -> SamplingArrays:
+        """Return copies of all entries, with other seeds `[S] int64`."""
+        changed = self.copy()
+        changed.words[:, : SamplingColumn.TEMPERATURE] = np.ascontiguousarray(seeds).view(np.int32).reshape(-1, 2)
+        return changed
 
+    @property
+    def seeds(self) -> NDArray[np.int64]:
+        """[S] int64, a copy."""
+        return np.ascontiguousarray(self.words[:, : SamplingColumn.TEMPERATURE]).view(np.int64)[:, 0]
 
-_NAMES = tuple(field.name for field in fields(SamplingArrays))
+    @property
+    def temperatures(self) -> Float32:
+        """[S] float32, 0 is greedy; the memory of the column."""
+        return self.words[:, SamplingColumn.TEMPERATURE].view(np.float32)
+
+    def flat(self) -> Int32:
+        """Return the seeds, then the columns after them, one after the other: `[NUM_SAMPLING_COLUMNS * S]`."""
+        first = SamplingColumn.TEMPERATURE
+        return np.concatenate([self.words[:, :first].ravel(), self.words[:, first:].T.ravel()])
+
+    def used(self) -> frozenset[SamplingColumn]:
+        """Return which columns have something to do: they are not off in every row."""
+        is_used = (self.words != _OFF).any(0)
+        return frozenset(column for column in _COLUMNS if is_used[column])

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.head_config import find_head_names
@@ -46,7 +46,6 @@ _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Fields of generation_config.json that change what `transformers` generates, with values that change nothing."""
 _REPOSITORY = "models--"
 """Begins the name of a repository's folder in a Hugging Face cache."""
-_LARGEST_TOP_K = (1 << 31) - 1
 
 
 def model_folder(model: str | Path | None) -> Path:
@@ -99,17 +98,19 @@ def default_sampling(folder: str | Path) -> SamplingParams:
         ignored = [name for name, neutral in _NOT_FOLLOWED.items() if fields.values.get(name) not in (None, *neutral)]
         if ignored:
             _log.warning("%s: not followed: %s", file, ", ".join(ignored))
-        greedy = not fields.flag("do_sample", True)
-        return SamplingParams(
-            temperature=0.0 if greedy else fields.number("temperature", 1.0, low=0, high=100),
-            top_k=fields.integer("top_k", 0, high=_LARGEST_TOP_K),
-            top_p=fields.number("top_p", 1.0, low=0, high=1),
-            min_p=fields.number("min_p", 0.0, low=0, high=1),
-            typical_p=fields.number("typical_p", 1.0, low=0, high=1),
-            repetition_penalty=fields.number("repetition_penalty", 1.0, low=0.01, high=100),
-        )
+        found = {name: _number_of(fields, name) for name, one in SAMPLING_PARAMETERS.items() if one.is_recommended}
+        if not fields.flag("do_sample", True):
+            found["temperature"] = 0.0
+        return replace(SamplingParams(), **found)
     except ValueError as error:
         raise ValueError(f"{file} must hold a generation configuration: {error}") from error
+
+
+def _number_of(fields: Fields, name: str) -> float:
+    parameter, default = SAMPLING_PARAMETERS[name], getattr(SamplingParams(), name)
+    if isinstance(default, int):
+        return fields.integer(name, default, low=int(parameter.low), high=int(parameter.high))
+    return fields.number(name, default, low=parameter.low, high=parameter.high)
 
 
 DrafterKind = Literal["ngram", "suffix", "draft", "eagle"]

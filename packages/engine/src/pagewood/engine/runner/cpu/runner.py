@@ -296,7 +296,7 @@ class CPURunner:
             counts=batch.counts.copy() if is_drafting else _writable(batch.counts),  # drafts may be fewer than granted
             sampled=_writable(batch.sampled),
             promised=_writable(batch.num_promised),
-            sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
+            sampling=SamplingArrays(words=_writable(batch.sampling.words)),
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
             pooled=_writable(batch.pooled),

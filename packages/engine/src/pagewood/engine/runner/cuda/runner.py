@@ -45,7 +45,6 @@ from pagewood.engine.runner.cuda.drafts.verify import (
     masked_positions,
     num_mask_bytes,
     result_size,
-    sampler_of,
     simulated,
 )
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep, verify_step
@@ -577,7 +576,7 @@ class CUDARunner:
             reports of the drawn tokens.
         """
         positions = where.positions.index_select(0, step.wanted) + 1
-        sampler = sampler_of(batch.sampling, step.sampling, positions)
+        sampler = Sampler.of(batch.sampling, step.sampling, positions)
         places = where.sources.index_select(0, step.wanted).long() + 1
         host = verify.arrays
         host_rows = host.rows[host.token_grants[host.wanted]]
@@ -610,7 +609,8 @@ class CUDARunner:
         self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, allowed: Int32 | None, target: Tensor
     ) -> PendingReport | None:
         """Draw the token of each sampled grant; return the reports of these tokens."""
-        sampler, places = Sampler.of(batch.sampling, step), step.targets.view(torch.int64)
+        sampler = Sampler.of(batch.sampling, step.sampling, step.drawn_positions)
+        places = step.targets.view(torch.int64)
         rows = batch.rows[batch.sampled]
         changed = self._adjustments.apply(logits, rows, places, self._tokens)
         if allowed is not None:

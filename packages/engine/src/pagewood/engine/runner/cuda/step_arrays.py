@@ -69,26 +69,19 @@ class StepArrays(Generic[X]):
     """[K] tokens of prompts whose hidden states are added up."""
     targets: X
     """[2S] int64 viewed as int32, place in the token table for each sampled token."""
-    sampling: Mapping[str, X]
-    """The fields of `SamplingArrays`, viewed as int32: [S] each, and [2S] for the seeds."""
+    sampling: X
+    """[NUM_SAMPLING_COLUMNS * S], see `SamplingArrays.flat`."""
     drawn_positions: X
     """[S] position of the token that each sampled grant draws."""
 
     def words(self) -> dict[str, X]:
-        """Return all arrays by name; names of those in `sampling` have a prefix."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return own | {_SAMPLING + name: array for name, array in self.sampling.items()}
+        """Return all arrays by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of_words(cls, words: Mapping[str, X]) -> StepArrays[X]:
         """Return the `StepArrays` whose `words` are given."""
-        own = {name: words[name] for name in _OWN}
-        sampling = {name[len(_SAMPLING) :]: words[name] for name in words if name.startswith(_SAMPLING)}
-        return cls(sampling=sampling, **own)
-
-
-_SAMPLING = "sampling."
-_OWN = [field.name for field in fields(StepArrays) if field.name != "sampling"]
+        return cls(**words)
 
 
 def step_arrays(
@@ -129,7 +122,7 @@ def step_arrays(
         scored=scored_tokens(batch, offsets),
         pooled=pooled_tokens(batch, offsets),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
-        sampling={name: array.view(np.int32) for name, array in batch.sampling.fields().items()},
+        sampling=batch.sampling.flat(),
         drawn_positions=ends,
     )
 

@@ -82,7 +82,7 @@ class AnthropicEndpoints:
         model = self.service.model(said.model)
         tools, constraint = fields.tools_of(said), fields.constraint(said)
         sampling = dataclasses.replace(
-            chosen(self.service.defaults, temperature=said.temperature, top_k=said.top_k, top_p=said.top_p),
+            chosen(self.service.defaults, said),
             max_tokens=said.max_tokens,
             grammar=None if constraint is None else constraint.grammar,
         )

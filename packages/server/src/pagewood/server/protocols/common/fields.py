@@ -31,7 +31,7 @@ from pagewood.server.http.field_limits import (
     StopString,
 )
 from pagewood.server.http.validation import WHOLE, kind
-from pagewood.server.protocols.common.sampling import INT32_MAX, chosen
+from pagewood.server.protocols.common.sampling import INT32_MAX, allowed, chosen
 from pagewood.server.protocols.common.structured import StructuredFields
 
 MAX_ANSWERS = 128
@@ -230,8 +230,8 @@ class SamplingFields(StructuredFields):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops, _Stops)] = Field(default_factory=list[str])
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, allowed("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, allowed("presence_penalty")] | None = None
     logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases, _Biases)] = Field(
         default_factory=list[tuple[int, float]]
     )
@@ -239,17 +239,17 @@ class SamplingFields(StructuredFields):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
 
     # Beyond OpenAI's API; OpenAI's clients send these with `extra_body`.
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
+    top_k: Annotated[int, allowed("top_k", low=-1), WHOLE] | None = None
     """-1 and 0 both switch the filter off."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, allowed("min_p")] | None = None
+    typical_p: Annotated[float, allowed("typical_p")] | None = None
     bad_words: Annotated[list[str], BeforeValidator(_words, _Words)] = Field(default_factory=list[str])
     stop_regex: Annotated[list[str], BeforeValidator(_expressions, _Expressions)] = Field(default_factory=list[str])
     logits_processors: Annotated[list[LogitsProcessor], BeforeValidator(_processors, _Processors)] = Field(
         default_factory=list[LogitsProcessor]
     )
     """From names, and objects with a name and arguments."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, allowed("repetition_penalty")] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
@@ -396,19 +396,9 @@ def sampling(
             code="invalid_value",
         )
     return dataclasses.replace(
-        chosen(
-            defaults,
-            temperature=fields.temperature,
-            top_k=fields.top_k,
-            top_p=fields.top_p,
-            min_p=fields.min_p,
-            typical_p=fields.typical_p,
-            repetition_penalty=fields.repetition_penalty,
-        ),
+        chosen(defaults, fields),
         max_tokens=max_tokens,
         seed=fields.seed,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        presence_penalty=fields.presence_penalty or 0.0,
         logit_bias=tuple(fields.logit_bias),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,

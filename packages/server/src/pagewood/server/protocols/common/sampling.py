@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from pagewood.engine.api import SamplingParams
+from pydantic import BaseModel, Field
+
+from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 
 INT32_MAX = 2**31 - 1
 
 
-def chosen(
-    defaults: SamplingParams,
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    typical_p: float | None = None,
-    repetition_penalty: float | None = None,
-) -> SamplingParams:
+def allowed(name: str, *, low: float | None = None) -> Any:
+    """Return the range of a sampling parameter, for the annotation of a field.
+
+    Args:
+        name: of the parameter.
+        low: least value instead; what is below the range of the engine means its least value.
+    """
+    parameter = SAMPLING_PARAMETERS[name]
+    if parameter.excludes_low and low is None:
+        return Field(gt=parameter.low, le=parameter.high)
+    return Field(ge=parameter.low if low is None else low, le=parameter.high)
+
+
+def chosen(defaults: SamplingParams, fields: BaseModel) -> SamplingParams:
     """Return the defaults of a model, with what a request says in their place.
 
     Args:
         defaults: of the model.
-        temperature: 0 is greedy.
-        top_k: at most 0 switches the filter off.
-        top_p: 0 leaves only the most likely token.
-        min_p: 0 switches the filter off.
-        typical_p: 1 switches the filter off.
-        repetition_penalty: 1 switches it off.
+        fields: of the request. Those that are named like a parameter of the engine are read; None means the default. A
+            `top_p` of 0 leaves only the most likely token.
     """
-    top_p = defaults.top_p if top_p is None else top_p
-    temperature = defaults.temperature if temperature is None else temperature
-    return dataclasses.replace(
-        defaults,
-        temperature=temperature if top_p else 0.0,
-        top_k=defaults.top_k if top_k is None else max(top_k, 0),
-        top_p=top_p or 1.0,
-        min_p=defaults.min_p if min_p is None else min_p,
-        typical_p=defaults.typical_p if typical_p is None else typical_p,
-        repetition_penalty=defaults.repetition_penalty if repetition_penalty is None else repetition_penalty,
-    )
+    found: dict[str, Any] = {}
+    for name in SAMPLING_PARAMETERS.keys() & type(fields).model_fields.keys():
+        value = getattr(fields, name)
+        if value is not None:
+            found[name] = max(value, SAMPLING_PARAMETERS[name].low)
+    if found.get("top_p") == 0:
+        found |= {"top_p": 1.0, "temperature": 0.0}
+    return dataclasses.replace(defaults, **found)
+
+
+def neutral_values(name: str) -> tuple[float, ...]:
+    """Return the values of a sampling parameter that ask for nothing; clients send -1 for some that 0 switches off."""
+    neutral = getattr(SamplingParams(), name)
+    return (neutral, -1) if SAMPLING_PARAMETERS[name].off == 0 else (neutral,)

@@ -262,21 +262,15 @@ def sampling(request: CommonFields, defaults: SamplingParams, *, grammar: Gramma
         grammar: what the answer may be; None: anything.
     """
     options = request.options or OllamaOptions()
-    is_penalized = options.repeat_last_n != 0
+    found = chosen(defaults, options)
+    if options.repeat_penalty is not None:
+        found = dataclasses.replace(found, repetition_penalty=options.repeat_penalty)
+    if options.repeat_last_n == 0:
+        found = dataclasses.replace(found, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     return dataclasses.replace(
-        chosen(
-            defaults,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            typical_p=options.typical_p,
-            repetition_penalty=options.repeat_penalty if is_penalized else 1.0,
-        ),
+        found,
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
-        presence_penalty=(options.presence_penalty or 0.0) if is_penalized else 0.0,
-        frequency_penalty=(options.frequency_penalty or 0.0) if is_penalized else 0.0,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         grammar=grammar,
     )

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from pagewood.server.http.field_limits import MAX_STOPS, StopString
 from pagewood.server.http.validation import WHOLE, describe_unused
-from pagewood.server.protocols.common.sampling import INT32_MAX
+from pagewood.server.protocols.common.sampling import INT32_MAX, allowed
 from pagewood.server.protocols.ollama.lenient import Lenient
 
 IGNORED = frozenset(
@@ -37,21 +37,21 @@ class OllamaOptions(Lenient):
 
     model_config = ConfigDict(json_schema_extra=_describe)
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
+    temperature: Annotated[float, allowed("temperature")] | None = None
+    top_k: Annotated[int, allowed("top_k", low=-1), WHOLE] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, allowed("min_p")] | None = None
+    typical_p: Annotated[float, allowed("typical_p")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     """Below 0: another one in each request."""
     num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), WHOLE] | None = None
     """At most 0: as many tokens as fit."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repeat_penalty: Annotated[float, allowed("repetition_penalty")] | None = None
     repeat_last_n: Annotated[int, WHOLE] | None = None
     """0: there are no penalties. Any other number: they count the whole text, as they always do here."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, allowed("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, allowed("frequency_penalty")] | None = None
     num_ctx: Annotated[int, WHOLE] | None = None
     """Without effect: the longest text is that of the model."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.fields import Extent, GenerationFields, sampling, stop_expressions
+from pagewood.server.protocols.common.sampling import neutral_values
 from pagewood.server.protocols.common.structured import StructuredFields, constraint
 
 _FOLLOWED = frozenset(
@@ -22,11 +23,8 @@ _FOLLOWED = frozenset(
 """Fields that may have any value. `seed` is among them because nothing is drawn."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{name: neutral_values(name) for name in SAMPLING_PARAMETERS},
     "temperature": (0, 1),  # nothing is drawn; the probabilities are those of the model
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "typical_p": (1,),
     "top_logprobs": (0,),
     "logprobs_kind": ("raw",),
 }

@@ -170,7 +170,7 @@ def cut(counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
 @inlined
 def lay_out_scope(
     scope: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any,
-    temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any, ahead: Any, all_wanted: Any,
+    sampling: Any, ahead: Any, all_wanted: Any,
 ) -> Any:  # fmt: skip
     """Fill the tables and the inputs of a scope; return an `Outcome`.
 
@@ -187,12 +187,7 @@ def lay_out_scope(
         nums: `[G]`, tokens of each grant.
         sampled: `[S]`, the grants that yield tokens, ascending.
         promised: `[S]`, the most tokens that each yields.
-        temperatures: `[S]`, this and the following are the sampling parameters.
-        top_ks: `[S]`.
-        top_ps: `[S]`.
-        min_ps: `[S]`.
-        typical_ps: `[S]`.
-        seeds: `[S]`.
+        sampling: `[S, NUM_SAMPLING_COLUMNS]`, see `SamplingArrays.words`.
         ahead: how many positions after the last known token a draft model computes; 0 for known tokens.
         all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
     """
@@ -250,10 +245,7 @@ def lay_out_scope(
             i = nums[g] - n + j
             wanted[w] = offsets[g] + i
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
-            fill_choice(
-                vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), temperatures[s],
-                top_ks[s], top_ps[s], min_ps[s], typical_ps[s], seeds[s], start_of[g] + i + 1,
-            )  # fmt: skip
+            fill_choice(integers(choice_at, NUM_CHOICE_COLUMNS), sampling[s], start_of[g] + i + 1)
             w += 1
     firsts[num_sampled] = w
     scope[Column.NUM_GRANTS], scope[Column.SAMPLES] = num_grants, 1 - all_wanted
@@ -293,17 +285,7 @@ def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
             wanted[first + w] = offsets[g] + i
             reported[w, 0], reported[w, 1] = known[starts[g] + i + 1], scored[q, 2]
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + w)
-            fill_choice(  # greedy: what is drawn is not used
-                vector(choice_at, NUM_CHOICE_COLUMNS),
-                integers(choice_at, NUM_CHOICE_COLUMNS),
-                0.0,
-                0,
-                1.0,
-                0.0,
-                1.0,
-                0,
-                0,
-            )
+            integers(choice_at, NUM_CHOICE_COLUMNS)[:] = 0  # greedy: what is drawn is not used
             w += 1
     scope[Column.NUM_REPORTED] += num
     return outcome
@@ -336,13 +318,12 @@ def _add_pooled(scope: Any, counts: Any, pooled: Any, outcome: Any) -> Any:
 
 
 @kernel(
-    "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], "
-    "f4[::1], f4[::1], i8[::1], i8, i8, i4[:,::1], i4[:,::1])"
+    "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8, i8, "
+    "i4[:,::1], i4[:,::1])"
 )
 def lay_out(
     scopes: Any, index: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any,
-    promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any,
-    ahead: Any, all_wanted: Any, scored: Any, pooled: Any,
+    promised: Any, sampling: Any, ahead: Any, all_wanted: Any, scored: Any, pooled: Any,
 ) -> Any:  # fmt: skip
     """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`.
 
@@ -350,9 +331,8 @@ def lay_out(
     """
     own = counts[index * NUM_KINDS : (index + 1) * NUM_KINDS]
     outcome = lay_out_scope(
-        scopes[index], own, rotations, rows, starts, nums, sampled, promised, temperatures, top_ks, top_ps, min_ps,
-        typical_ps, seeds, ahead, all_wanted,
-    )  # fmt: skip
+        scopes[index], own, rotations, rows, starts, nums, sampled, promised, sampling, ahead, all_wanted
+    )
     if scored.shape[0] > 0:
         outcome = _add_scored(scopes[index], own, scored, outcome)
     return _add_pooled(scopes[index], own, pooled, outcome) if pooled.shape[0] > 0 else outcome

@@ -148,8 +148,7 @@ class DraftModel:
         while True:
             outcome = lay_out_chains(
                 scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,
-                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.typical_ps,
-                sampling.seeds, _NOWHERE, 0,
+                sampling.words, _NOWHERE, 0,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

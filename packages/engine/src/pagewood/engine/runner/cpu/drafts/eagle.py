@@ -242,8 +242,7 @@ class EagleDrafter:
         while self._num_entries > 0:
             drafts = lay_out_chains(
                 scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,
-                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.typical_ps,
-                sampling.seeds, begins, 1,
+                sampling.words, begins, 1,
             )  # fmt: skip
             if drafts != Outcome.TOO_FAR:
                 return max(outcome, drafts)

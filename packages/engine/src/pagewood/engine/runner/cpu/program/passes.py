@@ -363,12 +363,11 @@ class Pass:
             ahead: added to all positions.
             all_wanted: whether all tokens of sampled grants are wanted, and none is accepted.
         """
-        index, rotations, sampling = self.scope.index, self._rotations, grants.sampling
+        index, rotations = self.scope.index, self._rotations
         while True:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
-                grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
-                sampling.typical_ps, sampling.seeds, ahead, all_wanted, grants.scored, grants.pooled,
+                grants.promised, grants.sampling.words, ahead, all_wanted, grants.scored, grants.pooled,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

@@ -8,14 +8,11 @@ A token depends on its row of logits, the sampling parameters, the seed and the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling import SamplingArrays
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.splitmix import Domain, seeds_of
@@ -37,7 +34,7 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
 
 def independent(sampling: SamplingArrays) -> SamplingArrays:
     """Return the parameters with the seeds of drafts that are verified by rejection sampling."""
-    return replace(sampling, seeds=seeds_of(sampling.seeds, Domain.DRAFT))
+    return sampling.with_seeds(seeds_of(sampling.seeds, Domain.DRAFT))
 
 
 def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
@@ -47,10 +44,4 @@ def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
         sampling: parameters of the S grants.
         positions: `[S] int32`, position of each token that is drawn.
     """
-    choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
-    whole = choices.view(np.int32)
-    choices[:, 0], choices[:, 2], choices[:, 3] = sampling.temperatures, sampling.top_ps, sampling.min_ps
-    whole[:, 1], whole[:, 4] = sampling.top_ks, positions
-    whole[:, 5:7] = np.ascontiguousarray(sampling.seeds).view(np.int32).reshape(-1, 2)
-    choices[:, 7] = sampling.typical_ps
-    return choices
+    return np.column_stack([sampling.words, positions]).view(np.float32)

@@ -31,7 +31,8 @@ from pagewood.engine.runner.cuda.attention import (
 )
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
-from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, Extension, sampler_of
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, Extension
+from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.kvpool.storage import KVStorage
 
@@ -127,10 +128,10 @@ class EagleDrafter:
             "kv_lens": kv_lens,
             "qo_indptr": offsets_of(ones),
             "mask_offsets": shape.offsets,
-        } | {f"sampling.{name}": array.view(np.int32) for name, array in sampling.fields().items()}
+            "sampling": sampling.flat(),
+        }
         first, _ = request.slot.drafting(self._device, windows=self.windows)
         host, step = first.upload(words)
-        of_sampling = {name[len("sampling.") :]: x for name, x in step.items() if name.startswith("sampling.")}
         indices = request.pages_of(step["kv_indptr"], step["page_shifts"], int(pages.kv_indptr[-1]))
         lengths = request.lengths
         every = torch.arange(len(kv_lens), dtype=torch.int32, device=lengths.device)
@@ -158,7 +159,7 @@ class EagleDrafter:
                 else:
                     planned = self._attention.replan_masks(where, masks)
                 logits, hidden = self._head(drafts[-1], hidden, (positions, self._rotations), planned, every)
-            sampler = sampler_of(sampling, of_sampling, lengths + depth)
+            sampler = Sampler.of(sampling, step["sampling"], lengths + depth)
             drafts.append(sampler.tokens(self._filters, self._spread(logits))[0].int())
         return torch.stack(drafts, 1), torch.full_like(request.rows, request.num_drafts)
 

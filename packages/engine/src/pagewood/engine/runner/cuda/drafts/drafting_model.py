@@ -31,7 +31,8 @@ from pagewood.engine.runner.cuda.attention import (
 )
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
-from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, sampler_of
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
+from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.kvpool.storage import KVStorage
 
@@ -132,10 +133,10 @@ class DraftModel:
             "qo_indptr_1": offsets_of(ones),
             "mask_offsets": masks[0].offsets,
             "mask_offsets_1": masks[1].offsets,
-        } | {f"sampling.{name}": array.view(np.int32) for name, array in sampling.fields().items()}
+            "sampling": sampling.flat(),
+        }
         first, later = request.slot.drafting(self._device, windows=self.windows)
         host, step = first.upload(words)
-        of_sampling = {name[len("sampling.") :]: x for name, x in step.items() if name.startswith("sampling.")}
         indices = request.pages_of(step["kv_indptr"], step["page_shifts"], int(pages.kv_indptr[-1]))
         lengths = request.lengths
         begins = lengths - step["lags"]
@@ -173,7 +174,7 @@ class DraftModel:
                 planned = self._attention.replan_masks(where, packed)
             wanted = step["ends"] if is_first else every
             logits = self._model(tokens, (positions, self._rotations), planned, wanted)
-            sampler = sampler_of(sampling, of_sampling, lengths + depth)
+            sampler = Sampler.of(sampling, step["sampling"], lengths + depth)
             drafts.append(sampler.tokens(self._filters, logits)[0].int())
         found = torch.where(step["is_late"] > 0, 0, request.num_drafts)
         return torch.stack(drafts, 1), found.int()

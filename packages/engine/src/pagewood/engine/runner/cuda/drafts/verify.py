@@ -9,7 +9,7 @@ grant promises at most, M grants with drafts and masks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -28,7 +28,6 @@ from pagewood.engine.runner.cuda.device import Event, Stamp
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep
 from pagewood.engine.runner.cuda.drawing.race import row_keys
-from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingSlot
 from pagewood.engine.runner.cuda.step_arrays import TableShape
 
@@ -217,30 +216,6 @@ def exact_places(step: VerifyArrays[Tensor], lengths: Tensor, tokens_per_row: in
     positions = starts.index_select(0, step.token_grants) + step.token_offsets
     rows = step.rows.index_select(0, step.token_grants)
     return ExactPlaces(starts=starts, positions=positions, sources=rows * tokens_per_row + positions)
-
-
-def sampler_of(sampling: SamplingArrays, words: Mapping[str, Tensor], positions: Tensor) -> Sampler:
-    """Return the sampler of several positions.
-
-    Args:
-        sampling: the parameters on the host, in any number.
-        words: those of each of the V positions, on the device and viewed as int32.
-        positions: `[V] int32`, of the tokens that are drawn.
-    """
-    return Sampler(
-        draws=bool((sampling.temperatures > 0).any()),
-        filters_top_k=bool((sampling.top_ks > 0).any()),
-        filters_top_p=bool((sampling.top_ps < 1).any()),
-        filters_min_p=bool((sampling.min_ps > 0).any()),
-        filters_typical_p=bool((sampling.typical_ps < 1).any()),
-        temperatures=words["temperatures"].view(torch.float32),
-        top_ks=words["top_ks"],
-        top_ps=words["top_ps"].view(torch.float32),
-        min_ps=words["min_ps"].view(torch.float32),
-        typical_ps=words["typical_ps"].view(torch.float32),
-        seeds=words["seeds"].view(torch.int64),
-        positions=positions,
-    )
 
 
 def masked_positions(batch: Batch, told: ToldDrafts | None) -> NDArray[np.int64]:

@@ -82,24 +82,17 @@ class VerifyArrays(Generic[X]):
     """[M] sampled grants with masks and drafts, which the host must know before it makes the masks."""
     told_tokens: X
     """[M * (W - 1)] token of each of their drafts; of one that is not granted, the last that is."""
-    sampling: Mapping[str, X]
-    """[V] each ([2V] for the seeds): the fields of `SamplingArrays`, viewed as int32."""
+    sampling: X
+    """[NUM_SAMPLING_COLUMNS * V], see `SamplingArrays.flat`."""
 
     def words(self) -> dict[str, X]:
-        """Return all arrays by name; names of those in `sampling` have a prefix."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return own | {_SAMPLING + name: array for name, array in self.sampling.items()}
+        """Return all arrays by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of_words(cls, words: Mapping[str, X]) -> VerifyArrays[X]:
         """Return the `VerifyArrays` whose `words` are given."""
-        own = {name: words[name] for name in _OWN}
-        sampling = {name[len(_SAMPLING) :]: words[name] for name in words if name.startswith(_SAMPLING)}
-        return cls(sampling=sampling, **own)
-
-
-_SAMPLING = "sampling."
-_OWN = [field.name for field in fields(VerifyArrays) if field.name != "sampling"]
+        return cls(**words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +155,6 @@ def verify_step(
     draft_owners, draft_steps = _ragged(most)
     told = batch.constrained[promised[batch.constrained] > 1]
     draft_places = np.minimum(np.arange(1, width), promised[told, None] - 1) if len(told) else np.empty((0, 0))
-    sampling = batch.sampling.take(owners)
     arrays = VerifyArrays(
         **updates(batch, tables),
         rows=rows,
@@ -188,7 +180,7 @@ def verify_step(
         draft_cells=draft_owners * np.int32(max(width - 1, 1)) + draft_steps,
         told=told,
         told_tokens=(firsts[told, None] + draft_places).astype(np.int32).ravel(),
-        sampling={name: array.view(np.int32) for name, array in sampling.fields().items()},
+        sampling=batch.sampling.take(owners).flat(),
     )
     return VerifyStep(arrays=arrays, mask=mask, width=width, longest=int(kv_lens.max()))
 

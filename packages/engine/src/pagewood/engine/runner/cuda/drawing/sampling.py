@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.core.result import EXCLUDED
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
+_FIRST = SamplingColumn.TEMPERATURE
 _NO_NUMBER = -1
 _MASS = float(1 << 40)  # the integer for probability 1; the sum of V such integers does not overflow 63 bits
 
@@ -35,44 +35,39 @@ _MASS = float(1 << 40)  # the integer for probability 1; the sum of V such integ
 class Sampler:
     """The sampling parameters of a step: facts about all rows for the host, and arrays on the device."""
 
-    draws: bool
-    """Whether any row is not greedy."""
-    filters_top_k: bool
-    filters_top_p: bool
-    filters_min_p: bool
-    filters_typical_p: bool
-    temperatures: Tensor
-    """[S] float32, 0 is greedy."""
-    top_ks: Tensor
-    """[S] int32, 0 is off."""
-    top_ps: Tensor
-    """[S] float32, 1 is off."""
-    min_ps: Tensor
-    """[S] float32, 0 is off."""
-    typical_ps: Tensor
-    """[S] float32, 1 is off."""
+    used: frozenset[SamplingColumn]
+    """The columns that any row uses."""
+    numbers: Tensor
+    """[columns from TEMPERATURE on, S] int32; of those that are float32, the bits."""
     seeds: Tensor
     """[S] int64."""
     positions: Tensor
     """[S] int32, position of each token that is drawn."""
 
     @classmethod
-    def of(cls, sampling: SamplingArrays, step: StepArrays[Tensor]) -> Sampler:
-        """Return the sampler of a batch from its parameters on the host, and its arrays on the device."""
+    def of(cls, sampling: SamplingArrays, flat: Tensor, positions: Tensor) -> Sampler:
+        """Return the sampler of some positions.
+
+        Args:
+            sampling: the parameters on the host, in any number.
+            flat: those of each position, on the device, see `SamplingArrays.flat`.
+            positions: `[S] int32`, of the tokens that are drawn.
+        """
+        num = len(positions)
         return cls(
-            draws=bool((sampling.temperatures > 0).any()),
-            filters_top_k=bool((sampling.top_ks > 0).any()),
-            filters_top_p=bool((sampling.top_ps < 1).any()),
-            filters_min_p=bool((sampling.min_ps > 0).any()),
-            filters_typical_p=bool((sampling.typical_ps < 1).any()),
-            temperatures=step.sampling["temperatures"].view(torch.float32),
-            top_ks=step.sampling["top_ks"],
-            top_ps=step.sampling["top_ps"].view(torch.float32),
-            min_ps=step.sampling["min_ps"].view(torch.float32),
-            typical_ps=step.sampling["typical_ps"].view(torch.float32),
-            seeds=step.sampling["seeds"].view(torch.int64),
-            positions=step.drawn_positions,
+            used=sampling.used(),
+            numbers=flat[_FIRST * num :].view(NUM_SAMPLING_COLUMNS - _FIRST, num),
+            seeds=flat[: _FIRST * num].view(torch.int64),
+            positions=positions,
         )
+
+    def whole(self, column: SamplingColumn) -> Tensor:
+        """Return a column of int32, `[S]`."""
+        return self.numbers[column - _FIRST]
+
+    def real(self, column: SamplingColumn) -> Tensor:
+        """Return a column of float32, `[S]`."""
+        return self.numbers[column - _FIRST].view(torch.float32)
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens, `[S] int64`, and the largest logit of each row, `[S]`; the row has a token if it is one.
@@ -84,9 +79,9 @@ class Sampler:
             logits: `[S, V]`.
         """
         largest, best = logits.max(-1)  # the maximum of a row with a NaN is NaN
-        if self.draws:
+        if SamplingColumn.TEMPERATURE in self.used:
             drawn = _first_to_arrive(logits.is_cuda)(self._weights(filters, logits), self.seeds, self.positions)
-            best = torch.where(self.temperatures > 0, drawn, best)
+            best = torch.where(self.real(SamplingColumn.TEMPERATURE) > 0, drawn, best)
         return best, largest
 
     def log_probabilities(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
@@ -97,56 +92,61 @@ class Sampler:
             logits: `[S, V]`.
         """
         greedy = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-        if not self.draws:
+        if SamplingColumn.TEMPERATURE not in self.used:
             return greedy.log()
         weights = self._weights(filters, logits)
         weights = weights / weights.sum(-1, keepdim=True)
-        return torch.where((self.temperatures > 0)[:, None], weights, greedy).log()
+        return torch.where((self.real(SamplingColumn.TEMPERATURE) > 0)[:, None], weights, greedy).log()
 
     def _weights(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
         """Return numbers in proportion to the probabilities of rows that are not greedy, `[S, V] float32`."""
-        scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
+        scaled, temperatures = logits.float(), self.real(SamplingColumn.TEMPERATURE)
+        temperatures = torch.where(temperatures > 0, temperatures, 1.0)
         if filters is None:
             weights = self._kept((scaled / temperatures[:, None]).softmax(-1))
         else:
             weights = self._probabilities(filters, scaled, temperatures)
-        return self._typical(weights) if self.filters_typical_p else weights
+        return self._typical(weights) if SamplingColumn.TYPICAL_P in self.used else weights
 
     def _kept(self, probs: Tensor) -> Tensor:
         """Return `probs` `[S, V] float32` with 0 where a filter drops a token, the same in every batch."""
         masses = (probs.double() * _MASS).long()
-        if self.filters_top_k or self.filters_top_p:
+        size = probs.shape[1]
+        if SamplingColumn.TOP_K in self.used or SamplingColumn.TOP_P in self.used:
             ordered = masses.sort(-1, descending=True).values
-            if self.filters_top_k:
-                last = (torch.where(self.top_ks > 0, self.top_ks, probs.shape[1]).clamp(max=probs.shape[1]) - 1).long()
+            if SamplingColumn.TOP_K in self.used:
+                top_ks = self.whole(SamplingColumn.TOP_K)
+                last = (torch.where(top_ks > 0, top_ks, size).clamp(max=size) - 1).long()
                 limits = ordered.gather(1, last[:, None])
                 masses = torch.where(masses >= limits, masses, 0)
                 ordered = torch.where(ordered >= limits, ordered, 0)
-            if self.filters_top_p:
-                ends = ordered.cumsum(-1)
-                wanted = (ends[:, -1].double() * self.top_ps.double()).long()
+            if SamplingColumn.TOP_P in self.used:
+                top_ps, ends = self.real(SamplingColumn.TOP_P), ordered.cumsum(-1)
+                wanted = (ends[:, -1].double() * top_ps.double()).long()
                 kept = (
                     (ends - ordered < wanted[:, None]).sum(-1).clamp(min=1)
                 )  # tokens before which the sum is too small
                 limits = ordered.gather(1, (kept - 1)[:, None])
-                masses = torch.where((masses >= limits) | (self.top_ps >= 1)[:, None], masses, 0)
-        if self.filters_min_p:
-            limits = self.min_ps.double() * masses.amax(-1).double()
+                masses = torch.where((masses >= limits) | (top_ps >= 1)[:, None], masses, 0)
+        if SamplingColumn.MIN_P in self.used:
+            limits = self.real(SamplingColumn.MIN_P).double() * masses.amax(-1).double()
             masses = torch.where(masses.double() >= limits[:, None], masses, 0)
         return torch.where(masses > 0, probs, 0.0)
 
     def _probabilities(self, flashinfer: FlashInfer, logits: Tensor, temperatures: Tensor) -> Tensor:
         """Return the filtered probabilities, `[S, V] float32`; a filter that is off for a row does not change it."""
-        probs = flashinfer.softmax(logits, temperatures)
-        if self.filters_top_k:
-            top_ks = torch.where(self.top_ks > 0, self.top_ks, logits.shape[1]).clamp(max=logits.shape[1])
-            kept = flashinfer.top_k_renorm_probs(probs, top_ks.int(), is_deterministic=True)
-            probs = torch.where((self.top_ks > 0)[:, None], kept, probs)
-        if self.filters_top_p:
-            kept = flashinfer.top_p_renorm_probs(probs, self.top_ps, is_deterministic=True)
-            probs = torch.where((self.top_ps < 1)[:, None], kept, probs)
-        if self.filters_min_p:
-            limits = self.min_ps[:, None] * probs.amax(-1, keepdim=True)
+        probs, size = flashinfer.softmax(logits, temperatures), logits.shape[1]
+        if SamplingColumn.TOP_K in self.used:
+            top_ks = self.whole(SamplingColumn.TOP_K)
+            limits = torch.where(top_ks > 0, top_ks, size).clamp(max=size)
+            kept = flashinfer.top_k_renorm_probs(probs, limits.int(), is_deterministic=True)
+            probs = torch.where((top_ks > 0)[:, None], kept, probs)
+        if SamplingColumn.TOP_P in self.used:
+            top_ps = self.real(SamplingColumn.TOP_P)
+            kept = flashinfer.top_p_renorm_probs(probs, top_ps, is_deterministic=True)
+            probs = torch.where((top_ps < 1)[:, None], kept, probs)
+        if SamplingColumn.MIN_P in self.used:
+            limits = self.real(SamplingColumn.MIN_P)[:, None] * probs.amax(-1, keepdim=True)
             probs = torch.where(probs >= limits, probs, 0.0)
         return probs
 
@@ -154,20 +154,20 @@ class Sampler:
         """Return `weights` `[S, V] float32` with 0 where a token is not locally typical, the same in every batch.
 
         Tokens are kept in the order of how near their surprisal is to the entropy, until their mass reaches
-        `typical_ps`. Both are shifted by the logarithm of the row's sum, so weights need not be normalised.
+        `typical_p`. Both are shifted by the logarithm of the row's sum, so weights need not be normalised.
 
         Source: Meister, Pimentel, Wiher and Cotterell, Locally typical sampling, 2022.
         """
-        masses = (weights.double() * _MASS).long()
+        typical_ps, masses = self.real(SamplingColumn.TYPICAL_P), (weights.double() * _MASS).long()
         surprisals = torch.where(masses > 0, -weights.double().log(), 0.0)
         total = masses.sum(-1, keepdim=True).double()
         mean = (masses * surprisals).long().sum(-1, keepdim=True).double() / total
         distances = torch.where(masses > 0, (surprisals - mean).abs(), torch.inf)
         ordered, places = distances.sort(-1)
         taken = masses.gather(1, places)
-        is_needed = (taken.cumsum(-1) - taken).double() < total * self.typical_ps.double()[:, None]
+        is_needed = (taken.cumsum(-1) - taken).double() < total * typical_ps.double()[:, None]
         radius = ordered.gather(1, is_needed.sum(-1, keepdim=True).clamp(min=1) - 1)
-        is_kept = ((distances <= radius) & (masses > 0)) | (self.typical_ps >= 1)[:, None]
+        is_kept = ((distances <= radius) & (masses > 0)) | (typical_ps >= 1)[:, None]
         return torch.where(is_kept, weights, 0.0)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, best_of, seed_of
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, vector
@@ -32,8 +32,8 @@ _SALT = np.uint64(0xD1B54A32D192ED03)
 @exact
 def _chance(whole: Any) -> Any:
     """Return a number in [0, 1) for the seed and the position of a row of choices, viewed as int32."""
-    seed = np.uint64(np.uint32(whole[5])) | (np.uint64(np.uint32(whole[6])) << np.uint64(32))
-    return np.float64(_mix(_mix(seed + _SALT) + np.uint64(whole[4]) * _SALT) >> np.uint64(11)) * 2.0**-53
+    seed = np.uint64(seed_of(whole))
+    return np.float64(_mix(_mix(seed + _SALT) + np.uint64(whole[POSITION]) * _SALT) >> np.uint64(11)) * 2.0**-53
 
 
 @inlined
@@ -170,7 +170,7 @@ def plant(scope: Any, s: Any) -> None:
             for d in range(half):
                 target[d] = source[d]
         at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + i)
-        integers(at, NUM_CHOICE_COLUMNS)[4] = start + depth + 1
+        integers(at, NUM_CHOICE_COLUMNS)[POSITION] = start + depth + 1
 
 
 @inlined

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.core.sampling import NUM_SAMPLING_COLUMNS
 from pagewood.engine.runner.cpu.compiled.drafting.passes import adjust_scope, follow
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, lay_out_scope
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel
@@ -206,13 +207,10 @@ def plan_head(
     return n
 
 
-@kernel(
-    "i8(i8[:,::1], i8[::1], i8[::1], i4[:,::1], i8, i8[::1], f4[::1], i4[::1], f4[::1], f4[::1], f4[::1], "
-    "i8[::1], i4[::1], i8)"
-)
+@kernel("i8(i8[:,::1], i8[::1], i8[::1], i4[:,::1], i8, i8[::1], i4[:,::1], i4[::1], i8)")
 def lay_out_chains(
-    scopes: Any, counts: Any, indices: Any, entries: Any, num_entries: Any, rotations: Any, temperatures: Any,
-    top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any, begins: Any, lag: Any,
+    scopes: Any, counts: Any, indices: Any, entries: Any, num_entries: Any, rotations: Any, sampling: Any, begins: Any,
+    lag: Any,
 ) -> Any:  # fmt: skip
     """Lay out the passes that draft; return the largest `Outcome`, or at once that rotations are not enough.
 
@@ -227,12 +225,7 @@ def lay_out_chains(
         entries: `[>= num_entries, columns of Entry]`.
         num_entries: entries of this step.
         rotations: `[3]`, see `lay_out`.
-        temperatures: `[S]`, this and the following are the sampling parameters.
-        top_ks: `[S]`.
-        top_ps: `[S]`.
-        min_ps: `[S]`.
-        typical_ps: `[S]`.
-        seeds: `[S]`.
+        sampling: `[S, NUM_SAMPLING_COLUMNS]`, see `SamplingArrays.words`.
         begins: `[rows]`, first position that each row attends to; or `[0]`.
         lag: 1 for a head, 0 for a draft model.
     """
@@ -241,9 +234,7 @@ def lay_out_chains(
     num_of, every, ones = (
         np.empty(num_entries, np.int32), np.arange(num_entries).astype(np.int32), np.ones(num_entries, np.int32)
     )  # fmt: skip
-    temperature_of, top_k_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.int32)
-    top_p_of, min_p_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.float32)
-    typical_p_of, seed_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.int64)
+    sampling_of = np.empty((num_entries, NUM_SAMPLING_COLUMNS), np.int32)
     result = np.int64(Outcome.DONE)
     for d in range(indices.shape[0]):
         n = 0
@@ -254,8 +245,7 @@ def lay_out_chains(
             row_of[n] = row
             start_of[n] = entries[k, Entry.START] if d == 0 else lengths[row] - 1
             num_of[n] = entries[k, Entry.COUNT] if d == 0 else 1
-            temperature_of[n], top_k_of[n], top_p_of[n] = temperatures[s], top_ks[s], top_ps[s]
-            min_p_of[n], typical_p_of[n], seed_of[n] = min_ps[s], typical_ps[s], seeds[s]
+            sampling_of[n] = sampling[s]
             n += 1
         if n == 0:
             break
@@ -264,8 +254,7 @@ def lay_out_chains(
         outcome = np.int64(
             lay_out_scope(
                 scope, counts[at : at + NUM_KINDS], rotations, row_of[:n], start_of[:n], num_of[:n], every[:n],
-                ones[:n], temperature_of[:n], top_k_of[:n], top_p_of[:n], min_p_of[:n], typical_p_of[:n], seed_of[:n],
-                d - shift, 0,
+                ones[:n], sampling_of[:n], d - shift, 0,
             )
         )  # fmt: skip
         if outcome == Outcome.TOO_FAR:
@@ -294,12 +283,11 @@ def lay_out_pairs(
     """
     num_grants = rows.shape[0]
     every, ones = np.arange(num_grants).astype(np.int32), np.ones(num_grants, np.int32)
-    zeros, integer_zeros = np.zeros(num_grants, np.float32), np.zeros(num_grants, np.int32)
+    greedy = np.zeros((num_grants, NUM_SAMPLING_COLUMNS), np.int32)
     scope, at = scopes[index], index * NUM_KINDS
     outcome = np.int64(
-        lay_out_scope(  # greedy: nothing is drawn after it
-            scope, counts[at : at + NUM_KINDS], rotations, rows, firsts[:num_grants], nums, every, ones, zeros,
-            integer_zeros, zeros, zeros, zeros, np.zeros(num_grants, np.int64), 0, 0,
+        lay_out_scope(  # nothing is drawn after it
+            scope, counts[at : at + NUM_KINDS], rotations, rows, firsts[:num_grants], nums, every, ones, greedy, 0, 0
         )
     )  # fmt: skip
     if outcome == Outcome.DONE:

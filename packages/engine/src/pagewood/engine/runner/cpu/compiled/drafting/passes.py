@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, longs, vector
@@ -26,7 +26,6 @@ from pagewood.engine.runner.splitmix import mix
 _mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
 _SALT = np.uint64(0xA24BAED4963EE407)
 _NEVER = np.float32(-1e30)  # a logit that is never drawn, at any temperature
-_POSITION = 4  # column of a row of choices
 
 
 @inlined
@@ -262,7 +261,7 @@ def adjust_scope(scope: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
     for g in range(scope[Column.NUM_GRANTS]):
         begin_of[g] = begins[row_of[g]]
     for w in range(num_wanted):
-        integers(scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w, NUM_CHOICE_COLUMNS)[_POSITION] += shift
+        integers(scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w, NUM_CHOICE_COLUMNS)[POSITION] += shift
 
 
 @kernel("void(i8[:,::1], i8, i8, i4[::1], i8)")

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.core.sampling import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.noise import exponential, row_key, seed_in, uniform
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import best_of, kept_range, seed_of
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import POSITION, best_of, kept_range, seed_of
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
 from pagewood.engine.runner.splitmix import Domain
@@ -79,8 +80,8 @@ def verify(target: Any, draft: Any, drafts: Any, choice: Any, exact_choice: Any,
         tokens: `[D + 1] int32`, written.
         scratch: `[2, V] float32`, overwritten unless the temperature is 0.
     """
-    temperature, top_p, min_p, typical_p = choice[0], choice[2], choice[3], choice[7]
-    top_k, start, seed = exact_choice[1], np.int64(exact_choice[4]), seed_of(exact_choice)
+    temperature, start = choice[SamplingColumn.TEMPERATURE], np.int64(exact_choice[POSITION])
+    seed = seed_of(exact_choice)
     for d in range(target.shape[0]):
         best = best_of(target[d])
         if best < 0:
@@ -91,14 +92,14 @@ def verify(target: Any, draft: Any, drafts: Any, choice: Any, exact_choice: Any,
             if drafted != best:
                 return d + 1
             continue
-        nearest, limit = kept_range(target[d], best, temperature, top_k, top_p, min_p, typical_p)
+        nearest, limit = kept_range(target[d], best, choice, exact_choice)
         key = row_key(seed, start + d)
         best_draft = best_of(draft[d]) if 0 <= drafted < target.shape[1] else np.int64(-1)
         token = np.int64(-1)
         if best_draft >= 0:
             p, q = scratch[0], scratch[1]
             p_total = _weigh(target[d], best, temperature, nearest, limit, p)
-            q_nearest, q_limit = kept_range(draft[d], best_draft, temperature, top_k, top_p, min_p, typical_p)
+            q_nearest, q_limit = kept_range(draft[d], best_draft, choice, exact_choice)
             q_total = _weigh(draft[d], best_draft, temperature, q_nearest, q_limit, q)
             if q[drafted] > _F(0.0):
                 number = uniform(seed_in(seed, _ACCEPT), start + d)

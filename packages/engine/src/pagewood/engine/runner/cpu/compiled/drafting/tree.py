@@ -30,9 +30,16 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.core.sampling import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.noise import exponential, row_key
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range, seed_of
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import (
+    NUM_CHOICE_COLUMNS,
+    POSITION,
+    best_of,
+    kept_range,
+    seed_of,
+)
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, longs, vector
@@ -42,7 +49,6 @@ _TOKEN, _PARENT, _SCORE, _PLACE = range(NUM_NODE_COLUMNS)
 _F = np.float32
 _NONE = _F(-np.inf)  # the score of a candidate that is not there
 _REACH = 16.0  # how far below the largest logit a logit may lie, in units of the temperature if that is above 1
-_POSITION = 4  # column of a row of choices
 
 
 @exact
@@ -68,14 +74,15 @@ def expand(logits: Any, choice: Any, exact_choice: Any, tokens: Any, scores: Any
     """
     for j in range(tokens.shape[0]):
         tokens[j], scores[j] = -1, _NONE
-    best, temperature = best_of(logits), np.float64(choice[0])
+    best, scale = best_of(logits), choice[SamplingColumn.TEMPERATURE]
+    temperature = np.float64(scale)
     if best < 0:
         return
     first, nearest, limit, key = np.int64(best), _F(0.0), _F(np.inf), np.uint64(0)
     if temperature > 0.0:
-        key = row_key(seed_of(exact_choice), exact_choice[_POSITION])
-        nearest, limit = kept_range(logits, best, choice[0], exact_choice[1], choice[2], choice[3], choice[7])
-        first = first_to_arrive(logits, best, choice[0], nearest, limit, key)
+        key = row_key(seed_of(exact_choice), exact_choice[POSITION])
+        nearest, limit = kept_range(logits, best, choice, exact_choice)
+        first = first_to_arrive(logits, best, scale, nearest, limit, key)
     tokens[0], scores[0] = first, _F(0.0)
     if not abs(logits[best]) < np.inf:
         return
@@ -84,7 +91,7 @@ def expand(logits: Any, choice: Any, exact_choice: Any, tokens: Any, scores: Any
     for i in range(logits.shape[0]):
         if logits[i] < lowest or i == first:
             continue
-        if temperature > 0.0 and not nearest <= logits[best] / choice[0] - logits[i] / choice[0] <= limit:
+        if temperature > 0.0 and not nearest <= logits[best] / scale - logits[i] / scale <= limit:
             continue
         score = _F(_number(logits, best, i, temperature, key) - lead)
         total += math.exp(score)
@@ -383,4 +390,4 @@ def shape(scopes: Any, index: Any, num_grants: Any, num: Any, first: Any, level:
                 for d in range(half):
                     target[d] = source[d]
             at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * token
-            integers(at, NUM_CHOICE_COLUMNS)[_POSITION] = position + 1 + shift
+            integers(at, NUM_CHOICE_COLUMNS)[POSITION] = position + 1 + shift

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import MAX_LOGPROBS
+from pagewood.engine.core.sampling import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
@@ -177,10 +178,10 @@ def report(
         best = best_of(logits)
         if entry[Adjustment.IS_PROCESSED] != 0 and best >= 0:
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
-            choice, top_k = vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS)[1]
-            temperature = choice[0]
+            choice = vector(choice_at, NUM_CHOICE_COLUMNS)
+            temperature = choice[SamplingColumn.TEMPERATURE]
             if temperature > _F(0.0):
-                nearest, limit = kept_range(logits, best, temperature, top_k, choice[2], choice[3], choice[7])
+                nearest, limit = kept_range(logits, best, choice, integers(choice_at, NUM_CHOICE_COLUMNS))
     if best < 0 or not 0 <= token < vocab_size:
         out[0], whole[1], whole[2] = _F(np.nan), 0, 0
         return

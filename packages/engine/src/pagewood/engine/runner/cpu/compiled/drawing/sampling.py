@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.core.result import EXCLUDED
+from pagewood.engine.core.sampling import NUM_SAMPLING_COLUMNS, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
 from pagewood.engine.runner.cpu.compiled.machine.kernel import apart, exact, inlined
@@ -38,13 +39,10 @@ NO_NUMBER = -1
 """Stands for a token where a logit is not a number."""
 NO_CHANCE = EXCLUDED
 """Stands for a token where all logits are minus infinity."""
-NUM_CHOICE_COLUMNS = 8
-"""Columns of a row that says how to draw.
-
-They are temperature (float32; 0 takes the largest logit, the first of equal ones), top_k (int32; 0 is off), top_p
-(float32; 1 is off), min_p (float32; 0 is off), the token's position (int32), the lower and the upper half of the seed,
-and typical_p (float32; 1 is off).
-"""
+POSITION = NUM_SAMPLING_COLUMNS
+"""Column of a row that says how to draw: the token's position (int32)."""
+NUM_CHOICE_COLUMNS = NUM_SAMPLING_COLUMNS + 1
+"""Columns of such a row: those of `SamplingColumn`, and `POSITION`. It is passed as float32, and as int32 beside it."""
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
 
 
@@ -269,11 +267,20 @@ def _typical_range(distances: Any, limit: Any, p: Any) -> Any:
 
 
 @apart
-def kept_range(logits: Any, best: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any) -> Any:
+def kept_range(logits: Any, best: Any, choice: Any, exact_choice: Any) -> Any:
     """Return how far below the largest logit, that of `best`, a logit must lie and may lie, for all filters.
 
     Distances are those of logits that are divided by the temperature, in float32.
+
+    Args:
+        logits: `[V] float32`.
+        best: index of the largest.
+        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices` whose temperature is not 0.
+        exact_choice: the same memory as int32.
     """
+    temperature, top_k = choice[SamplingColumn.TEMPERATURE], exact_choice[SamplingColumn.TOP_K]
+    top_p, min_p = choice[SamplingColumn.TOP_P], choice[SamplingColumn.MIN_P]
+    typical_p = choice[SamplingColumn.TYPICAL_P]
     largest = logits[best] / temperature
     is_typical = typical_p < _F(1.0) and abs(largest) < np.inf
     if not (0 < top_k < logits.shape[0] or top_p < _F(1.0) or is_typical):
@@ -322,12 +329,19 @@ def best_of(logits: Any) -> Any:
 
 
 @exact
-def choose(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any, key: Any) -> Any:
-    """Return a token of `logits` `[V]`, or `NO_NUMBER` or `NO_CHANCE`; `key` is that of the row's noise."""
-    best = best_of(logits)
+def choose(logits: Any, choice: Any, exact_choice: Any, key: Any) -> Any:
+    """Return a token of `logits` `[V]`, or `NO_NUMBER` or `NO_CHANCE`; the largest, the first of equal ones, if greedy.
+
+    Args:
+        logits: `[V] float32`.
+        choice: see `draw` for this and the next.
+        exact_choice: the same memory as int32.
+        key: of the row's noise.
+    """
+    best, temperature = best_of(logits), choice[SamplingColumn.TEMPERATURE]
     if best < 0 or temperature == _F(0.0):
         return best
-    nearest, limit = kept_range(logits, best, temperature, top_k, top_p, min_p, typical_p)
+    nearest, limit = kept_range(logits, best, choice, exact_choice)
     return first_to_arrive(logits, best, temperature, nearest, limit, key)
 
 
@@ -341,32 +355,25 @@ def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
         exact_choice: the same memory as int32.
         token: `[1] int32`, written; `NO_NUMBER` or `NO_CHANCE` if there is none.
     """
-    key = row_key(seed_of(exact_choice), exact_choice[4])
-    token[0] = choose(logits, choice[0], exact_choice[1], choice[2], choice[3], choice[7], key)
+    token[0] = choose(logits, choice, exact_choice, row_key(seed_of(exact_choice), exact_choice[POSITION]))
 
 
 @exact
 def seed_of(exact_choice: Any) -> Any:
     """Return the seed in a row of `choices` that is viewed as int32."""
-    return np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
+    low, high = np.uint32(exact_choice[SamplingColumn.SEED]), np.uint32(exact_choice[SamplingColumn.SEED_REST])
+    return np.int64(np.uint64(low) | (np.uint64(high) << np.uint64(32)))
 
 
 @inlined
-def fill_choice(choice: Any, whole: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any,
-                seed: Any, position: Any) -> None:  # fmt: skip
+def fill_choice(exact_choice: Any, words: Any, position: Any) -> None:
     """Write a row of `choices`.
 
     Args:
-        choice: `[NUM_CHOICE_COLUMNS] float32`, written.
-        whole: the same memory as int32.
-        temperature: this and the following are the sampling parameters.
-        top_k: int32.
-        top_p: float32.
-        min_p: float32.
-        typical_p: float32.
-        seed: int64.
+        exact_choice: `[NUM_CHOICE_COLUMNS] int32`, written.
+        words: `[NUM_SAMPLING_COLUMNS] int32`, a row of `SamplingArrays.words`.
         position: of the token that is drawn.
     """
-    choice[0], choice[2], choice[3], choice[7] = temperature, top_p, min_p, typical_p
-    whole[1], whole[4] = top_k, position
-    whole[5], whole[6] = np.int32(np.uint32(seed & 0xFFFFFFFF)), np.int32(seed >> 32)
+    for c in range(NUM_SAMPLING_COLUMNS):
+        exact_choice[c] = words[c]
+    exact_choice[POSITION] = position

@@ -20,6 +20,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCa
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
+from pagewood.engine.core.sampling import SamplingColumn
+
 _log = logging.getLogger(__name__)
 
 REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
@@ -33,7 +35,8 @@ FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "li
 class _Locator(UserWideCacheLocator):
     """Places compiled code in the user's cache folder, because an installation may be read-only or shared.
 
-    Code is valid until any source file in the function's folder changes, because kernels call functions of other files.
+    Code is valid until any source file in the function's folder changes, because kernels call functions of other files,
+    or the columns of the sampling parameters do, which are part of the code.
     """
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
@@ -42,6 +45,7 @@ class _Locator(UserWideCacheLocator):
         sources = hashlib.sha256()
         for path in sorted(folder.glob("*.py")):
             sources.update(path.read_bytes())
+        sources.update(repr(list(SamplingColumn)).encode())
         self._stamp = sources.hexdigest()
         root = Path(AppDirs(appname="pagewood", appauthor=False).user_cache_dir)
         self._cache_path = str(root / "kernels" / self._stamp[:16])
