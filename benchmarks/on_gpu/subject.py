@@ -21,7 +21,6 @@ from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.verify import DraftRequest
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 16
@@ -148,10 +147,7 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     weights = RandomWeights(dtype=dtype, device=device.torch_device)
     with torch.inference_mode():
         decoder = Decoder(model, weights, cuda_ops(flashinfer, device.torch_device), device=device.torch_device)
-    layout = MultiHeadLayout(
-        num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, page_size=PAGE_SIZE,
-        dtype=plan.dtype,
-    )  # fmt: skip
+    layout = model.memory_layout(page_size=PAGE_SIZE, dtype=plan.dtype)
     needed = max(plan.batches) * -(-plan.max_length // PAGE_SIZE)
     room = max(device.free_bytes() - _RESERVE_BYTES, device.free_bytes() // 2)
     num_pages = min(needed, room // layout.bytes_per_page - 1)

@@ -63,10 +63,7 @@ def model(seed: int = 3, head_dim: int = DIM, scale: float = 0.3) -> Decoder[Buf
 
 def layout_of(decoder: Decoder[Buffer], page_size: int) -> MultiHeadLayout:
     config = decoder.config
-    return MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=page_size,
-        order="HND",
-    )  # fmt: skip
+    return config.memory_layout(page_size=page_size, order="HND")
 
 
 class Bench:

@@ -30,7 +30,6 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.packer import Packer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 4
@@ -164,15 +163,8 @@ def _runner(
     model: Decoder, *, dtype: str = "float32", packed: Collection[tuple[WeightKind, ProductLevel]] = ()
 ) -> CPURunner:
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=PAGE_SIZE,
-        dtype=dtype,
-        order="HND",
-    )
-    kernel = warm_up(config.head_dim, int8=dtype == "int8", packed=packed)
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
+    kernel = warm_up(layout.head_dim, int8=dtype == "int8", packed=packed)
     return CPURunner(model, KVStorage(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 

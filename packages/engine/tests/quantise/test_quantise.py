@@ -36,7 +36,6 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.packer import Packer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 INT4, GPTQ, INT8 = Scheme(format="int4"), Scheme(format="int4", method="gptq"), Scheme(format="int8")
@@ -76,11 +75,8 @@ def logits(folder: Path, tokens: list[int], form: WeightFormat) -> Tensor:
     ops = CPUOps(Packer(form))
     model = load_model(folder, ops, dtype=torch.float32 if form == "float32" else None)
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE_SIZE, dtype="float32", order="HND",
-    )  # fmt: skip
-    kernel = warm_up(config.head_dim, packed=ops.variants)
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype="float32", order="HND")
+    kernel = warm_up(layout.head_dim, packed=ops.variants)
     runner = CPURunner(model, KVStorage(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
     driver = RowDriver(runner, num_pages=16, page_size=PAGE_SIZE)
     found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()

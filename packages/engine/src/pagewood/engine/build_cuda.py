@@ -243,13 +243,7 @@ def build_cuda_runner(
         ) from error
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
     sizes = sizes if config.cuda_graph else []
-    layout = MultiHeadLayout(
-        num_layers=model.config.num_layers,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        page_size=config.page_size,
-        dtype=_kv_dtype_of(config),
-    )
+    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config))
     parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:

@@ -122,13 +122,7 @@ class LoadedDrafter:
         config = self._config
         if config is None:
             return None
-        return MultiHeadLayout(
-            num_layers=config.num_layers if self.head is None else self.head.config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            page_size=target.page_size,
-            dtype=target.dtype,
-        )
+        return config.memory_layout(page_size=target.page_size, dtype=target.dtype)
 
     def make(
         self,

@@ -13,6 +13,7 @@ from pagewood.engine.models.end_tokens import tokenizer_end
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.rope_config import LAYER_TYPES, MAX_POSITION, RopeConfig, read_rope
 from pagewood.engine.weights.quantisation import check_method
+from pagewood.kvpool import MultiHeadLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,19 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Elements of all key heads (or value heads) of a token."""
         return self.num_kv_heads * self.head_dim
+
+    def memory_layout(
+        self, *, page_size: int, dtype: str = "float32", order: Literal["NHD", "HND"] = "NHD"
+    ) -> MultiHeadLayout:
+        """Return the layout of the keys and values of all layers; see `MultiHeadLayout` for the arguments."""
+        return MultiHeadLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_size=page_size,
+            dtype=dtype,
+            order=order,
+        )
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
