@@ -23,7 +23,6 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE, NUM_PAGES, CHUNK = 16, 64, 37
@@ -40,11 +39,8 @@ QUESTIONS = (
 def logits(model: Decoder[Any], prompts: list[list[int]], dtype: str) -> NDArray[np.float64]:
     """Return the logits at all positions of the prompts, computed in chunks."""
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE_SIZE, dtype=dtype, order="HND",
-    )  # fmt: skip
-    kernel = warm_up(config.head_dim, int8=dtype == "int8")
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
+    kernel = warm_up(layout.head_dim, int8=dtype == "int8")
     runner = CPURunner(model, KVStorage(layout, NUM_PAGES), kernel, max_rows=1, max_length=1024, num_threads=2)
     parts: list[NDArray[np.float32]] = []
     for prompt in prompts:

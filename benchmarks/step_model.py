@@ -27,7 +27,6 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.schedpolicy import StepSample
 from pagewood.schedpolicy.steps.latency import pairs_of
@@ -78,13 +77,7 @@ def measure(folder: Path, *, num_threads: int, shapes: Shapes = Shapes()) -> lis
     """Return the median time of steps of many shapes."""
     model = load_model(folder, CPUOps())
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=PAGE_SIZE,
-        order="HND",
-    )
+    layout = config.memory_layout(page_size=PAGE_SIZE, order="HND")
     rounds = shapes.repeats + 1
     most_steps = rounds * max(map(shapes.chunks_of, shapes.chunks))
     num_tokens = max(shapes.decodes) * (max(shapes.contexts) + most_steps + PAGE_SIZE)
@@ -97,7 +90,7 @@ def measure(folder: Path, *, num_threads: int, shapes: Shapes = Shapes()) -> lis
         runner = CPURunner(
             model,
             KVStorage(layout, num_pages),
-            warm_up(config.head_dim),
+            warm_up(layout.head_dim),
             max_rows=max(shapes.decodes) + rounds,
             max_length=max(shapes.max_length, max(shapes.contexts) + most_steps) + PAGE_SIZE,
             num_threads=num_threads,

@@ -37,7 +37,6 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
@@ -236,12 +235,9 @@ def steps(
 
 def _runner(loaded: LoadedModel, num_rows: int, length: int, num_threads: int) -> tuple[CPURunner, RowDriver]:
     config = loaded.model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=PAGE_SIZE,
-        order="HND",
-    )  # fmt: skip
+    layout = config.memory_layout(page_size=PAGE_SIZE, order="HND")
     num_pages = num_rows * -(-(length + 1) // PAGE_SIZE)
-    kernel = warm_up(config.head_dim, packed=loaded.variants)
+    kernel = warm_up(layout.head_dim, packed=loaded.variants)
     runner = CPURunner(
         loaded.model, KVStorage(layout, num_pages), kernel, max_rows=num_rows, max_length=length + 1,
         num_threads=num_threads,

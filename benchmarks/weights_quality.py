@@ -44,7 +44,6 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from weight_forms.folders import SHAPES, write_folder
 
@@ -263,11 +262,8 @@ def on_texts(candidate: Candidate, texts: Mapping[str, Sequence[Window]], num_th
     config = loaded.model.config
     length = longest(texts)
     num_pages = -(-length // PAGE_SIZE)
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE_SIZE, dtype=candidate.kv, order="HND",
-    )  # fmt: skip
-    kernel = warm_up(config.head_dim, int8=candidate.kv == "int8", packed=loaded.variants)
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype=candidate.kv, order="HND")
+    kernel = warm_up(layout.head_dim, int8=candidate.kv == "int8", packed=loaded.variants)
     runner = CPURunner(
         loaded.model, KVStorage(layout, num_pages), kernel, max_rows=1, max_length=length, num_threads=num_threads
     )

@@ -15,13 +15,16 @@ from pagewood.engine.assembly.build_cuda import cuda_ops
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
+from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 16
@@ -60,23 +63,26 @@ def model_config(
 ) -> ModelConfig:
     """Return the configuration of a Llama 3.1 with these sizes."""
     scaling = Llama3Scaling(factor=8.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0)
+    norm = NormConfig(epsilon=1e-5)
+    layer = LayerConfig(
+        mixer=AttentionConfig(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
+            scale=head_dim**-0.5,
+        ),
+        feed_forward=FeedForwardConfig(size=inner),
+        norm=norm,
+        frame=FrameConfig(),
+    )
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=inner,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=(layer,) * layers,
+        norm=norm,
         max_position=131_072,
-        norm_epsilon=1e-5,
-        rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
-        windows=(None,) * layers,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
         tied_embeddings=False,
     )
 
@@ -148,10 +154,7 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     weights = RandomWeights(dtype=dtype, device=device.torch_device)
     with torch.inference_mode():
         decoder = Decoder(model, weights, cuda_ops(flashinfer, device.torch_device), device=device.torch_device)
-    layout = MultiHeadLayout(
-        num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, page_size=PAGE_SIZE,
-        dtype=plan.dtype,
-    )  # fmt: skip
+    layout = model.memory_layout(page_size=PAGE_SIZE, dtype=plan.dtype)
     needed = max(plan.batches) * -(-plan.max_length // PAGE_SIZE)
     room = max(device.free_bytes() - _RESERVE_BYTES, device.free_bytes() // 2)
     num_pages = min(needed, room // layout.bytes_per_page - 1)

@@ -28,7 +28,6 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.recording_device import RecordingDevice
 
@@ -53,12 +52,9 @@ def check_logits(host: Host) -> str:
 def compare_logits(host: Host, folder: Path) -> int:
     """Compare a model's logits at every position of the prompts with the CPU runner's; return their number."""
     model = load_model(folder, CPUOps())
-    layout = MultiHeadLayout(
-        num_layers=model.config.num_layers, num_kv_heads=model.config.num_kv_heads, head_dim=model.config.head_dim,
-        page_size=PAGE_SIZE, order="HND",
-    )  # fmt: skip
+    layout = model.config.memory_layout(page_size=PAGE_SIZE, order="HND")
     reference = CPURunner(
-        model, KVStorage(layout, 64), warm_up(model.config.head_dim), max_rows=6, max_length=256, num_threads=1
+        model, KVStorage(layout, 64), warm_up(layout.head_dim), max_rows=6, max_length=256, num_threads=1
     )
     expected = torch.from_numpy(reference.forward(_prompt_batch(reference)))
     reference.close()

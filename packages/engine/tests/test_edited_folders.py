@@ -27,7 +27,6 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 SMALL = {
@@ -66,11 +65,8 @@ def assert_same_logits(folder: Path) -> None:
         expected = reference(torch.tensor(tokens)[None]).logits[0]
     model = load_model(folder, CPUOps())
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=4,
-        dtype="float32", order="HND",
-    )  # fmt: skip
-    runner = CPURunner(model, KVStorage(layout, 60), warm_up(config.head_dim), max_rows=2, max_length=64, num_threads=1)
+    layout = config.memory_layout(page_size=4, dtype="float32", order="HND")
+    runner = CPURunner(model, KVStorage(layout, 60), warm_up(layout.head_dim), max_rows=2, max_length=64, num_threads=1)
     driver = RowDriver(runner, num_pages=60, page_size=4)
     logits = torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens), 64)])))
     runner.close()
@@ -232,7 +228,7 @@ def test_end_tokens(tmp_path: Path, files: dict[str, dict[str, Any]], ends: tupl
 
 def test_one_rope_for_every_layer_type(tmp_path: Path) -> None:
     write(tmp_path, "Qwen3", with_fields(rope_parameters={"full_attention": PLAIN, "sliding_attention": PLAIN}))
-    assert ModelConfig.from_folder(tmp_path).rope.theta == 1e6
+    assert ModelConfig.from_folder(tmp_path).ropes[0].theta == 1e6
 
 
 class Recorded(Mapping[str, object]):

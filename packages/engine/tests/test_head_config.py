@@ -101,7 +101,7 @@ def test_a_head_with_a_part_of_the_vocabulary(tmp_path: Path, target: Path) -> N
     ops = torch_ops()
     reports: list[tuple[str, int, int]] = []
     head = load_head(folder, load_model(target, ops), ops, progress=lambda *step: reports.append(step))
-    assert (head.config.output_size, head.config.captured, head.config.num_layers) == (7, (2, 2, 1), 1)
+    assert (head.config.output_size, head.config.captured, head.config.layer.num_layers) == (7, (2, 2, 1), 1)
     assert head.token_map is not None
     assert head.token_map.tolist() == [0, 1, 3, 4, 9, 10, 11]
     assert reports == [("reading weights", i + 1, 15) for i in range(14)]  # t2d is not read

@@ -25,7 +25,6 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from scratch import scratch_folder
 
@@ -86,13 +85,10 @@ class Bench:
         ops = CPUOps(PACKERS[setup.weights]())
         model = load_model(folder_of(setup.model), ops)
         config = model.config
-        layout = MultiHeadLayout(
-            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-            page_size=setup.page_size, dtype="int8" if setup.int8 else "float32", order="HND",
-        )  # fmt: skip
+        layout = config.memory_layout(page_size=setup.page_size, dtype="int8" if setup.int8 else "float32", order="HND")
         num_pages = 8 * -(-(LENGTH + 1) // setup.page_size)
         self.storage = KVStorage(layout, num_pages)
-        kernel = warm_up(config.head_dim, int8=setup.int8, packed=ops.variants)
+        kernel = warm_up(layout.head_dim, int8=setup.int8, packed=ops.variants)
         self.runner = CPURunner(
             model, self.storage, kernel, max_rows=8, max_length=LENGTH + 1, num_threads=setup.num_threads
         )

@@ -37,7 +37,6 @@ from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cp
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.forms import quantise_int4, quantise_int8, to_bfloat16
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 FORMS: list[WeightFormat] = ["bfloat16", "int8", "int4"]
@@ -75,11 +74,8 @@ def load(folder: Path, form: WeightFormat, **options: Any) -> LoadedModel:
 def logits(loaded: LoadedModel, tokens: list[int]) -> NDArray[np.float32]:
     """Return the logits `[T, V]` at all positions."""
     config = loaded.model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=16,
-        dtype="float32", order="HND",
-    )  # fmt: skip
-    kernel = warm_up(config.head_dim, packed=loaded.variants)
+    layout = config.memory_layout(page_size=16, dtype="float32", order="HND")
+    kernel = warm_up(layout.head_dim, packed=loaded.variants)
     runner = CPURunner(loaded.model, KVStorage(layout, 16), kernel, max_rows=1, max_length=256, num_threads=2)
     driver = RowDriver(runner, num_pages=16, page_size=16)
     found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()

@@ -23,6 +23,7 @@ from torch import Tensor
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -30,7 +31,6 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 4
@@ -89,6 +89,10 @@ CASES = {
             "max_position_embeddings": 40,
             **_rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
+    ),
+    "olmo2": Case(kind="Olmo2", extra={"eos_token_id": 0}),
+    "olmo2-one-kv-head": Case(
+        kind="Olmo2", extra={"eos_token_id": 0, "num_key_value_heads": 1, "attention_bias": True}
     ),
     "qwen3-windows": Case(
         kind="Qwen3",
@@ -164,15 +168,8 @@ def _runner(
     model: Decoder, *, dtype: str = "float32", packed: Collection[tuple[WeightKind, ProductLevel]] = ()
 ) -> CPURunner:
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=PAGE_SIZE,
-        dtype=dtype,
-        order="HND",
-    )
-    kernel = warm_up(config.head_dim, int8=dtype == "int8", packed=packed)
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
+    kernel = warm_up(layout.head_dim, int8=dtype == "int8", packed=packed)
     return CPURunner(model, KVStorage(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 
@@ -194,6 +191,17 @@ def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> 
     while sequence.num_computed < len(tokens):
         parts.append(torch.from_numpy(runner.forward(driver.batch([(sequence, chunk)]))))
     torch.testing.assert_close(torch.cat(parts), pair.logits(tokens), atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_the_oracle_of_parts_computes_the_same(pair: Pair) -> None:
+    """The parts over plain torch, on two whole texts at once."""
+    model, prompts = load_model(pair.folder, TorchOps()), [_prompts(7)[6], _prompts(7)[3] + [1] * 6]
+    tokens, positions = torch.tensor(prompts).flatten(), torch.arange(70).repeat(2)
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], 70)
+    logits = model(tokens, [rope(positions) for rope in model.ropes], attention, torch.arange(140))
+    expected = torch.cat([pair.logits(prompt) for prompt in prompts])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
@@ -269,4 +277,4 @@ def test_no_position_is_beyond_the_longest_sequence(pair: Pair) -> None:
 
 def test_every_supported_architecture_is_compared(pair: Pair) -> None:
     assert isinstance(pair.model.config, ModelConfig)
-    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2"}

@@ -241,11 +241,8 @@ def test_int8_memory_moves_logits_of_the_embedded_model_by_less_than_a_hundredth
 
     def logits(dtype: str) -> np.ndarray:
         config = model.config
-        layout = MultiHeadLayout(
-            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=4,
-            dtype=dtype, order="HND",
-        )  # fmt: skip
-        kernel = warm_up(config.head_dim, int8=dtype == "int8")
+        layout = config.memory_layout(page_size=4, dtype=dtype, order="HND")
+        kernel = warm_up(layout.head_dim, int8=dtype == "int8")
         runner = CPURunner(model, KVStorage(layout, 64), kernel, max_rows=8, max_length=64, num_threads=2)
         driver = driver_of(runner)
         sequences = [driver.add(prompt) for prompt in prompts]

@@ -35,7 +35,6 @@ from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, Pass
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from scratch import scratch_folder
 
@@ -79,10 +78,7 @@ class Bench:
         nan_token: int | None = None,
     ) -> None:
         config = model(window).config
-        layout = MultiHeadLayout(
-            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=DIM, page_size=page_size,
-            dtype="int8" if int8 else "float32", order="HND",
-        )  # fmt: skip
+        layout = config.memory_layout(page_size=page_size, dtype="int8" if int8 else "float32", order="HND")
         self.runner = CPURunner(
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
             max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,

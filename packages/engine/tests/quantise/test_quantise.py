@@ -26,7 +26,6 @@ from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope import Rope
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration
 from pagewood.engine.quantise.layers import read_layers, run_layer
@@ -36,7 +35,6 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 INT4, GPTQ, INT8 = Scheme(format="int4"), Scheme(format="int4", method="gptq"), Scheme(format="int8")
@@ -76,11 +74,8 @@ def logits(folder: Path, tokens: list[int], form: WeightFormat) -> Tensor:
     ops = CPUOps(Packer(form))
     model = load_model(folder, ops, dtype=torch.float32 if form == "float32" else None)
     config = model.config
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE_SIZE, dtype="float32", order="HND",
-    )  # fmt: skip
-    kernel = warm_up(config.head_dim, packed=ops.variants)
+    layout = config.memory_layout(page_size=PAGE_SIZE, dtype="float32", order="HND")
+    kernel = warm_up(layout.head_dim, packed=ops.variants)
     runner = CPURunner(model, KVStorage(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
     driver = RowDriver(runner, num_pages=16, page_size=PAGE_SIZE)
     found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()
@@ -137,12 +132,11 @@ def test_layers_compute_what_transformers_computes(architecture: str) -> None:
     peer: Any = getattr(transformers, kind).from_pretrained(folder).eval()
     with torch.no_grad():
         states = peer(TOKENS[:3], output_hidden_states=True).hidden_states
-    rope = Rope(config.rope, device=torch.device("cpu"))
     x = states[0]
-    for index, layer in enumerate(read_layers(config, Checkpoint(folder, dtype=torch.float32))):
-        x = run_layer(layer, x, config, rope, window=config.windows[index])
-        if index + 1 < config.num_layers:  # the last of the peer's is behind its norm
-            torch.testing.assert_close(x, states[index + 1], rtol=1e-4, atol=1e-4)
+    for layer in read_layers(config, Checkpoint(folder, dtype=torch.float32)):
+        x = run_layer(layer, x, config)
+        if layer.index + 1 < config.num_layers:  # the last of the peer's is behind its norm
+            torch.testing.assert_close(x, states[layer.index + 1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(peer.model.norm(x), states[-1], rtol=1e-4, atol=1e-4)
 
 

@@ -166,7 +166,7 @@ def test_types_may_differ_in_a_file(architecture: str, folders: dict[str, Path],
     config, own = ModelConfig.from_folder(folders[architecture]), ModelConfig.from_folder(model_folder(file))
     for name in ("architecture", "head_dim", "num_kv_heads", "qkv_bias", "qk_norm", "tied_embeddings", "rope"):
         assert getattr(own, name) == getattr(config, name), name
-    assert own.norm_epsilon == pytest.approx(config.norm_epsilon)
+    assert own.norm.epsilon == pytest.approx(config.norm.epsilon)
     assert own.eos_token_ids == (0,)
 
 
@@ -336,7 +336,7 @@ def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None
     keys: dict[str, Any] = {"llama.rope.freq_base": 500000.0}
     factors = llama3_factors(500000.0, 16, 32.0)
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
-    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    scaling = ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
     assert scaling == Llama3Scaling(
         factor=32.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0
     )
@@ -345,10 +345,10 @@ def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
     with pytest.raises(ValueError, match=r"rope_freqs\.weight must hold the factors of Llama 3's scaling"):
         model_folder(file)
-    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
-    keys["llama.rope.scaling.original_context_length"] = 64
+    keys = {"llama.ropes[0].scaling.type": "yarn", "llama.ropes[0].scaling.factor": 4.0}
+    keys["llama.ropes[0].scaling.original_context_length"] = 64
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys)
-    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    scaling = ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
     assert isinstance(scaling, YarnScaling)
     assert (scaling.factor, scaling.original_length) == (4.0, 64)
 
@@ -395,11 +395,11 @@ def test_a_header_that_changes_without_a_trace_in_size_and_time(
     file = tmp_path / "m.gguf"
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 5000.0})
     first, before = model_folder(file), file.stat()
-    assert ModelConfig.from_folder(first).rope.theta == 5000.0
+    assert ModelConfig.from_folder(first).ropes[0].theta == 5000.0
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 6000.0})
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
-    assert ModelConfig.from_folder(model_folder(file)).rope.theta == 6000.0
+    assert ModelConfig.from_folder(model_folder(file)).ropes[0].theta == 6000.0
 
 
 def test_a_full_disk_leaves_no_folders(
@@ -454,7 +454,7 @@ def test_folders_of_processes_that_were_killed_are_removed(
 def scaling_of(folders: dict[str, Path], file: Path, keys: dict[str, Any], **options: Any) -> Any:
     named = {f"llama.{key}": value for key, value in keys.items()}
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=named, **options)
-    return ModelConfig.from_folder(model_folder(file)).rope.scaling
+    return ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
 
 
 @pytest.mark.parametrize(
@@ -564,13 +564,13 @@ OF_OTHER_MODELS = {
         ({"llama.final_logit_softcapping": 30.0}, r"llama\.final_logit_softcapping must be absent or 0, got 30\.0"),
         ({"llama.attention.causal": False}, r"attention\.causal must be absent or true, got False"),
         ({"llama.attention.sliding_window_pattern": [True, False]}, r"must be absent or 0, got \[True, False\]"),
-        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
-        ({"llama.rope.scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
-        ({"llama.rope.scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
+        ({"llama.ropes[0].scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
+        ({"llama.ropes[0].scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
+        ({"llama.ropes[0].scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
         ({"llama.expert_count": 8}, r"llama\.expert_count must be 0, got 8"),
         ({"split.count": 3}, r"split\.count must be 1, got 3: parts are files named name-00001-of-00003\.gguf"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),
-        ({"llama.rope.scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
+        ({"llama.ropes[0].scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
         ({"llama.block_count": "two"}, r"llama\.block_count must be a whole number, got 'two'"),
         ({"llama.attention.head_count_kv": [2, 2]}, "must be a whole number"),
         ({"tokenizer.ggml.pre": "superbpe"}, r"tokenizer\.ggml\.pre must be one of llama-bpe, .* got 'superbpe'"),

@@ -33,7 +33,7 @@ from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.kvpool import MultiHeadLayout, PageLayout
+from pagewood.kvpool import PageLayout
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
@@ -106,20 +106,13 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         )
         variants |= drafter.variants
     _log.info("weights: %s", _described(variants))
+    layout = model_config.memory_layout(page_size=config.page_size, dtype=config.resolved().kv_cache_dtype, order="HND")
     kernel = warm_up(
-        model_config.head_dim,
+        layout.head_dim,
         int8=config.kv_cache_dtype == "int8",
-        draft_head_dim=drafter.layer.head_dim if drafter else None,
+        draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
         progress=progress,
-    )
-    layout = MultiHeadLayout(
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        page_size=config.page_size,
-        dtype=config.resolved().kv_cache_dtype,
-        order="HND",
     )
     page_layout = layout if drafter is None else drafter.layout(layout)
     num_pages, max_length = _memory(config, model_config, page_layout)

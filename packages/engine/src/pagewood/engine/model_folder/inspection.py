@@ -30,7 +30,6 @@ from pagewood.engine.runner.cpu.weights.packer import Packer, packed_bytes, roun
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight, to_bfloat16
 from pagewood.engine.weights.nearest import joined
-from pagewood.kvpool import MultiHeadLayout
 
 _PAGE = 16
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -248,14 +247,7 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
 
 
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:
-    layout = MultiHeadLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=_PAGE,
-        dtype=dtype,
-        order="HND",
-    )
+    layout = config.memory_layout(page_size=_PAGE, dtype=dtype, order="HND")
     return layout.bytes_per_page // _PAGE
 
 

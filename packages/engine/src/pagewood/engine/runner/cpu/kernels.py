@@ -15,6 +15,7 @@ from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import (
     StepKernel,
     draft,
+    frame,
     heads_kernel,
     packed_kernel,
     packed_variant,
@@ -48,7 +49,7 @@ def warm_up(
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     products = {packed_variant(*one): packed_kernel(*one) for one in sorted(packed)}
-    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, step)
+    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, frame, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

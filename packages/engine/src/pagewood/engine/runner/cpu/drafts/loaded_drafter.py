@@ -16,7 +16,6 @@ from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
-from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
@@ -57,30 +56,19 @@ class LoadedDrafter:
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
-    @property
-    def layer(self) -> ModelConfig:
-        """Sizes of its layers; the kernels are compiled for its `head_dim`."""
-        return self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+    def memory_layout(self, target: MultiHeadLayout) -> MultiHeadLayout:
+        """Return the layout of its keys and values beside those of the target."""
+        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order=target.order)
 
     def layout(self, target: MultiHeadLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
-        config = self.model.config
-        own = MultiHeadLayout(
-            num_layers=config.num_layers,
-            num_kv_heads=self.layer.num_kv_heads,
-            head_dim=self.layer.head_dim,
-            page_size=target.page_size,
-            dtype=target.dtype,
-            order=target.order,
-        )
-        return JointLayout(parts=(target, *drafter_layouts(own)))
+        return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
     def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
         """Allocate the memory of `layout`."""
-        layout = self.layout(target)
-        whole, (for_target, tags, for_drafter) = allocate_joint(layout, num_pages)
-        own = layout.parts[2]
-        assert isinstance(own, MultiHeadLayout)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+        own = self.memory_layout(target)
         return JointMemory(
             whole=whole,
             target=KVStorage(target, num_pages, memory=for_target),
