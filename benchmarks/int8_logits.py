@@ -21,9 +21,9 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 
 PAGE_SIZE, NUM_PAGES, CHUNK = 16, 64, 37
 NUM_RANDOM = 200

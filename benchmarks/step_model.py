@@ -21,15 +21,16 @@ from time import perf_counter
 
 import numpy as np
 
+import end_to_end  # noqa: F401 - makes the support of the engine's tests importable
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool.storage import KVStorage
 from pagewood.schedpolicy import StepSample
 from pagewood.schedpolicy.steps.latency import pairs_of
+from row_driver import DrivenSequence, RowDriver
 
 PAGE_SIZE = 16
 

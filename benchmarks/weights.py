@@ -36,8 +36,8 @@ from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
 from weight_forms.folders import SHAPES, write_folder

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import end_to_end  # noqa: F401 - makes the support of the engine's tests importable
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.model_folder.folder import model_folder
@@ -42,9 +43,9 @@ from pagewood.engine.quantise.calibration import documentation
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 from weight_forms.folders import SHAPES, write_folder
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_model"))

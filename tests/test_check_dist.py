@@ -92,6 +92,8 @@ def test_sound_archives_pass(tmp_path: Path) -> None:
         "pagewood/radixcache/test_cache.py",
         "pagewood/radixcache/tests/oracle.py",
         "pagewood/radixcache/conftest.py",
+        "pagewood/radixcache/testing/traffic.py",
+        "pagewood/radixcache/tiers/testing.py",
         "pagewood/radixcache/__pycache__/cache.py",
         "pagewood/radixcache/kernel.nbi",
         "pagewood/radixcache/notes.txt",

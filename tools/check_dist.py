@@ -34,6 +34,17 @@ IN_SDIST = {"src", "tests", "benchmarks", "examples", "gallery", "monitoring", "
 REQUIRED_IN_SDIST = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
 GENERATED = re.compile(r"(^|/)(__pycache__|\.[a-z]+_cache|\.hypothesis|\.benchmarks)(/|$)|\.(pyc|nbi|nbc|so)$")
 TESTS = re.compile(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$|stand_ins/)")
+FOR_TESTS_OF_USERS = {
+    "radixcache": ("testing/__init__", "testing/machine", "testing/oracle", "testing/protocol"),
+    "kvpool": ("testing", "tiers/testing"),
+    "schedpolicy": ("testing/__init__", "testing/one_step", "testing/oracles", "testing/requests", "testing/traffic"),
+    "engine": (
+        "testing/__init__", "testing/conformance", "testing/random_drafting", "testing/watched_runner", "testing/echo",
+        "testing/echo_drafts", "testing/echo_grammar", "testing/made_up_tokens", "testing/simulated_device",
+        "testing/simulated_engine",
+    ),
+}  # fmt: skip
+"""Modules of `testing` that a README explains to users, with what these import; others belong into tests/support."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,6 +97,8 @@ def wheel_problems(path: Path, package: str, versions: Mapping[str, str]) -> Ite
             yield f"{name} is outside of pagewood/{package}"
         elif TESTS.search(name) or GENERATED.search(name) or PurePosixPath(name).suffix not in SUFFIXES:
             yield f"{name} does not belong into a wheel"
+        elif "testing" in PurePosixPath(name).with_suffix("").parts and not _is_for_users(name, package):
+            yield f"{name} does not belong into a wheel, unless it is for the tests of users"
     yield from _metadata_problems(metadata, versions)
 
 
@@ -103,6 +116,10 @@ def sdist_problems(path: Path, package: str, versions: Mapping[str, str]) -> Ite
     for name in sorted(names - REQUIRED_IN_SDIST):
         if PurePosixPath(name).parts[0] not in IN_SDIST or GENERATED.search(name):
             yield f"{name} does not belong into an sdist"
+
+
+def _is_for_users(name: str, package: str) -> bool:
+    return name.removesuffix(".py").removeprefix(f"pagewood/{package}/") in FOR_TESTS_OF_USERS.get(package, ())
 
 
 ENDS = {"-py3-none-any.whl": wheel_problems, ".tar.gz": sdist_problems}

@@ -37,6 +37,8 @@ SHIPPED = (
     "tools/gpu_check.py",
     "tools/gpu_checks",
     "packages/engine/tests/support/stand_ins",
+    "packages/engine/tests/support/scenarios",
+    "packages/engine/tests/support/row_driver.py",
     "benchmarks/gpu.py",
     "benchmarks/on_gpu",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,11 @@ from pagewood.engine.text import Tokenizer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.http.limits import HttpLimits
 from pagewood.server.serve import bind
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+
+SUPPORT = Path(__file__).resolve().parent.parent / "packages" / "server" / "tests" / "support"
+sys.path.append(str(SUPPORT))
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder  # noqa: E402
+from memory_server import MemoryServer  # noqa: E402
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The parts of `cpu_end_to_end.py`; this file makes the engine's `stand_ins` importable."""
+"""The parts of `cpu_end_to_end.py`; this file makes the support of the engine's tests importable."""
 
 import sys
 from pathlib import Path

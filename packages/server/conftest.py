@@ -1,6 +1,7 @@
-"""Makes `serving` importable for the tests of the server."""
+"""Makes the support of the tests importable, and that of the engine's tests, of which some of ours use a part."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent / "tests" / "support"))
+HERE = Path(__file__).parent
+sys.path += [str(HERE / "tests" / "support"), str(HERE.parent / "engine" / "tests" / "support")]

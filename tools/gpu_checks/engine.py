@@ -27,8 +27,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 from stand_ins.recording_device import RecordingDevice
 
 GREEDY = [SamplingParams(temperature=0, max_tokens=24)] * len(QUESTIONS)

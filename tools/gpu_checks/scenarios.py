@@ -13,13 +13,14 @@ from dataclasses import replace
 import torch
 
 from gpu_checks.host import Failed, Host
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts
-from pagewood.engine.testing.scenario import VOCAB_SIZE
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 from pagewood.radixcache import RadixCache
+from scenarios.drawing import random_scenario, with_drafts
+from scenarios.running import run_scenario
+from scenarios.scenario import VOCAB_SIZE, Scenario
 from stand_ins.echo_cuda import WatchedCUDARunner
 
 NUM_SCENARIOS = 60

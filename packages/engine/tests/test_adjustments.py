@@ -29,7 +29,7 @@ from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.program import adjustments
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments
-from pagewood.engine.testing.driver import DrivenSequence
+from row_driver import DrivenSequence
 from seeded_faults import Edit, seed_fault
 from speculating import Drafter, arrival, make, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder

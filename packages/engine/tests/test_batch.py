@@ -6,7 +6,7 @@ import pytest
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.sampling import SamplingArrays
-from pagewood.engine.testing import make_request, make_space
+from parts import make_request, make_space
 
 
 def test_an_admission_carries_pages_tokens_and_sampling() -> None:

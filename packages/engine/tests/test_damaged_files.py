@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 
+from mutation import damaged_bytes, damaged_json, damaged_text
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.ebnf import lark_of_ebnf
 from pagewood.engine.grammar import GrammarCompiler, open_backend
@@ -27,7 +28,6 @@ from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_config import HeadConfig
-from pagewood.engine.testing.mutation import damaged_bytes, damaged_json, damaged_text
 from pagewood.engine.text import ChatTemplate, ChatTemplateError, Tokenizer
 from pagewood.engine.text.panics import TokenizerPanic
 

@@ -32,10 +32,10 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import JointLayout, MultiHeadLayout
 from pagewood.kvpool.memory import allocate_joint
 from pagewood.kvpool.storage import KVStorage
+from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
 DIM = 16

@@ -28,8 +28,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.splitmix import exponentials, row_keys
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
+from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 from stand_ins.tiny_heads import DIM, VOCAB, folders, load, prompts_of
 from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops

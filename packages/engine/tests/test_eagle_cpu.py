@@ -24,8 +24,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
+from row_driver import DrivenSequence, RowDriver
 from stand_ins.tiny_heads import DIM, KINDS, VOCAB, drafted, folders, prompts_of
 
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5

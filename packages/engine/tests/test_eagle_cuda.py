@@ -12,9 +12,9 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from row_driver import DrivenSequence, RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 from stand_ins.tiny_heads import DIM, KINDS, drafted, load, prompts_of

@@ -26,8 +26,8 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 
 SMALL = {
     "vocab_size": 61,

@@ -14,19 +14,13 @@ import pytest
 
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.plan import Planner
-from pagewood.engine.testing import (
-    Scenario,
-    random_scenario,
-    run_scenario,
-    with_drafts,
-    with_holds,
-    with_interruptions,
-    with_limits,
-)
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import StepReserve
 from pagewood.schedpolicy.memory import reserve
 from scale import scaled
+from scenarios.drawing import random_scenario, with_drafts, with_holds, with_interruptions, with_limits
+from scenarios.running import run_scenario
+from scenarios.scenario import Scenario
 from seeded_faults import seed_fault
 
 MIXES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {

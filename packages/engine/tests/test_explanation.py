@@ -14,9 +14,10 @@ from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, make_request
+from pagewood.engine.testing import EchoRunner
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
+from parts import make_request
 
 PAGE = 4
 VOCAB = 100

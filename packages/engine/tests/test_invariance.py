@@ -27,9 +27,9 @@ from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row, num_empty_grants
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 

@@ -24,8 +24,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
 LENGTH = 150

@@ -3,8 +3,8 @@ import pytest
 
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, private_pages
 from pagewood.engine.core.request import Request
-from pagewood.engine.testing import make_request, make_space
 from pagewood.kvpool import PageAllocator
+from parts import make_request, make_space
 
 
 def computed(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> Request:

@@ -31,8 +31,11 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending, StepHandle
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, Scenario, random_scenario, run_scenario, with_interruptions, with_limits
+from pagewood.engine.testing import EchoRunner
 from scale import scaled
+from scenarios.drawing import random_scenario, with_interruptions, with_limits
+from scenarios.running import run_scenario
+from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault, slow_ones
 
 MAX_LENGTH, NUM_PAGES, PAGE = 256, 256, 4

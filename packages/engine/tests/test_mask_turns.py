@@ -14,19 +14,12 @@ from pagewood.engine.core.mask_turns import ALONE_MS, STEP_MS, MaskTurns
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
-from pagewood.engine.testing import (
-    Scenario,
-    make_queue,
-    make_request,
-    make_space,
-    random_scenario,
-    run_scenario,
-    with_drafts,
-    with_grammars,
-    with_interruptions,
-)
 from pagewood.schedpolicy import deserving
+from parts import make_queue, make_request, make_space
 from scale import scaled
+from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_interruptions
+from scenarios.running import run_scenario
+from scenarios.scenario import Scenario
 from seeded_faults import seed_fault
 
 

@@ -30,8 +30,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 
 PAGE_SIZE = 4
 NUM_STEPS = 64

@@ -15,8 +15,9 @@ from pagewood.engine.core.plan import Planner
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, make_queue, make_request, make_space
+from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import NewTokenRatio, SkipAhead, choose_victim, deserving, prefill_first
+from parts import make_queue, make_request, make_space
 
 INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=64, page_size=4)
 

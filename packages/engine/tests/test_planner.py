@@ -11,7 +11,6 @@ from pagewood.engine.core.plan import Grant, Planner, Shortage, StepPlan, Victim
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.waiting import WaitingQueue
-from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.schedpolicy import (
     NewTokenRatio,
     Quota,
@@ -22,6 +21,7 @@ from pagewood.schedpolicy import (
     deserving,
     order_named,
 )
+from parts import make_queue, make_request, make_space
 
 PAGE = 4
 

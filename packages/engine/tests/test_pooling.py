@@ -23,10 +23,10 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu import runner as cpu_runner
-from pagewood.engine.testing import random_scenario, run_scenario
-from pagewood.engine.testing.scenario import with_pooling
 from pagewood.kvpool.tiers import ArrayPages, HostTier, TieredIndex
 from pagewood.radixcache import RadixCache
+from scenarios.drawing import random_scenario, with_pooling
+from scenarios.running import run_scenario
 from seeded_faults import seed_fault
 from tiny_models import VOCAB_SIZE, head_folder, model_folder
 

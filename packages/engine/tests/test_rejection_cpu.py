@@ -27,8 +27,8 @@ from pagewood.engine.runner.cpu.drafts.loaded_drafter import LoadedDrafter, load
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
+from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB, NAN_TOKEN = 16, 32, 40, 30, 39

@@ -24,7 +24,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE, EchoStep
 from pagewood.engine.testing.echo_grammar import EchoCompiler
-from pagewood.engine.testing.scenario import RandomDrafting
+from pagewood.engine.testing.random_drafting import RandomDrafting
 from wrong_results import WRONG, WrongRunner
 
 VOCAB, LONGEST = 50, 64

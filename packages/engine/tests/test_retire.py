@@ -11,8 +11,8 @@ from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.retire import retire
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.grammar.matcher import Matcher
-from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.schedpolicy import deserving
+from parts import make_queue, make_request, make_space
 
 
 def retire_one(tokens: list[int], *, max_new: int = 8, stop_ids: frozenset[int] = frozenset()) -> tuple[Delta, int]:

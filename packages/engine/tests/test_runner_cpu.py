@@ -28,10 +28,10 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.worker import Worker
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 
 
 @pytest.fixture(scope="module")

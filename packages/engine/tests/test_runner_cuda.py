@@ -23,9 +23,9 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from row_driver import DrivenSequence, RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 

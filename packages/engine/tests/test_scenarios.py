@@ -93,12 +93,13 @@ from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
 from pagewood.engine.core.tree_shape import TreeShape
-from pagewood.engine.testing import (
-    Arrival,
-    Scenario,
-    random_faults,
+from pagewood.engine.testing.echo import EchoRunner
+from pagewood.engine.testing.echo_drafts import EchoDrafts
+from pagewood.engine.testing.echo_grammar import EchoMatcher
+from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
+from scale import scaled
+from scenarios.drawing import (
     random_scenario,
-    run_scenario,
     with_drafts,
     with_grammars,
     with_holds,
@@ -108,11 +109,9 @@ from pagewood.engine.testing import (
     with_trees,
     with_urgency,
 )
-from pagewood.engine.testing.echo import EchoRunner
-from pagewood.engine.testing.echo_drafts import EchoDrafts
-from pagewood.engine.testing.echo_grammar import EchoMatcher
-from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
-from scale import scaled
+from scenarios.faulty import random_faults
+from scenarios.running import run_scenario
+from scenarios.scenario import Arrival, Scenario
 from seeded_faults import Edit, seed_fault, slow_ones
 
 
@@ -445,7 +444,7 @@ def run_audited(scenario: Scenario, name: str) -> None:
     run_scenario(replace(scenario, config=config), after_step=audit)
 
 
-PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "srtf", "hrrn", "dfs-weight")
+PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "srtf", "dfs-weight")
 
 
 @settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])

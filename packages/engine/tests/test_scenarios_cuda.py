@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from pagewood.engine.runner.cuda import pool, staging, step_arrays
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.runner.cuda.drafts import masks, verify, verify_arrays
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts, with_pooling
-from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
 from pagewood.radixcache import RadixCache
 from scale import scaled
+from scenarios.drawing import random_scenario, with_drafts, with_pooling
+from scenarios.running import Report, run_scenario
+from scenarios.scenario import VOCAB_SIZE, Scenario
 from stand_ins.echo_cuda import WatchedCUDARunner
 from stand_ins.recording_device import RecordingDevice
 

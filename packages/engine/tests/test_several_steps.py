@@ -15,16 +15,10 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.core import loop, plan
-from pagewood.engine.testing import (
-    Arrival,
-    Scenario,
-    random_faults,
-    random_scenario,
-    run_scenario,
-    with_drafts,
-    with_grammars,
-    with_interruptions,
-)
+from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_interruptions
+from scenarios.faulty import random_faults
+from scenarios.running import run_scenario
+from scenarios.scenario import Arrival, Scenario
 from seeded_faults import Edit, seed_fault
 
 Loop = Literal["plain", "overlapped", "several steps"]

@@ -19,7 +19,6 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario, with_holds
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import (
@@ -32,6 +31,10 @@ from pagewood.kvpool.tiers import (
     WritePolicy,
 )
 from pagewood.radixcache import RadixCache
+from parts import make_queue, make_request
+from scenarios.drawing import random_scenario, with_holds
+from scenarios.faulty import random_faults
+from scenarios.running import run_scenario
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PAGE = 16

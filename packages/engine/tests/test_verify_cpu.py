@@ -34,8 +34,8 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, Pass
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
 DIM = 16

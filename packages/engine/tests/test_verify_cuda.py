@@ -41,11 +41,11 @@ from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.staging import StagingSlot
 from pagewood.engine.runner.cuda.step_arrays import TableShape
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens
-from pagewood.engine.testing.scenario import RandomDrafting
+from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 

@@ -16,13 +16,8 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.testing import EchoRunner
-from pagewood.engine.testing.scenario import (
-    random_scenario,
-    run_scenario,
-    with_drafts,
-    with_grammars,
-    with_interruptions,
-)
+from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_interruptions
+from scenarios.running import run_scenario
 
 HELD = ("running", "paused", "draining")
 

@@ -8,8 +8,8 @@ from pagewood.engine.api import PoolingParams
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
-from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.kvpool import PageAllocator
+from parts import make_queue, make_request, make_space
 
 
 def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0, namespace: str | None = None) -> None:

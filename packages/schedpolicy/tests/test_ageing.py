@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import Ageing, ByLongestMatch, RankedOrder, order_named
-from pagewood.schedpolicy.testing import FakeRequest, longest_wait
+from pagewood.schedpolicy.testing import FakeRequest
+from starvation import longest_wait
 
 
 def starving() -> RankedOrder[Any]:

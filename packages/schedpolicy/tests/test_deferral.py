@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from naive_orders import NaiveDeferral
 from pagewood.schedpolicy import InBatchDeferral
-from pagewood.schedpolicy.testing import FakeRequest, NaiveDeferral
+from pagewood.schedpolicy.testing import FakeRequest
 
 
 def prompt(arrival: int, *runs: tuple[str, int], num_matched: int = 0) -> FakeRequest:

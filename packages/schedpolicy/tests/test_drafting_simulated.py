@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost
 from pagewood.schedpolicy.drafting.comparison import Comparison
-from pagewood.schedpolicy.testing import FakeRequest, SpeculativeMachine, SpeculativeRun, check_drafting
+from pagewood.schedpolicy.testing import FakeRequest
+from speculative_machine import SpeculativeMachine, SpeculativeRun, check_drafting
 
 Control = DraftControl[FakeRequest]
 SIZES = sorted(

@@ -37,7 +37,6 @@ COMPARED = {
     "lof": "max_new_tokens",
     "shortest": "num_tokens",
     "srtf": "num_tokens",
-    "hrrn": "arrived_s",
     "random": "priority",
     "adaptive": "priority",
     "dfs-weight": "priority",

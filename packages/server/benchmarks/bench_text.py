@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from echo_folder import write_echo_folder
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.text import TextStream, Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.stages.tokenizing import commands
-from pagewood.server.testing import write_echo_folder
 
 
 @pytest.fixture(scope="module")

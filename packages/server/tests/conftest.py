@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.access import AccessRules, access_rules, check_json
 from pagewood.server.http.errors import ApiError
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -12,12 +12,12 @@ import httpx
 import jsonschema
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.api import FinishReason
 from pagewood.server.messages import wire
 from pagewood.server.protocols.anthropic import fields
 from pagewood.server.protocols.anthropic.format import MessageFormat
 from pagewood.server.protocols.common.formats import PromptTokensDetails, Usage
-from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.server.testing import MAX_LENGTH, MemoryServer
+from memory_server import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.server.http.errors import ApiError
 from pagewood.server.protocols.openai.chat import parse_chat
 from pagewood.server.protocols.openai.completions import parse_completion, prompts
-from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from echo_folder import EOS_ID
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from pagewood.engine.testing.echo import echo_logprob, oracle_tokens
@@ -22,7 +24,6 @@ from pagewood.server.protocols.openai import beams
 from pagewood.server.protocols.openai.chat import parse_chat
 from pagewood.server.protocols.openai.completions import CompletionFormat, extent, parse_completion
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.bench import workloads
 from pagewood.server.bench.client import Sender
@@ -20,7 +21,6 @@ from pagewood.server.bench.run import run
 from pagewood.server.bench.workloads import Conversation, History, Lengths, Turn, Words, ids_below, words_of
 from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 Senders = Callable[[str], Sender]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from leaving_client import Client
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.processes import canary as canary_module
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

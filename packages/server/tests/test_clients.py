@@ -10,9 +10,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from memory_server import MemoryServer
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -12,10 +12,10 @@ import pytest
 from backports import zstd
 from starlette.datastructures import Headers
 
+from memory_server import MemoryServer
 from pagewood.server.http import bodies
 from pagewood.server.http.content_coding import MAX_MEMBERS, PIECE_BYTES, Decoder, coding_of, decoded
 from pagewood.server.http.errors import ApiError
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script, scripted_server
 
 pytestmark = pytest.mark.anyio

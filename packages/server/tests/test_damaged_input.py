@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from memory_server import MemoryServer
+from mutation import damaged_bytes, damaged_json
 from pagewood.engine.api import Abort, Delta, FinishReason, Grammar, Pause, SamplingParams, SetPriority, Submit
-from pagewood.engine.testing.mutation import damaged_bytes, damaged_json
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.http.limits import HttpLimits
@@ -29,7 +30,6 @@ from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.messages import wire
 from pagewood.server.serve import bind
 from pagewood.server.stages.tokenizing import commands
-from pagewood.server.testing import MemoryServer
 
 SEED = int(os.environ.get("PAGEWOOD_FUZZ_SEED", "0"))
 LONGEST_S = 10.0

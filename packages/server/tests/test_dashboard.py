@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from memory_server import ADMIN_KEY, MemoryServer
 from pagewood.engine.observe.view import BranchView, EngineView, PoolView, StepView, TreeView
 from pagewood.engine.text import Tokenizer
 from pagewood.server.dashboard.branch_text import with_text
@@ -23,7 +24,6 @@ from pagewood.server.dashboard.processes import Processes
 from pagewood.server.dashboard.rates import RateWindow, percentiles
 from pagewood.server.dashboard.snapshots import SHARE, TREE_INTERVAL_S, Snapshots
 from pagewood.server.messages import wire
-from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from scripted import listening, paced, scripted_server
 
 pytestmark = pytest.mark.anyio

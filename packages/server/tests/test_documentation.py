@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.server.documentation import pages
 from pagewood.server.documentation.openapi import openapi
 from pagewood.server.http.errors import ErrorEnvelope
@@ -27,7 +29,6 @@ from pagewood.server.protocols.openai import chat, completions
 from pagewood.server.protocols.responses import request as responses
 from pagewood.server.protocols.responses.endpoints import absent_routes
 from pagewood.server.protocols.vectors import embeddings, rerank
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script, scripted_server
 from streams import check_stream
 

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
-from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from leaving_client import Client
+from memory_server import NUM_ROWS, MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import unavailable
 from pagewood.server.requests.status import EngineState, EngineStatus
-from pagewood.server.testing import NUM_ROWS, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memory_server import MemoryServer
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.requests.forecast import LONGEST_RETRY_S, BusyRate, Forecast
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.testing import MemoryServer
 
 
 class Clock:

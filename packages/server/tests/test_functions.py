@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 from scripted import Script, scripted_server
 
 pytestmark = pytest.mark.anyio

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from memory_server import MemoryServer
 from pagewood.server.http import validation
 from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.errors import ApiError
@@ -26,7 +27,6 @@ from pagewood.server.protocols.openai import chat, completions
 from pagewood.server.protocols.responses import request as responses
 from pagewood.server.protocols.vectors import embeddings, rerank
 from pagewood.server.stages import text_limit
-from pagewood.server.testing import MemoryServer
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "chat": chat.parse_chat,

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 
 pytest.importorskip("langchain_openai")
 

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_folder import EOS_ID
+from memory_server import MemoryServer
 from pagewood.engine.api import Delta, FinishReason, TokenLogprob
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
@@ -21,7 +23,6 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common import respond
 from pagewood.server.protocols.common.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.stages.detokenizing import TextStreams
-from pagewood.server.testing import EOS_ID, MemoryServer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

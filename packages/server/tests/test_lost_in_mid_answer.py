@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.server.http.errors import unavailable
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
@@ -21,7 +22,6 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.formats import Usage
 from pagewood.server.protocols.native.format import NativeFormat
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.testing import MemoryServer
 from scripted import listening, paced, scripted_server
 
 pytestmark = pytest.mark.anyio

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from memory_server import MemoryServer
 from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, SamplingParams
 from pagewood.engine.observe.histogram import Histogram
 from pagewood.server.messages import wire
@@ -23,7 +24,6 @@ from pagewood.server.metrics.families import Families, coarser, counted
 from pagewood.server.metrics.processes import usage_of
 from pagewood.server.metrics.recent import WINDOW_S, Recent
 from pagewood.server.metrics.requests import MAX_PRIORITIES, RequestMetrics
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from memory_server import MemoryServer
 from pagewood.server.messages import wire
-from pagewood.server.testing import MemoryServer
 
 promql_parser = pytest.importorskip("promql_parser")
 yaml = pytest.importorskip("yaml")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from echo_folder import EOS_ID
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
-from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

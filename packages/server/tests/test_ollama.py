@@ -12,9 +12,9 @@ import httpx
 import jsonschema
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.api import SamplingParams
 from pagewood.server.protocols.ollama import fields, options
-from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import ADMIN_KEY, MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import ADMIN_KEY, TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script, listening, paced, scripted_server
 
 pytest.importorskip("playwright")

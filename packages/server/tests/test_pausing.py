@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from engine_commands import command_of
+from memory_server import MemoryServer
 from pagewood.engine.api import (
     Abort,
     Command,
@@ -29,7 +30,6 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.anthropic.fields import parse_messages
 from pagewood.server.protocols.anthropic.retention import retain_s
 from pagewood.server.stages.tokenizing import TokenizerStage
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

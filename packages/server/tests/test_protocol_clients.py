@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 from scripted import Script, listening, scripted_server
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ import pytest
 from openai.types.responses import ResponseItemList
 
 from leaving_client import Client
+from memory_server import MemoryServer
 from pagewood.server.http.errors import unavailable
-from pagewood.server.testing import MemoryServer
 from response_events import assembled, checked, events_of, without_ids
 from scripted import scripted_server
 

@@ -13,8 +13,9 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 from pydantic import BaseModel
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 
 pytestmark = pytest.mark.anyio
 

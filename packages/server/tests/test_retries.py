@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaving_client import Client
+from memory_server import MemoryServer
 from pagewood.engine.api import FinishReason, PauseRequest, ResumeRequest, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError, unavailable
@@ -24,7 +25,6 @@ from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.live_group import LiveGroup
 from pagewood.server.requests.status import EngineState
 from pagewood.server.requests.unread import Restarted
-from pagewood.server.testing import MemoryServer
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from memory_server import ADMIN_KEY, MemoryServer
 from pagewood.server.cli.main import main
-from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from reverse_proxy import proxying
 from scripted import listening
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.observe.incidents import Incidents
 from pagewood.server.serve import bind
 from pagewood.server.shutdown import Shutdown
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.limits import MOST_CONNECTIONS, HttpLimits, default_max_connections
-from pagewood.server.testing import MemoryServer
 from raw_http import HEALTH, listening, post
 
 pytestmark = pytest.mark.anyio

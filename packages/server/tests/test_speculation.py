@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.core.speculation import SpeculationCounts
-from pagewood.engine.testing.scenario import RandomDrafting
+from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.processes.engine_side import log_speculation
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.engine.api import FinishReason, Grammar, Refusal, SamplingParams
 from pagewood.engine.ebnf import lark_of_ebnf
 from pagewood.server.http.errors import ApiError, failed
@@ -14,7 +15,6 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.structured import MAX_GRAMMAR_LENGTH, constraint
 from pagewood.server.protocols.openai.chat import parse_chat
 from pagewood.server.protocols.openai.completions import parse_completion
-from pagewood.server.testing import MemoryServer
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"const": "ü"}}}
 TEXT = '{"type":"object","properties":{"z":{"type":"integer"},"a":{"const":"ü"}}}'

@@ -12,13 +12,13 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.routing import Route
 
+from memory_server import ADMIN_KEY, MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.operations import Operation
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.messages import wire
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.testing import ADMIN_KEY, MemoryServer
 
 pytestmark = pytest.mark.anyio
 

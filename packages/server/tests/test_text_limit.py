@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine.api import Overflow, PoolingParams, Refuse, SamplingParams, Submit
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.stages import text_limit
 from pagewood.server.stages.text_limit import MAX_TOKENS, PART
 from pagewood.server.stages.tokenizing import commands
-from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 SMALL = 50_000
 """`MAX_TOKENS` in tests of what does not depend on its value."""

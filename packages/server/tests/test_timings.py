@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

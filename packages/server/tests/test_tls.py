@@ -21,6 +21,7 @@ from anthropic import Anthropic, DefaultHttpxClient
 from openai import APIStatusError, AuthenticationError, OpenAI, RateLimitError
 from openai import DefaultHttpxClient as OpenAIHttpxClient
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.cli.main import main
 from pagewood.server.http.http_server import http_server
@@ -28,7 +29,6 @@ from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.observe.console import Console
 from pagewood.server.serve import bind, check_certificate
-from pagewood.server.testing import MemoryServer
 from serving import MODEL, Server, until
 
 KEY, ADMIN = "sk-0123456789-user", "sk-0123456789-admin"

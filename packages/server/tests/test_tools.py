@@ -12,8 +12,9 @@ import jsonschema
 import pytest
 from openai import AsyncOpenAI
 
+from echo_folder import TOOLS_TEMPLATE, write_echo_folder
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script, scripted_server
 
 pytestmark = pytest.mark.anyio

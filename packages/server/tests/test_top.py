@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
+from memory_server import ADMIN_KEY, MemoryServer
 from pagewood.engine.observe.view import EngineView, PoolView, RequestView
 from pagewood.server.cli.main import main
 from pagewood.server.cli.top_rich import drawn
@@ -23,7 +24,6 @@ from pagewood.server.dashboard.live_data import Live
 from pagewood.server.dashboard.processes import ProcessLoad
 from pagewood.server.dashboard.rates import Percentiles, Rates
 from pagewood.server.keys.file import ADMIN_VARIABLE
-from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from scripted import listening, paced
 
 pytestmark = pytest.mark.anyio

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.observe.tracing import Tracing, traces_url
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

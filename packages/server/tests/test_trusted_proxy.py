@@ -8,9 +8,9 @@ import logging
 import httpx
 import pytest
 
+from memory_server import MemoryServer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from leaving_client import Client
+from memory_server import MemoryServer
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError
@@ -20,7 +21,6 @@ from pagewood.server.messages import wire
 from pagewood.server.requests import unread as unread_module
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.unread import MAX_ITEMS, MERGE_FROM, PIECE_CHARS, Unread
-from pagewood.server.testing import MemoryServer
 
 
 def piece(text: str, kind: str = "", *, num: int = 1, tokens: bytes = b"") -> wire.Answer:

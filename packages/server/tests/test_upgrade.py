@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 from raw_http import HEALTH, Socket, listening, post
 from scripted import listening as listening_url
 

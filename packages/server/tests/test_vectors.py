@@ -13,13 +13,13 @@ import pytest
 from numpy.typing import NDArray
 from openai import AsyncOpenAI
 
+from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine import LLM
 from pagewood.engine.api import PoolingParams
 from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe, cosine
 from pagewood.engine.testing import oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import MAX_LENGTH, MemoryServer
 from serving import MODEL, Server
 
 EMBEDDINGS = "/v1/embeddings"

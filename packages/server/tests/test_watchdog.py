@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from leaving_client import Client
+from memory_server import MemoryServer
 from pagewood.engine.core.plan import Planner
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.observe.incidents import Incidents
 from pagewood.server.processes.watchdog import CHECK_S, RELAY_GRACE_S, Stuck, Watchdog, trouble_of
 from pagewood.server.requests.status import EngineState, EngineStatus
-from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

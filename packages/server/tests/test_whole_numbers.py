@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,6 @@ from pagewood.engine.core import plan
 from pagewood.engine.decision_log.frames import Record
 from pagewood.engine.decision_log.log_file import Log, older
 from pagewood.engine.decision_log.replay import replay
-from pagewood.engine.testing import run_scenario
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy.admission.deferral import InBatchDeferral
@@ -32,6 +31,7 @@ from pagewood.schedpolicy.memory.reserve import NewTokenRatio
 from pagewood.schedpolicy.orders.ageing import Ageing
 from pagewood.schedpolicy.steps.budget import StepBudget
 from scale import scaled
+from scenarios.running import run_scenario
 from seeded_faults import Edit, seed_fault
 
 

@@ -20,7 +20,8 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.decision_log.why import Line, why
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, run_scenario
+from pagewood.engine.testing import EchoRunner
+from scenarios.running import run_scenario
 
 PAGE = 4
 

@@ -34,8 +34,8 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.testing.driver import RowDriver
 from pagewood.kvpool.storage import KVStorage
+from row_driver import RowDriver
 
 INT4, GPTQ, INT8 = Scheme(format="int4"), Scheme(format="int4", method="gptq"), Scheme(format="int8")
 WIDE = Scheme(format="int4", group_size=64)

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pagewood.engine.testing import (
-    Scenario,
-    random_faults,
+from scenarios.drawing import (
     random_scenario,
     with_drafts,
     with_grammars,
@@ -19,6 +17,8 @@ from pagewood.engine.testing import (
     with_pooling,
     with_trees,
 )
+from scenarios.faulty import random_faults
+from scenarios.scenario import Scenario
 
 MIXES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "plain": lambda scenario, _: scenario,

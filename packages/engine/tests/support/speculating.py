@@ -35,9 +35,10 @@ from pagewood.engine.core.speculation import Drafting, SpeculationCounts, StepsR
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.testing import Arrival, Scenario, random_scenario
 from pagewood.engine.testing.echo_grammar import EchoCompiler, text_inside
-from pagewood.engine.testing.scenario import RandomDrafting
+from pagewood.engine.testing.random_drafting import RandomDrafting
+from scenarios.drawing import random_scenario
+from scenarios.scenario import Arrival, Scenario
 from tiny_models import cyclic_folders, head_folder, model_folder, num_right
 
 ORACLE_LENGTH = 160

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faulty_tiers import FaultyDevice
 from pagewood.kvpool import PageAllocator
 from pagewood.kvpool.tiers import (
     ArrayPages,
@@ -26,7 +27,7 @@ from pagewood.kvpool.tiers import (
 )
 from pagewood.kvpool.tiers.arrays import Bytes, Int32
 from pagewood.kvpool.tiers.plain_cache import PlainCache
-from pagewood.kvpool.tiers.testing import FaultyDevice, ManualLane, manual_lanes
+from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 
 PAGE, PAGE_BYTES = 2, 16
 SIZES: Any = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faulty_tiers import FaultyDevice, FaultyStore
 from pagewood.kvpool import PageAllocator
 from pagewood.kvpool.tiers import (
     ArrayPages,
@@ -29,7 +30,7 @@ from pagewood.kvpool.tiers import (
 )
 from pagewood.kvpool.tiers.arrays import Int32
 from pagewood.kvpool.tiers.plain_cache import PlainCache
-from pagewood.kvpool.tiers.testing import FaultyDevice, FaultyStore, ManualLane, manual_lanes
+from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 
 PAGE = 2
 LAYER_BYTES = (24, 40)

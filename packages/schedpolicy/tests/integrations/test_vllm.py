@@ -204,7 +204,7 @@ def test_families_are_served_together(model) -> None:
     assert engine.run()[2:] == ["1", "2", "0", "3"]  # at last the families are equal, and the older one goes first
 
 
-@pytest.mark.parametrize("name", ["fcfs", "lpm", "fair", "shortest", "hrrn", "dfs-weight", "adaptive", "random", "wrr"])
+@pytest.mark.parametrize("name", ["fcfs", "lpm", "fair", "shortest", "dfs-weight", "adaptive", "random", "wrr"])
 def test_matches_stay_those_of_vllm_through_preemptions_and_aborts(model, name: str) -> None:
     """In a tiny memory: each waiting request has the match that vLLM would find, and all requests end."""
     rng = random.Random(name)

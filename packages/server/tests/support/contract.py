@@ -16,8 +16,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import MemoryServer
 from streams import check_stream
 
 _GENERAL: Any = importlib.import_module("schemathesis.checks")  # its types are unknown in part

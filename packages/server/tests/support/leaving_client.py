@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
-from pagewood.server.testing import MemoryServer
+from memory_server import MemoryServer
 
 CHAT = "/v1/chat/completions"
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
+from memory_server import MemoryServer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
-from pagewood.server.testing import MemoryServer
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

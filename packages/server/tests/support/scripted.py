@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
+from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import unavailable
 from pagewood.server.http.http_server import http_server
 from pagewood.server.serve import bind
-from pagewood.server.testing import MemoryServer
 
 
 class Script:

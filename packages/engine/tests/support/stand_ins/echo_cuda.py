@@ -308,7 +308,7 @@ def _token_of(words: Tensor, vocab_size: int) -> Tensor:
 
 
 class WatchedCUDARunner:
-    """A CUDA runner over the echo model that counts steps; satisfies `testing.scenario.WatchedRunner`."""
+    """A CUDA runner over the echo model that counts steps; satisfies `scenarios.running.WatchedRunner`."""
 
     def __init__(
         self, device: Device, *, num_rows: int, max_length: int, num_pages: int, page_size: int, vocab_size: int,

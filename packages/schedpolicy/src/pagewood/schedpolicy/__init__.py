@@ -25,7 +25,6 @@ from pagewood.schedpolicy.orders.ranked import (
     by_priority,
     by_priority_low_first,
 )
-from pagewood.schedpolicy.orders.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.orders.shares import ShareOrder, fair_share, weighted_round_robin
 from pagewood.schedpolicy.orders.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.orders.tagged import TagAffinity
@@ -72,7 +71,7 @@ __all__ = [
     "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
     "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
     "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasOwnPriority",
-    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "Lending", "LiveMatch",
+    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "InBatchDeferral", "Lending", "LiveMatch",
     "Load", "NewTokenRatio", "Order", "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder", "Running",
     "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample",
     "StepsReport", "Switch", "TagAffinity", "Tiers", "TooLate", "Urgent", "Usage", "Verdict", "Waiting",

@@ -29,7 +29,7 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo_grammar import EchoCompiler
-from pagewood.engine.testing.scenario import RandomDrafting
+from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.engine.testing.watched_runner import WatchedRunner
 
 _LONGEST = 64

@@ -17,19 +17,18 @@ from pagewood.schedpolicy.orders.ranked import (
     by_priority,
     by_priority_low_first,
 )
-from pagewood.schedpolicy.orders.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.orders.shares import fair_share, weighted_round_robin
 from pagewood.schedpolicy.orders.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.orders.tagged import TagAffinity
 from pagewood.schedpolicy.orders.tiers import Tiers
 
-PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "srtf", "hrrn", "random", "adaptive")
+PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "srtf", "random", "adaptive")
 """Names of the orders that read only the attributes of `Waiting`."""
 
 ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 """Names of all orders."""
 
-MATCH_ORDERS = ("lpm", "shortest", "srtf", "hrrn", "adaptive", "dfs-weight")
+MATCH_ORDERS = ("lpm", "shortest", "srtf", "adaptive", "dfs-weight")
 """Names of the orders that compare waiting requests by `num_matched`.
 
 "fair" reads it too, but only of requests that it has just yielded."""
@@ -73,8 +72,6 @@ def order_named(
             return ranked(ByShortest(), reads_match=True)
         case "srtf":
             return ranked(ByRemaining(), reads_match=True)
-        case "hrrn":
-            return by_tier(lambda: HighestResponseRatio[Any](notified=notified))
         case "random":
             draws = Draws(seed)
             return by_tier(lambda: ShuffledOrder[Any](draws))

@@ -151,14 +151,13 @@ CASES: tuple[Case, ...] = (
         title="Conversations that outgrow the cache",
         finding=(
             "Serving requests with the same prefix together, before it is evicted, saves prefill: orders that read the "
-            "cache beat those that do not, and the tree order beats the longest match. The highest response ratio "
-            "prefers requests that are mostly cached; it serves as many well, but the others wait as long as in fcfs."
+            "cache beat those that do not, and the tree order beats the longest match."
         ),
         workload="multi-turn",
         num_requests=4000,
         rate=20,
         num_pages=3000,
-        ways={name: Way(policy=name) for name in ("fcfs", "lpm", "dfs-weight", "hrrn")},
+        ways={name: Way(policy=name) for name in ("fcfs", "lpm", "dfs-weight")},
         columns=(*TTFT, HITS, GOODPUT),
     ),
     Case(
@@ -166,13 +165,12 @@ CASES: tuple[Case, ...] = (
         title="A few long prompts",
         finding=(
             "If lengths differ by a factor of 500, shortest first serves nearly all requests well, and the few longest "
-            "wait seven times as long as in fcfs. The highest response ratio, in which no request starves, serves as "
-            "many well in a run as short as this one, but its median is longer."
+            "wait seven times as long as in fcfs."
         ),
         workload="heavy-tailed",
         num_requests=4000,
         rate=45,
-        ways={name: Way(policy=name) for name in ("fcfs", "shortest", "hrrn", "lof")},
+        ways={name: Way(policy=name) for name in ("fcfs", "shortest", "lof")},
         columns=(*TTFT, ("max", lambda summary: f"{summary.ttft.longest:.3g}"), OVERTAKEN, GOODPUT),
     ),
     Case(

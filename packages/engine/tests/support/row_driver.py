@@ -21,17 +21,17 @@ class DrivenSequence:
 
     row: int
     tokens: list[int]
-    """Prompt, then sampled tokens."""  # written by: driver
-    pages: list[int]  # written by: driver
+    """Prompt, then sampled tokens."""  # written by: row_driver
+    pages: list[int]  # written by: row_driver
     num_prompt: int
     num_computed: int
-    """Positions whose KV is computed, or will be when the last step that was built is done."""  # written by: driver
-    num_sent_tokens: int  # written by: driver
-    num_sent_pages: int = 0  # written by: driver
+    """Positions whose KV is computed, or will be when the last built step is done."""  # written by: row_driver
+    num_sent_tokens: int  # written by: row_driver
+    num_sent_pages: int = 0  # written by: row_driver
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     seed: int = 0
     is_admitted: bool = False
-    """Whether a step for it has been built."""  # written by: driver
+    """Whether a step for it has been built."""  # written by: row_driver
 
     @property
     def stop_ids(self) -> frozenset[int]:

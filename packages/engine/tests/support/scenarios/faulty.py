@@ -36,7 +36,7 @@ def random_faults(rng: random.Random) -> dict[int, Fault]:
 
 
 class FaultyRunner:
-    """An echo runner in which some launches have a fault; satisfies `testing.scenario.WatchedRunner`.
+    """An echo runner in which some launches have a fault; satisfies `scenarios.running.WatchedRunner`.
 
     Args:
         make_echo: makes the echo runner, given a function for its argument `broken`.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pagewood.schedpolicy.drafting.control import StepsReport
 from pagewood.schedpolicy.drafting.step_cost import StepCost
-from pagewood.schedpolicy.testing.requests import FakeRequest
+from pagewood.schedpolicy.testing import FakeRequest, OneStep
 
 
 class Drafting(Protocol):
@@ -46,71 +46,22 @@ class Drafting(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneStep:
-    """A `StepsReport` of one step, made of what each of its requests got."""
-
-    requests: Sequence[Any]
-    """Requests with drafts, as the next three."""
-    granted: Sequence[int]
-    drafted: Sequence[int]
-    accepted: Sequence[int]
-    num_requests: int
-    num_decoding: int
-    num_tokens: int
-    num_draft_tokens: int
-    draft_s: float = 0.0
-    taken_s: float = 0.0
-    num_steps: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        requests: Sequence[Any],
-        granted: Sequence[int],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        *,
-        num_tokens: int,
-        num_prompts: int = 0,
-        draft_s: float = 0.0,
-        taken_s: float = 0.0,
-    ) -> "OneStep":
-        """Return the report of a step of these requests, and of others whose prompts it computes.
-
-        Those that were granted nothing decode without drafts.
-        """
-        some = [index for index, length in enumerate(granted) if length]
-        return cls(
-            requests=[requests[index] for index in some],
-            granted=[granted[index] for index in some],
-            drafted=[drafted[index] for index in some],
-            accepted=[accepted[index] for index in some],
-            num_requests=len(requests) + num_prompts,
-            num_decoding=len(requests),
-            num_tokens=num_tokens,
-            num_draft_tokens=sum(drafted),
-            draft_s=draft_s,
-            taken_s=taken_s,
-        )
-
-
 @dataclass(slots=True)
 class SpeculativeRun:
     """What the steps of a run did and took; every list has one entry for each step."""
 
     taken_s: list[float] = field(default_factory=list[float])
-    """Seconds of the step."""  # written by: speculation
+    """Seconds of the step."""  # written by: speculative_machine
     plain_s: list[float] = field(default_factory=list[float])
-    """Seconds that plain decoding takes for the tokens of the step."""  # written by: speculation
+    """Seconds that plain decoding takes for the tokens of the step."""  # written by: speculative_machine
     mean_length: list[float] = field(default_factory=list[float])
-    """Draft tokens granted for each request."""  # written by: speculation
+    """Draft tokens granted for each request."""  # written by: speculative_machine
     lengths: list[list[int]] = field(default_factory=list[list[int]])
-    """Draft tokens granted, by request."""  # written by: speculation
+    """Draft tokens granted, by request."""  # written by: speculative_machine
     reasons: list[str] = field(default_factory=list[str])
-    """Reason of the lengths."""  # written by: speculation
+    """Reason of the lengths."""  # written by: speculative_machine
     is_far: list[bool] = field(default_factory=list[bool])
-    """Whether drafters need not follow."""  # written by: speculation
+    """Whether drafters need not follow."""  # written by: speculative_machine
 
     @property
     def speedup(self) -> float:

@@ -1,0 +1,68 @@
+"""What a scenario says: the traffic, the configuration, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pagewood.engine.api import (
+    EngineConfig,
+    PoolingParams,
+    SamplingParams,
+)
+from pagewood.engine.core.tree_shape import TreeShape
+from scenarios.faulty import Fault
+
+VOCAB_SIZE = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request of a scenario, with the steps at which it arrives and may be aborted."""
+
+    at_step: int
+    abort_at_step: int | None
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int
+    namespace: str | None
+    priority_from_step: tuple[int, int] | None = None
+    """A new priority, and the step at which it is set."""
+    pooling: PoolingParams | None = None
+    """The vector that it asks for, instead of tokens."""
+    hold: tuple[int, int, bool] | None = None
+    """Steps at which it is paused alone and resumed, and whether it gives its memory back."""
+    retain_s: float | None = None
+    """See `Submit.retain_s`; the clock of a scenario counts steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Traffic, and the configuration and limits of the engine."""
+
+    config: EngineConfig
+    num_pages: int
+    max_length: int
+    arrivals: tuple[Arrival, ...]
+    eager_steps: frozenset[int]
+    """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
+    pauses: tuple[tuple[int, int, bool], ...] = ()
+    """Steps before which the engine is paused and resumed, and whether the running requests leave."""
+    deadline_after_s: float = 30.0
+    """Time from the arrival to the deadline of every second request, in steps."""
+    retains: tuple[tuple[int, int, float], ...] = ()
+    """Steps before which a part of a prompt is retained or dropped, the index of its arrival, and the seconds."""
+    abort_all_at: int | None = None
+    """The step before which the engine is paused and all requests are aborted; it is resumed two steps later."""
+    long_step_tokens: int = 0
+    """Tokens of a step that is retired before the next one is launched; 0: none is."""
+    max_drafts: int = 0
+    """The most draft tokens of a request in one step; 0: the engine does not speculate."""
+    tree: TreeShape | None = None
+    """The shape of drafts, `max_drafts` deep; None: they are chains."""
+    guess_quality: float = 0.5
+    """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
+    leaves_out: bool = False
+    """Whether the runner leaves out rows that have ended; only for the runner that `run_scenario` makes."""
+    faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
+    """Faults of the runner, by number of the launch; only for the runner that `run_scenario` makes."""
