@@ -8,13 +8,16 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, TenantQuota
 from pagewood.server.cli import main
-from pagewood.server.cli.engine_options import add_engine_options, engine_config
+from pagewood.server.cli.options.engine import engine_config
+from pagewood.server.cli.options.page import Page
+from pagewood.server.cli.serve import add_options
 
 
 def parse(*arguments: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
-    add_engine_options(parser)
-    return engine_config(parser.parse_args(arguments))
+    add_options(Page(parser=parser))
+    options = parser.parse_args(arguments)
+    return engine_config(options, model=options.model)
 
 
 def test_no_option_is_the_default_configuration() -> None:
