@@ -32,7 +32,6 @@ def test_options_of_cuda() -> None:
         "float16",
         "--mem-fraction",
         "0.5",
-        "--disable-cuda-graph",
         "--cuda-graph-max-batch",
         "8",
         "--batch-invariant",
@@ -41,10 +40,10 @@ def test_options_of_cuda() -> None:
         device="cuda",
         dtype="float16",
         mem_fraction=0.5,
-        cuda_graph=False,
         cuda_graph_max_batch=8,
         batch_invariant=True,
     )
+    assert parse("--disable-cuda-graph") == EngineConfig(cuda_graph=False)
 
 
 def test_options_of_weights() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from pagewood.engine.api import EngineConfig
 from pagewood.server.cli import main, options
 from pagewood.server.cli.generate import TAKEN
-from pagewood.server.cli.serve import IN_SHORT_HELP
+from pagewood.server.cli.options.page import Page
+from pagewood.server.cli.serve import IN_SHORT_HELP, add_options
 
 SOURCES = [path.read_text() for path in Path(options.__path__[0]).glob("*.py")]
 NAMES = sorted(name for text in SOURCES for name in re.findall(r'^ +"(--[a-z-]+)",', text.replace("add(", "\n "), re.M))
@@ -95,3 +99,10 @@ def test_a_model_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["serve", "/nowhere"], ["serve", "--model-path", "/nowhere"]):
         assert main(words) == 2
         assert "/nowhere" in capsys.readouterr().err
+
+
+def test_the_fields_of_the_engine_have_the_order_of_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(Page(parser=parser))
+    offered = [name for name in vars(parser.parse_args([])) if hasattr(EngineConfig(), name)]
+    assert offered == [one.name for one in fields(EngineConfig) if one.name not in ("max_queued", "prefill_first")]

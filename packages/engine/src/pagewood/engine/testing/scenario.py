@@ -119,7 +119,7 @@ class Scenario:
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     tree: TreeShape | None = None
-    """The shape of drafts, `max_drafts` deep; None: they are chains."""
+    """The shape of drafts, `max_drafts` deep; None: drafts are chains."""
     guess_quality: float = 0.5
     """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
     leaves_out: bool = False
@@ -251,8 +251,8 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             max_prefills=rng.randint(1, 3),
             joint_prefill_tokens=(None, 1, 8)[num_pages % 3],
             prefill_first=rng.random() < 0.2,
-            schedule_policy=rng.choice([name for name in ORDERS if not name.startswith("priority")]),
-            schedule_weights=(("tenant", 2.0), ("1", 3.0)) if num_pages % 2 else (),
+            schedule_policy=(policy := rng.choice([name for name in ORDERS if not name.startswith("priority")])),
+            schedule_weights=(("tenant", 2.0), ("1", 3.0)) if num_pages % 2 and policy in ("fair", "wrr") else (),
             schedule_ageing_s=(None, None, 0.0, 10.0)[max_length % 4],
             target_step_s=(None, 1.0)[len(arrivals) % 2],
             schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
