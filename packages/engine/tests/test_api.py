@@ -36,8 +36,26 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
         ({"max_running": 0}, "max_running must be >= 1, got 0"),
         ({"max_length": 1}, "max_length must be >= 2, for a prompt and an output of a token each, got 1"),
         ({"max_total_tokens": 8, "page_size": 16}, "max_total_tokens must hold at least one page of 16, got 8"),
-        ({"schedule_conservativeness": 0.0}, "schedule_conservativeness must be > 0, got 0.0"),
-        ({"schedule_conservativeness": float("nan")}, "schedule_conservativeness must be > 0, got nan"),
+        ({"schedule_conservativeness": 0.0}, "schedule_conservativeness must be > 0 and finite, got 0.0"),
+        ({"schedule_conservativeness": float("nan")}, "schedule_conservativeness must be > 0 and finite, got nan"),
+        ({"schedule_conservativeness": float("inf")}, "schedule_conservativeness must be > 0 and finite, got inf"),
+        (
+            {"cuda_graph": False, "cuda_graph_max_batch": 8},
+            "cuda_graph_max_batch must be None without cuda_graph, got 8",
+        ),
+        (
+            {"overlap": True, "num_continuous_decode_steps": 2},
+            "overlap must be None or False with num_continuous_decode_steps > 1, got True with 2",
+        ),
+        (
+            {"prefix_cache": False, "cache_history_tokens": 9},
+            "cache_history_tokens must be 0 without prefix_cache, got 9",
+        ),
+        ({"decision_log_tokens": True}, "decision_log_tokens must be False without decision_log, got True"),
+        (
+            {"schedule_weights": (("a", 2.0),), "schedule_policy": "edf"},
+            "schedule_weights must be empty unless schedule_policy is fair or wrr, got .* with edf",
+        ),
         ({"device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
         ({"host_cache_gb": float("nan")}, "host_cache_gb must be > 0, got nan"),
         ({"page_size": 1.5}, "page_size must be an int, got 1.5"),
@@ -105,6 +123,7 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
         ({"speculative_acceptance": -0.1}, "speculative_acceptance must be in [0, 1], got -0.1"),
         ({"speculative_acceptance": 1.5}, "speculative_acceptance must be in [0, 1], got 1.5"),
         ({"speculative_acceptance": float("nan")}, "speculative_acceptance must be in [0, 1], got nan"),
+        ({"speculative_acceptance": 0.5}, "speculative_acceptance must be None with speculative off, got 0.5"),
     ],
 )
 def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:

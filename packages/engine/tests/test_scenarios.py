@@ -429,7 +429,7 @@ class AuditedOrder:
 
 def run_audited(scenario: Scenario, name: str) -> None:
     """Run a scenario with an order that depends on requests and time only; audit the queue and the running requests."""
-    config = replace(scenario.config, schedule_policy=name, schedule_ageing_s=None)
+    config = replace(scenario.config, schedule_policy=name, schedule_weights=(), schedule_ageing_s=None)
     watches = config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru")
 
     def audit(engine: Engine) -> None:

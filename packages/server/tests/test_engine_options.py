@@ -8,13 +8,16 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, TenantQuota
 from pagewood.server.cli import main
-from pagewood.server.cli.engine_options import add_engine_options, engine_config
+from pagewood.server.cli.options.engine import engine_config
+from pagewood.server.cli.options.page import Page
+from pagewood.server.cli.serve import add_options
 
 
 def parse(*arguments: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
-    add_engine_options(parser)
-    return engine_config(parser.parse_args(arguments))
+    add_options(Page(parser=parser))
+    options = parser.parse_args(arguments)
+    return engine_config(options, model=options.model)
 
 
 def test_no_option_is_the_default_configuration() -> None:
@@ -29,7 +32,6 @@ def test_options_of_cuda() -> None:
         "float16",
         "--mem-fraction",
         "0.5",
-        "--disable-cuda-graph",
         "--cuda-graph-max-batch",
         "8",
         "--batch-invariant",
@@ -38,10 +40,10 @@ def test_options_of_cuda() -> None:
         device="cuda",
         dtype="float16",
         mem_fraction=0.5,
-        cuda_graph=False,
         cuda_graph_max_batch=8,
         batch_invariant=True,
     )
+    assert parse("--disable-cuda-graph") == EngineConfig(cuda_graph=False)
 
 
 def test_options_of_weights() -> None:

@@ -139,7 +139,7 @@ def test_a_log_without_tokens_does_not_have_them(tmp_path: Path) -> None:
     run_scenario(replace(scenario, config=replace(scenario.config, decision_log_tokens=True)))
     assert logged() == prompts
     assert replay(tmp_path / "log", assemble=assemble).difference is None
-    is_named = replace(scenario.config, schedule_weights=(("tenant", 2.0),))
+    is_named = replace(scenario.config, schedule_policy="wrr", schedule_weights=(("tenant", 2.0),))
     run_scenario(replace(scenario, config=is_named))
     logged()  # a name that the configuration has is no secret
 

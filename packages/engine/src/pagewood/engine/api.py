@@ -71,8 +71,8 @@ class Grammar:
     with typed regions, as JSON (see `pagewood.engine.grammar`)."""
     text: str
     after: tuple[str, ...] = ()
-    """Texts of which the first that comes is that behind which the grammar begins, such as the end of a section of
-    reasoning. The output before is free, but does not end. Empty: the grammar begins at once."""
+    """The grammar begins behind the first of these texts that the output has, such as the end of a section of
+    reasoning. The output before it is free, but does not end. Empty: the grammar begins at once."""
 
     def __post_init__(self) -> None:
         """Check that there is a text, and that the marks may be."""
@@ -307,7 +307,7 @@ class PoolingParams:
     normalize: bool = True
     """Whether the vector is divided by its length."""
     dimensions: int | None = None
-    """How many of its first elements are kept, before it is normalised; None: all. It is of use for models that are
+    """How many of its first elements are kept, before it is normalised; None: all. Useful with models that are
     trained for it. Source: Kusupati et al., Matryoshka Representation Learning, 2022."""
 
     def __post_init__(self) -> None:
@@ -327,7 +327,7 @@ class Overflow:
     max_length: int
     """Longest prompt plus output, in tokens."""
     max_tokens: int | None = None
-    """Most output tokens that the request asks for; None: it says nothing about them."""
+    """Most output tokens that the request asks for; None: it asks for no number."""
     is_counted: bool = True
     """False: the prompt has at least `num_prompt` tokens; it was not encoded as a whole."""
 
@@ -376,7 +376,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     namespace: str | None = None
     carry: bytes = b""
     tenant: str | None = None
-    """Whose quotas and share of the engine it uses; None: those of its namespace."""
+    """The tenant whose quotas and share of the engine it uses; None: its namespace."""
     explain: bool = False
     """Whether its first `Delta` has an `Explanation`, and its last one `RequestTimings`."""
     explain_admission: bool = False
@@ -386,7 +386,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     tag: str = ""
     """What it should run next to, for the order "tag", such as the name of an adapter."""
     num_output: int | None = None
-    """Of a step of a search: how many of the last `tokens` are output already. Penalties and the grammar begin before
+    """For a step of a search: how many of the last `tokens` are output already. Penalties and the grammar begin before
     them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
     answer has no token and ends with STOP; if no token is allowed, with LENGTH. None: an ordinary request."""
     retain_s: float | None = None
@@ -449,9 +449,10 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
 class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
     """Say for how long a text that is cached is likely to return, as `Submit.retain_s` does for that of a request.
 
-    With 0 seconds it is done. What follows it in the cache stays, so a conversation that was continued from it loses
-    nothing. The answer is a `Delta` that ends with `stop`; its `num_cached_tokens` are the tokens that are retained
-    because of it, or that were dropped from the device. It is refused if the engine has no retention and `seconds` > 0.
+    0 seconds: the text will not return. What follows it in the cache stays, so a conversation that was continued from
+    it loses nothing. The answer is a `Delta` that ends with `stop`; its `num_cached_tokens` are the tokens that are
+    retained because of it, or that were dropped from the device. It is refused if the engine has no retention and
+    `seconds` > 0.
 
     Raises:
         ValueError: `seconds` is out of range.
@@ -479,7 +480,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     """Whether running requests give their memory back, as if they were preempted; what the prefix cache keeps of them
     can then be evicted or flushed. Otherwise they keep it."""
     abort: bool = False
-    """Whether all requests are ended first, as by an `Abort` of each; their answers come before that of this."""
+    """Whether all requests are ended first, as by an `Abort` of each; their answers come before that to `Pause`."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
@@ -514,7 +515,7 @@ Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume | Pause
 class CachedPrefix:
     """Why the cached prefix of a prompt was not longer when its request was admitted.
 
-    Other namespaces have no part in it, so that it does not tell what they hold.
+    It depends on the request's own namespace only, so it reveals nothing about others.
     """
 
     cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
@@ -554,9 +555,9 @@ class RequestTimings:
     arrived_s: float
     """When the engine took it from its inbox."""
     queued_s: float | None
-    """When it was put into the queue, which is later if its grammar had to be compiled; None: it never was."""
+    """When it was put into the queue, which is later if its grammar had to be compiled; None: it was never queued."""
     admitted_s: float | None
-    """When it was first given memory, and its first step was planned; None: it never was."""
+    """When it was first given memory, and its first step was planned; None: it was never admitted."""
     chunks: tuple[tuple[float, int], ...] = ()
     """When a step was planned that computes a part of its prompt, and the tokens of that part: at most the first 256.
     After a preemption, what is not cached is computed again."""
@@ -564,13 +565,13 @@ class RequestTimings:
     preempted_s: tuple[float, ...] = ()
     """When it was preempted, at most the first 256 times."""
     first_token_s: float | None
-    """When its first token was sent; None: it has none."""
+    """When its first token was sent; None: no token was sent."""
     finished_s: float
     """When its last answer was made."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The result of one step for one request. No dataclass, because there is one for every token.
+    """The result of one step for one request. A msgspec struct, because there may be one for every token.
 
     The last Delta of a request has a `finish`; every request gets exactly one such Delta. The first one has `first`
     set, and only it has a `carry`. The token that stopped a request (end of sequence or a stop token) is not in
@@ -651,11 +652,10 @@ class _DeviceDefaults(NamedTuple):
     """The KV dtype that takes less memory than `dtype`."""
     max_running: int
     chunked_prefill_size: int
-    overlap: bool
 
 
-_CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512, overlap=True)
-_CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048, overlap=True)
+_CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512)
+_CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
 
 _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
@@ -677,91 +677,23 @@ class EngineConfig:
     """Everything that decides how an engine is built.
 
     "auto" and None mean a value that fits the model and the machine, unless the field says otherwise. The value is
-    chosen once, when the engine is built; the whole configuration is then logged.
+    chosen once, when the engine is built; the whole configuration is then logged. The groups of fields are those of
+    `pagewood serve --help-all`: model, formats of numbers, length and memory, prefix cache, work at the same time,
+    scheduling, drafts and grammars, decision log.
 
     Raises:
         ValueError: a field is out of its range, or two fields contradict each other.
     """
 
+    # model
     model: str | None = None
     """Folder of a Hugging Face model, or a GGUF file; None: the model that ships with pagewood-engine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the CPU, until the CUDA runner has been run on a GPU."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of weights and activations; auto: float32 on a CPU, bfloat16 on CUDA. CUDA computes in one of the others, a CPU
-    in float32; see `weights` and `activations` for its products."""
-    mem_fraction: float = 0.9
-    """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
-    cuda_graph: bool = True
-    """Whether decode steps are captured as CUDA graphs."""
-    cuda_graph_max_batch: int | None = None
-    """Requests in the largest captured step; None: `max_running`."""
-    batch_invariant: bool = False
-    """Whether, on CUDA, the logits of a request must not depend on the other requests of its steps, to the last bit.
-    This costs speed. On a CPU they never do."""
+    """auto: the CPU."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
-    max_total_tokens: int | None = None
-    """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each
-    request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
-    of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
-    max_length: int | None = None
-    """Longest prompt plus output of one request, at least 2; None: what the model and the KV memory allow."""
-    max_running: int | None = None
-    """Requests that may run at the same time; None: 64 on a CPU, 256 on CUDA."""
-    page_size: int = 16
-    schedule_policy: str = "fcfs"
-    """Which waiting request is next: a name of `pagewood.schedpolicy.ORDERS`."""
-    schedule_weights: tuple[tuple[str, float], ...] = ()
-    """Shares of tenants for the order "fair", of service classes for "wrr"; 1 for those that are not named."""
-    schedule_ageing_s: float | None = None
-    """Seconds of waiting after which a request can get every fourth admission as the oldest, whatever the order says;
-    None: the order alone decides."""
-    target_step_s: float | None = None
-    """Seconds that a step should take at most where requests decode: prompts get as many tokens as fit beside them by
-    the steps measured so far, but always some. None: always up to `chunked_prefill_size`."""
-    schedule_conservativeness: float = 1.0
-    """Scales how much memory is kept for the outputs of running requests; a lower value admits and preempts more."""
-    chunked_prefill_size: int | None = None
-    """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
-    tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
-    chunk_align: int = 1
-    """A part of a prompt that does not end the prompt ends at a multiple of this many tokens. So prompts are cut at the
-    same kind of place whatever else is in the step, for kernels whose order of additions depends on where they are cut.
-    At most seven eighths of the prompt tokens of a step, and not with `target_step_s`."""
-    max_prefills: int = 8
-    """Prompts that one step may compute parts of."""
-    joint_prefill_tokens: int | None = None
-    """A step gets no further prompt when the prompts that end in it have at least this many tokens together. Another
-    one would get its first token no sooner than in the next step, and it would delay the others. None, on a CPU: 128,
-    or more for a small model. None, elsewhere: there is no such limit."""
-    prefill_first: bool = False
-    """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
-    decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""
-    schedule_preset: SchedulePreset | None = None
-    """How prompts and decodes share steps. decode-first: each decoding request gets a token in every step, and prompts
-    up to `chunked_prefill_size` beside them. stall-free: the same, but prompts and decodes together get
-    `chunked_prefill_size`, so that a step takes as long with many decodes as with few; prompts always get an eighth of
-    it. prefill-first: as the field `prefill_first`. None: as that field says, otherwise decode-first."""
-    quotas: tuple[TenantQuota, ...] = ()
-    """Limits of tenants, each named once. A request that exceeds them alone is refused with `quota_exceeded`."""
-    refuse_late: bool = False
-    """Whether a request is refused on arrival, with the code `deadline_infeasible`, if it is expected to miss its
-    `deadline_s`, by the steps measured so far and by the prompts before its own."""
-    max_queued: int | None = None
-    """A request is refused with the code `queue_full` if the engine holds `max_running` and this many more, waiting or
-    running; one that was preempted is never refused. None: there is no limit."""
-    stream_interval: int = 1
-    """Output tokens of a `Delta`, at least, but for the first and the last of a request. A higher value costs fewer
-    messages, and tokens come later and several at a time."""
-    overlap: bool | None = None
-    """Whether step N+1 is planned while step N computes; None: as is known to be faster on the device."""
-    num_continuous_decode_steps: int = 1
-    """Steps that are launched after one decision while the same requests decode. 1: one, in the loop that `overlap`
-    chooses; more: all are launched before the first is retired, and `overlap` has no effect. The engine then looks at
-    its inbox and its queue only after that many steps, and computes for nothing what follows the end of a request. For
-    comparisons with engines that do this."""
-    prefix_cache: bool = True
+
+    # formats of numbers
     weights: WeightFormat = "auto"
     """How a CPU keeps the weights of matrices, embeddings and the output projection included. auto: as precise as the
     checkpoint, so bfloat16 and float16 stay as they are; bfloat16: rounded to that; int8: a scale for each output;
@@ -773,14 +705,31 @@ class EngineConfig:
     these weights. bfloat16: the inputs of products with bfloat16 weights are rounded to it on every processor, and
     added in float32; it needs `weights` bfloat16, or auto and a checkpoint in bfloat16. Norms, attention and everything
     between products are float32 in any case. CUDA computes in `dtype`."""
-    preemption_threshold: int | None = None
-    """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
-    running request is preempted only when memory runs out."""
-    low_priority_first: bool = False
-    """Whether a lower `priority` is the more important one, in every order and for preemption. It is refused together
-    with the order "priority-low", which admits low priorities first but spares high ones from preemption."""
-    max_queue_s: float | None = None
-    """Seconds after which a request that has never run is refused, with the code `queue_timeout`; None: it waits."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Format of weights and activations on CUDA: bfloat16, which is auto, or float16. A CPU has float32 only; `weights`
+    and `activations` choose for its products."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
+    """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
+    a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
+    batch_invariant: bool = False
+    """Whether, on CUDA, the logits of a request must not depend on the other requests of its steps, to the last bit.
+    This costs speed. On a CPU they never do."""
+
+    # length and memory
+    max_length: int | None = None
+    """Longest prompt plus output of one request, at least 2; None: what the model and the KV memory allow."""
+    max_total_tokens: int | None = None
+    """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each
+    request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
+    of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
+    mem_fraction: float = 0.9
+    """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
+    page_size: int = 16
+    """Token positions of a page. Prefixes are reused in whole pages."""
+
+    # prefix cache, and memory for KV that it evicts
+    prefix_cache: bool = True
+    """Whether requests reuse the KV of common prefixes."""
     eviction_policy: Literal["lru", "queue-lru"] = "lru"
     """Which cached pages are evicted first. lru: those used least recently; queue-lru: the same, but pages that a
     waiting request can use come last, which raises hits where many requests wait."""
@@ -790,10 +739,8 @@ class EngineConfig:
     max_retain_s: float = 3600.0
     """Longest time for which a prefix is retained, seconds; clients that ask for more get this."""
     cache_history_tokens: int = 0
-    """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each."""
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
-    """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
-    a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
+    """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each, and a
+    little more for each run of them. It needs `prefix_cache`."""
     host_cache_gb: float | None = None
     """Host memory for evicted KV, in units of 1e9 bytes; None: no host cache. For a CUDA device it is pinned, and
     allocated at start."""
@@ -804,13 +751,87 @@ class EngineConfig:
     remote_cache: str | None = None
     """Where engines share KV: a folder that all of them can write, `mooncake://HOST:PORT` of a `mooncake_master`, with
     `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`, or `lmcache+URL`
-    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server); None: they share none. It needs a host
+    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server); None: no KV is shared. It needs a host
     cache."""
     remote_cache_gb: float | None = None
     """Largest total size of the folder's files, or the memory that this engine gives to the others, in units of 1e9
     bytes; None for `lmcache+URL`, where the service decides."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
+
+    # work at the same time
+    max_running: int | None = None
+    """Requests that may run at the same time; None: 64 on a CPU, 256 on CUDA."""
+    max_queued: int | None = None
+    """A request is refused with the code `queue_full` if the engine holds `max_running` and this many more, waiting or
+    running; one that was preempted is never refused. None: no limit."""
+    max_queue_s: float | None = None
+    """Seconds after which a request that has never run is refused, with the code `queue_timeout`; None: it waits."""
+    refuse_late: bool = False
+    """Whether a request is refused on arrival, with the code `deadline_infeasible`, if it is expected to miss its
+    `deadline_s`, by the steps measured so far and by the prompts before its own."""
+    quotas: tuple[TenantQuota, ...] = ()
+    """Limits of tenants, each named once. A request that exceeds them alone is refused with `quota_exceeded`."""
+    stream_interval: int = 1
+    """Least output tokens of a `Delta`; the first and the last of a request may have fewer. A higher value costs fewer
+    messages, and tokens come later and several at a time."""
+
+    # scheduling
+    schedule_policy: str = "fcfs"
+    """Which waiting request is next: a name of `pagewood.schedpolicy.ORDERS`."""
+    schedule_weights: tuple[tuple[str, float], ...] = ()
+    """Shares of tenants for the order "fair", or of service classes for "wrr"; those that are not named have 1. Other
+    orders refuse them."""
+    schedule_ageing_s: float | None = None
+    """Seconds of waiting after which a request can get every fourth admission as the oldest, whatever the order says;
+    None: the order alone decides."""
+    low_priority_first: bool = False
+    """Whether a lower `priority` is the more important one, in every order and for preemption. It is refused together
+    with the order "priority-low", which admits low priorities first but spares high ones from preemption."""
+    preemption_threshold: int | None = None
+    """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
+    running request is preempted only when memory runs out."""
+    schedule_conservativeness: float = 1.0
+    """Factor of the memory that is kept for the outputs of running requests, > 0. A lower value admits more requests,
+    and preempts more when memory runs out."""
+    chunked_prefill_size: int | None = None
+    """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
+    tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
+    target_step_s: float | None = None
+    """Seconds that a step should take at most where requests decode: prompts get as many tokens as fit beside them by
+    the steps measured so far, but always some. None: always up to `chunked_prefill_size`."""
+    schedule_preset: SchedulePreset | None = None
+    """How prompts and decodes share steps. decode-first: each decoding request gets a token in every step, and prompts
+    up to `chunked_prefill_size` beside them. stall-free: the same, but prompts and decodes together get
+    `chunked_prefill_size`, so that a step takes as long with many decodes as with few; prompts always get an eighth of
+    it. prefill-first: as the field `prefill_first`. None: as that field says, otherwise decode-first."""
+    prefill_first: bool = False
+    """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
+    decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""
+    max_prefills: int = 8
+    """Prompts that one step may compute parts of."""
+    joint_prefill_tokens: int | None = None
+    """A step gets no further prompt when the prompts that end in it have at least this many tokens together. Another
+    one would get its first token no sooner than in the next step, and it would delay the others. None, on a CPU: 128,
+    or more for a small model. None, elsewhere: no limit."""
+    chunk_align: int = 1
+    """A part of a prompt that does not end the prompt ends at a multiple of this many tokens. So prompts are cut at the
+    same kind of place whatever else is in the step, for kernels whose order of additions depends on where they are cut.
+    At most seven eighths of the prompt tokens of a step, and not with `target_step_s`."""
+    overlap: bool | None = None
+    """Whether step N+1 is planned while step N computes; None: yes, unless
+    `num_continuous_decode_steps` is above 1."""
+    num_continuous_decode_steps: int = 1
+    """Steps that are launched after one decision while the same requests decode. 1: one, in the loop that `overlap`
+    chooses; more: all are launched before the first is retired, and `overlap` must not be true. The engine then looks
+    at its inbox and its queue only after that many steps, and wastes what it computes behind the end of a request. For
+    comparisons with engines that do this."""
+    cuda_graph: bool = True
+    """Whether decode steps are captured as CUDA graphs."""
+    cuda_graph_max_batch: int | None = None
+    """Requests in the largest captured step; None: `max_running`. It needs `cuda_graph`."""
+
+    # drafts, grammars, logits
     speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "auto"] = "off"
     """How tokens are drafted before the model verifies several of them in one step. ngram: the text of the request
     itself; suffix: that and earlier outputs of the same namespace; draft: a smaller model; eagle: a head on the model's
@@ -850,7 +871,9 @@ class EngineConfig:
     order it is called. A request ends with an error if the function raises an exception, writes NaN, or leaves no token
     a probability."""
     seed: int = 0
-    """Makes the seeds of requests without one."""
+    """Seed from which the seeds of requests without one are made."""
+
+    # decision log
     decision_log: str | None = None
     """File for everything that decisions depend on, which `pagewood replay` and `pagewood why` read; an existing file
     gets `.1` behind its name. None: nothing is written, and it costs nothing. Tokens and namespaces are renamed (see
@@ -859,9 +882,9 @@ class EngineConfig:
     """Largest size of that file and the one before it together, in units of 1e6 bytes. When the file has half of it,
     it replaces the one before."""
     decision_log_tokens: bool = False
-    """Whether the log has the real tokens and namespaces of requests. Otherwise both get other names, which are equal
-    where the real ones are. Namespaces keep theirs with the order "fair", which compares them, and where the
-    configuration names them."""
+    """Whether the log has the real tokens and namespaces of requests; it needs `decision_log`. Otherwise both get other
+    names, which are equal where the real ones are. Namespaces keep theirs with the order "fair", which compares them,
+    and where the configuration names them."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decision_log_mb < math.inf:
@@ -889,8 +912,8 @@ class EngineConfig:
         if not self.grammar_timeout_s > 0:  # true of NaN
             raise ValueError(f"grammar_timeout_s must be > 0, got {self.grammar_timeout_s}")
         self._check_processors()
-        if not self.schedule_conservativeness > 0:  # true of NaN
-            raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
+        if not 0 < self.schedule_conservativeness < math.inf:
+            raise ValueError(f"schedule_conservativeness must be > 0 and finite, got {self.schedule_conservativeness}")
         if self.low_priority_first and self.schedule_policy.replace("_", "-") == "priority-low":
             raise ValueError("low_priority_first must be false with the schedule_policy priority-low, got both")
         if self.preemption_threshold is not None and self.preemption_threshold < 0:
@@ -920,6 +943,7 @@ class EngineConfig:
         if self.kv_cache_dtype not in (here := ("auto", dtype, defaults.quantised)):
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
+        self._check_needs()
         self._check_tiers()
         self._check_retention()
         self._check_speculation()
@@ -948,7 +972,7 @@ class EngineConfig:
             dtype=dtype,
             kv_cache_dtype=dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
             max_running=self.num_rows,
-            overlap=defaults.overlap if self.overlap is None else self.overlap,
+            overlap=self.num_continuous_decode_steps == 1 if self.overlap is None else self.overlap,
             chunked_prefill_size=self.max_chunk_tokens,
             cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows),
         )
@@ -961,6 +985,25 @@ class EngineConfig:
     def mixing(self) -> SchedulePreset:
         """How prompts and decodes share steps: `schedule_preset`, or what `prefill_first` says."""
         return self.schedule_preset or ("prefill-first" if self.prefill_first else "decode-first")
+
+    def _check_needs(self) -> None:
+        """Refuse fields that have no effect beside others."""
+        if self.cuda_graph_max_batch is not None and not self.cuda_graph:
+            raise ValueError(f"cuda_graph_max_batch must be None without cuda_graph, got {self.cuda_graph_max_batch}")
+        if self.overlap and self.num_continuous_decode_steps > 1:
+            raise ValueError(
+                "overlap must be None or False with num_continuous_decode_steps > 1, got True with "
+                f"{self.num_continuous_decode_steps}"
+            )
+        if self.cache_history_tokens and not self.prefix_cache:
+            raise ValueError(f"cache_history_tokens must be 0 without prefix_cache, got {self.cache_history_tokens}")
+        if self.decision_log_tokens and self.decision_log is None:
+            raise ValueError("decision_log_tokens must be False without decision_log, got True")
+        if self.schedule_weights and self.schedule_policy not in ("fair", "wrr"):
+            raise ValueError(
+                "schedule_weights must be empty unless schedule_policy is fair or wrr, got "
+                f"{self.schedule_weights!r:.100} with {self.schedule_policy}"
+            )
 
     def _check_chunk_align(self) -> None:
         """Refuse alignments for which no step might have room, because a prompt would then never go on."""
@@ -1032,6 +1075,8 @@ class EngineConfig:
         acceptance = self.speculative_acceptance
         if acceptance is not None and not 0.0 <= acceptance <= 1.0:
             raise ValueError(f"speculative_acceptance must be in [0, 1], got {acceptance}")
+        if acceptance is not None and self.speculative == "off":
+            raise ValueError(f"speculative_acceptance must be None with speculative off, got {acceptance}")
 
     def _check_processors(self) -> None:
         names: set[str] = set()

@@ -46,7 +46,7 @@ _LOGGED_HISTORY = 1 << 20
 """Evicted tokens that are remembered if decisions are logged, so that the log says what was evicted."""
 
 _SCORED_BYTES = 16 << 20
-"""Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
+"""Memory for the logits of one prompt in a step, in bytes, if log probabilities of its tokens are wanted."""
 _MAX_MASK_HELPERS = 7
 """Threads that fill masks beside the engine's own."""
 
@@ -76,7 +76,7 @@ def assemble(
         make_runner: makes the runner; gets the KV space, for runners that check it.
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
-        tree: the shape of its drafts; None: they are chains.
+        tree: the shape of its drafts; None: drafts are chains.
         compiler: compiles grammars; None: requests with a grammar are refused.
         drafts_constrained: see `Speculation`.
         processors: the functions that the runner calls for requests that name them; None: there are none.

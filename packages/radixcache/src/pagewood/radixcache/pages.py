@@ -15,7 +15,7 @@ _MARKS = np.arange(1, _NUM_MARKS + 1, dtype=np.uint8)
 _ROUNDS = np.tile(_MARKS, _NUM_MARKS), np.repeat(_MARKS, _NUM_MARKS)
 """The marks that up to _MOST ids get. The first round differs for up to _NUM_MARKS ids; one of both differs for all."""
 _MANY, _RUN = 4096, 512
-"""Of at least _MANY ids, those in runs of _RUN on average are adopted as slices, which are faster than an index."""
+"""From _MANY ids on, ids in runs of _RUN on average are adopted as slices, which are faster than an index."""
 _GROWTH = 4096
 """The marks grow by multiples of this, which is a page of memory: what no id needs is not touched."""
 _NO_MARKS = np.zeros(0, np.uint8)

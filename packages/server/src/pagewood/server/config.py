@@ -65,7 +65,7 @@ class ServeConfig:
     root_path: str = ""
     """Prefix under which a proxy shows the server, such as `/llm`; empty: none."""
     api_keys: tuple[ApiKey, ...] = ()
-    """Those that do not come from `api_key_file`."""
+    """Keys that do not come from `api_key_file`."""
     api_key_file: Path | None = None
     """Read at the start and again at every SIGHUP."""
     insecure_no_keys: bool = False
@@ -77,14 +77,14 @@ class ServeConfig:
     drain_s: float = 5.0
     """How long running requests may continue when the server stops, seconds."""
     watchdog_s: float | None = None
-    """An engine that is stuck for this long is ended and started again, seconds; None: it is only reported."""
+    """An engine that is stuck for this long is ended and started again, seconds; None: it is reported only."""
     max_retries: int = 1
     """How often a request is sent again after a process that held it died, if its client has got nothing of an answer:
-    whole answers until they are complete, streams until their first text. One that kills the engine does so again."""
+    whole answers until they are complete, streams until their first text. A request that kills it does so again."""
     max_quick_deaths: int = 10
     """Deaths of one process in a row, each soon after its start, after which the server ends."""
     max_ttft_s: float | None = None
-    """Requests whose first token is predicted to come later are refused, seconds; None: none."""
+    """Requests whose first token is predicted to come later are refused, seconds; None: no limit."""
     log_level: str = "info"
     """Lowest level that the log of every process shows: debug, info, warning or error."""
     log_format: logs.LogFormat = "text"

@@ -48,7 +48,7 @@ less than a fiftieth to prepare the next step."""
 _BUSY_TOKENS = 128
 """A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
-"""Of a weight, at most, by form; a small part is norms and scales."""
+"""Most bytes of a weight, by form; norms and scales are a small part of them."""
 _LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
 
 

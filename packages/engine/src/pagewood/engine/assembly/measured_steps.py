@@ -9,7 +9,7 @@ from pagewood.engine.core.request import Request
 from pagewood.schedpolicy import DynamicChunk, Feasibility, Load, StepModel, StepSample
 
 _FEWEST_PREFILL_TOKENS = 16
-"""Of a step that has a target, so that prompts make progress."""
+"""Least prompt tokens of a step that has a target, so that prompts make progress."""
 
 
 class MeasuredChunk(DynamicChunk):

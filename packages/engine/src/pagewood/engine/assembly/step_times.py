@@ -80,7 +80,7 @@ def measure_draft_times(
         num_rows: its rows.
         max_length: longest sequence of a row.
         num_drafts: most draft tokens of a row.
-        tree: the shape of drafts; the depths of trees count as drafts of a row. None: they are chains.
+        tree: the shape of drafts; the depths of trees count as drafts of a row. None: drafts are chains.
     """
     cases: list[tuple[int, int, float]] = []
     for rows, drafts in dict.fromkeys(((1, 1), (1, num_drafts), (min(num_rows, _SEVERAL), num_drafts))):

@@ -76,7 +76,7 @@ class Adjustments:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Adjustments | None:
-        """Return the changes for those of some requests that have any; None: none has."""
+        """Return the changes for those of some requests that have any; None: no request has any."""
         adjusted = [one for one in requests if one.sampling.changes_logits]
         if not adjusted:
             return None

@@ -73,11 +73,11 @@ class Batch:
     is_followed: bool = True
     """Whether a drafter may be asked for drafts soon. If not, it may leave out what only later drafts would need."""
     adjustments: Adjustments | None = None
-    """How the logits of admitted requests are changed before tokens are drawn; None: those of none are."""
+    """How the logits of admitted requests are changed before tokens are drawn; None: no logits change."""
     processors: Processors | None = None
-    """Which functions change the logits of admitted requests; None: those of none are."""
+    """Which functions change the logits of admitted requests; None: no logits change."""
     reports: Reports | None = None
-    """Which admitted requests want log probabilities of their output; None: none does."""
+    """Which admitted requests want log probabilities of their output; None: no request does."""
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant, how many of its first positions are
     followed by a token that is reported, and how many of the most probable tokens are reported with each."""

@@ -45,7 +45,7 @@ from pagewood.engine.core.timeline import Timeline
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds
 _MASK = 2**63 - 1
 _NO_SAMPLING = SamplingParams()
-"""Of requests for a vector."""
+"""The parameters of requests for a vector, which draw no tokens."""
 
 
 class Intake:
@@ -63,10 +63,10 @@ class Intake:
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
-        max_live: requests, waiting or running, at which further ones are refused; None: they never are.
-        quotas: limits of tenants; None: they have none.
+        max_live: requests, waiting or running, at which further ones are refused; None: no limit.
+        quotas: limits of tenants; None: no limits.
         deadlines: refuses requests that cannot end by their deadline; None: they wait.
-        notes: gets the reasons of decisions; None: they are not wanted.
+        notes: gets the reasons of decisions; None: no reasons are kept.
         clock: gives requests their times, if these are asked for.
     """
 

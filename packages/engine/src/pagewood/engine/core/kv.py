@@ -107,7 +107,7 @@ class TieredCache(PrefixCache, Protocol):
     """A prefix cache that keeps evicted pages in lower tiers (host memory, disk) and brings them back."""
 
     def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
-        """Start to copy back what lower tiers have of these tokens; None: they have nothing.
+        """Start to copy back what lower tiers have of these tokens; None: lower tiers have nothing.
 
         Its copies go before those of lower priority that have not begun.
         """
@@ -293,7 +293,7 @@ class KVSpace:
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
         retention: retains prefixes that are likely to return; None: they are evicted like others.
-        notes: gets the reasons of evictions, and every admitted request is then explained; None: they are not wanted.
+        notes: gets the reasons of evictions, and every admitted request is then explained; None: no reasons are kept.
     """
 
     __slots__ = (

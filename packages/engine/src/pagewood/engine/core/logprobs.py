@@ -34,7 +34,7 @@ class Reports:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Reports | None:
-        """Return the wishes of those of some requests that have any; None: none has."""
+        """Return the wishes of those of some requests that have any; None: no request has any."""
         asking = [one for one in requests if one.sampling.logprobs is not None]
         if not asking:
             return None

@@ -177,7 +177,7 @@ class EngineInfo:
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
     page_bytes: int = 0
-    """Of all layers; 0: the runner has no KV memory."""
+    """Bytes of a page in all layers; 0: the runner has no KV memory."""
     long_step_tokens: int = 0
     """A step is long if it computes at least this many positions. The next step is then planned after it, because
     planning during it gains almost nothing. 0: no step is long."""

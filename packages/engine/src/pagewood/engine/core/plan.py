@@ -242,7 +242,7 @@ class Planner:
                 have room for that many prompt tokens.
             giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
             pace: limits the prompt tokens of steps; None: only the budget does.
-            notes: gets the reasons of decisions; None: they are not wanted.
+            notes: gets the reasons of decisions; None: no reasons are kept.
         """
         self._giving_way = giving_way
         self._pace = pace

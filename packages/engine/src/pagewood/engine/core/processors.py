@@ -31,7 +31,7 @@ class Processors:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Processors | None:
-        """Return what those of some requests name that name any; None: none does."""
+        """Return what those of some requests name that name any; None: no request names any."""
         naming = [one for one in requests if one.sampling.logits_processors]
         if not naming:
             return None

@@ -59,7 +59,7 @@ class Request:
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     timeline: Timeline | None = None
-    """The times that its last answer tells; None: none."""
+    """The times that its last answer reports; None: no times."""
     num_prompt: int
     num_before: int | None = None
     """Tokens of the prompt, the last ones, that are output of the search of which it is a step; None: of no search."""

@@ -137,7 +137,7 @@ class Speculation:
     Args:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
-        tree: the shape of drafts; None: they are chains.
+        tree: the shape of drafts; None: drafts are chains.
         drafts_constrained: whether requests with a grammar get drafts; only if the runner can tell its drafts before it
             verifies them.
     """

@@ -10,9 +10,9 @@ class DraftTree:
     """The drafts of one grant as a tree below its last known token, which is node 0; node j is draft j - 1."""
 
     tokens: tuple[int, ...]
-    """Of nodes 1, 2, ..."""
+    """The tokens of nodes 1, 2, ..."""
     parents: tuple[int, ...]
-    """Of the same nodes; each comes before its children."""
+    """The parents of the same nodes; each comes before its children."""
 
     def __len__(self) -> int:
         """Return the number of drafts."""

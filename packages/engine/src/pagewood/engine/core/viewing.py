@@ -84,7 +84,7 @@ def view_requests(
 
 
 def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
-    """Return who has the pages. Cost: a pass over the pool in numpy, and two short arrays for each row.
+    """Return which requests have the pages. Cost: a pass over the pool in numpy, and two short arrays for each row.
 
     The counts are exact. In the cells, pages that are locked only because a request has duplicates of them are cached.
     """

@@ -175,7 +175,7 @@ class WaitingQueue:
         lending: lends their priority to those that they are parked on; None: each keeps its own.
         is_watching: whether the order compares requests by how much of them is cached.
         held_back: holds back requests whose tenant is at its limit; None: tenants have no limits.
-        notes: gets the reasons of decisions; None: they are not wanted.
+        notes: gets the reasons of decisions; None: no reasons are kept.
 
     Raises:
         ValueError: `is_watching`, and the cache has no watches.

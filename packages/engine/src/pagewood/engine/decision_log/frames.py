@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 VERSION = 1
-"""Of the format. Logs of another version are refused."""
+"""Version of the format. Logs of another version are refused."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
@@ -49,7 +49,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_scored: int = -1
     """Prompt tokens with log probabilities; -1: there are none."""
     pooled: tuple[bool, ...] = ()
-    """Of each sum of hidden states, whether it consists of numbers."""
+    """Whether each sum of hidden states consists of numbers."""
     fault: str = ""
     """error: the step failed; interrupt: the wait was interrupted; empty: neither."""
 
@@ -58,8 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A plan, and the numbers that it ended with."""
 
     grants: tuple[int, ...] | None = None
-    """Of each grant the request's arrival, its start, tokens, promised tokens, and 1 if it was admitted; None: those of
-    the plan before, each one position later."""
+    """For each grant, the request's arrival, its start, tokens, promised tokens, and 1 if it was admitted. None: the
+    grants of the plan before, each one position later."""
     num_preempted: int = 0
     num_waiting: int
     num_running: int
@@ -82,7 +82,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     cache: dict[str, list[Any]] = {}
     """Answers of a prefix cache with lower tiers, by method."""
     launches: tuple[str, ...] = ()
-    """Of each launch error, interrupt or nothing; empty if all is well."""
+    """For each launch: error, interrupt or nothing; empty if all is well."""
     results: tuple[Result, ...] = ()
 
     plans: tuple[Plan, ...] = ()
@@ -95,7 +95,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     names: tuple[tuple[int, str], ...] = ()
     """Arrivals that are mentioned for the first time in this file, with the ids of their requests."""
     misses: tuple[tuple[Any, ...], ...] = ()
-    """Of admitted requests the arrival, and the fields of `CachedPrefix`."""
+    """For each admitted request, its arrival and the fields of `CachedPrefix`."""
     events: tuple[tuple[float, str, str, str, int], ...] = ()
     """First tokens and ends of requests: time, id, first or the reason of the end, code of a refusal, output tokens."""
 

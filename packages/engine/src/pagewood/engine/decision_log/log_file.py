@@ -95,7 +95,7 @@ class Log:
     """A log that can be read, any number of times."""
 
     header: Header
-    """Of its oldest file."""
+    """The header of its oldest file."""
     files: tuple[Path, ...]
     """Oldest first."""
 

@@ -82,7 +82,7 @@ class _Replay:
         self.grammars: dict[int, bool] = {}
         """Those that are ready."""
         self.answers: dict[tuple[int, int, str], Any] = {}
-        """Of matchers: by grammar, tokens before and method."""
+        """The answers of matchers, by grammar, tokens before and method."""
         self._names: dict[int, str] = {}
         """Ids of requests, by arrival."""
         self._num_records = 0

@@ -37,7 +37,7 @@ class Note(NamedTuple):
     other: Request | None
     numbers: tuple[int, ...]
     prefix: CachedPrefix | None = None
-    """Of an admitted request."""
+    """The cached prefix of an admitted request."""
 
 
 class PlanHeard(NamedTuple):
@@ -109,7 +109,7 @@ class TurnEncoder:
 
     @property
     def number(self) -> int:
-        """Of the next record."""
+        """Number of the next record."""
         return self._number
 
     def restart(self) -> None:

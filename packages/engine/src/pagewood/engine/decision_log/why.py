@@ -116,7 +116,7 @@ class _Reader:
         self._target = 0
         """Prompt tokens that the target for the duration of steps allows; 0: there is none."""
         self._grants: dict[int, tuple[int, ...]] = {}
-        """Of the latest plan, by arrival."""
+        """The grants of the latest plan, by arrival."""
         self._evictions: deque[tuple[float, float, int]] = deque(maxlen=_MOST_EVICTIONS)
         """First and last reading of the clock of a turn, and the request that pages were evicted for."""
         self._now_s = header.clock_s

@@ -152,7 +152,7 @@ class GrammarCompiler:
         self._current: dict[bytes, _Job] = {}
         self._remembered: OrderedDict[bytes, _Job] = OrderedDict()
         self._num_characters = 0
-        """Of the texts of all that is remembered."""
+        """Characters of all texts that are remembered."""
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 

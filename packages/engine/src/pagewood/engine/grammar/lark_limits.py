@@ -45,7 +45,7 @@ class _Definition:
     is_expression: bool
     """Whether it becomes one expression: a terminal, or a rule with attributes, such as lazy."""
     start: int
-    """Of its text in the grammar."""
+    """Where its text begins in the grammar."""
     end: int  # written by: _definitions
     is_narrowed: bool = False  # written by: _definitions
     """Whether it has an intersection or a complement of its own."""

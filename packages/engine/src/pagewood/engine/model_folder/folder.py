@@ -122,7 +122,8 @@ class FoundDrafter:
 
     kind: DrafterKind
     folder: Path | None = None
-    """Of the draft model or the head; for layers for multi-token prediction it is the target's own. None: no model."""
+    """Folder of the draft model or the head; layers for multi-token prediction are in the target's own. None: no
+    model."""
 
 
 def find_drafter(

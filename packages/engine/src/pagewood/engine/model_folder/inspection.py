@@ -93,7 +93,7 @@ class Inspection:
     kv_bytes_per_token: dict[str, int]
     """By the dtype of the KV memory."""
     tokenizer: TokenizerSummary | None
-    """None: there is none."""
+    """None: the folder has no tokenizer."""
     form: str | None = None
     """The form that `errors` are about."""
     activations: ActivationFormat = "auto"

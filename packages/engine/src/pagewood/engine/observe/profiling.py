@@ -20,7 +20,7 @@ MAX_SPANS = 100_000
 """Spans of a device in a profile; later ones are counted, but not kept."""
 _ENGINE, _DEVICE = 1, 2
 _PID = 1_000_000
-"""Of our tracks; process ids of torch's tracks are smaller."""
+"""Process id of our tracks; process ids of torch's tracks are smaller."""
 
 
 class Span(NamedTuple):

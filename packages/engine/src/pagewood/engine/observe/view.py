@@ -38,7 +38,7 @@ class RequestView:
     num_computed: int
     """Leading positions whose KV is there."""
     num_pages: int
-    """Of its row."""
+    """Pages of its row."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class BranchView:
     start: int
     """Tokens before it."""
     num_tokens: int
-    """Of the run."""
+    """Tokens of the run."""
     num_total: int
     """Tokens of the run and of all after it."""
     num_children: int

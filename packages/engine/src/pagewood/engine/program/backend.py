@@ -61,11 +61,11 @@ class Answer:
     """Why the text ended: "stop" or "length"."""
     usage: Usage
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of `select`: for each choice, the mean of the log probabilities of its tokens. Of `gen`: empty."""
+    """After `select`: for each choice, the mean of the log probabilities of its tokens. After `gen`: empty."""
     calls: tuple[ToolCall, ...] = ()
-    """Of `gen` with tools."""
+    """The calls of `gen` with tools."""
     content: str | None = None
-    """Of `gen` with tools: the text without calls and reasoning; None: it had no tools."""
+    """The text of `gen` with tools, without calls and reasoning; None: it had no tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class Execution:
             previous.then(variable, launch)
 
     def notify(self) -> None:
-        """Wake those who wait with `wait_for`."""
+        """Wake the callers of `wait_for`."""
         with self._changed:
             self._changed.notify_all()
 

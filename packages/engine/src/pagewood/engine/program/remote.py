@@ -18,7 +18,7 @@ from pagewood.engine.program.backend import Answer, OnText, Prompt, Sampling, Us
 from pagewood.engine.text import ChatTemplateError, ReadStops, Tokenizer
 
 _MAX_ERROR_CHARACTERS = 500
-"""Of an answer that is not JSON, in an error."""
+"""Most characters of an answer that is not JSON, in an error."""
 
 _Read = Callable[[http.client.HTTPResponse], Answer]
 

@@ -53,7 +53,7 @@ class Summary:
     ignored: Sequence[str]
     """Linear modules that stay as they are: the output projection, and those whose inputs the groups do not divide."""
     num_bytes_before: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     num_bytes_after: int
 
 

@@ -129,7 +129,7 @@ def check_runner(
         vocab_size: token ids are below it.
         page_sizes: those to be checked.
         max_drafts: the most drafts of a grant; 0: the runner drafts nothing.
-        tree: the shape of drafts, `max_drafts` deep; None: they are chains.
+        tree: the shape of drafts, `max_drafts` deep; None: drafts are chains.
         vector_size: elements of a hidden state; 0: the runner makes no vectors.
         has_logprobs: whether it reports log probabilities.
         has_grammars: whether its handles are `ConstrainedHandle`s.

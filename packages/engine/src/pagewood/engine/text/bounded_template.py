@@ -29,7 +29,7 @@ MAX_LENGTH = 1 << 26
 MAX_DEPTH = 1_000
 """Levels of JSON, at most: Python's limit of recursion."""
 _MAX_BITS = 1 << 16
-"""Of an integer."""
+"""Most bits of an integer."""
 _LONG_FORMAT = re.compile(r"%[^%a-zA-Z]*(\*|\d{5})")
 """A field of a % format with a computed width, or one of 10,000 or more."""
 _TICK, _WRITTEN, _JOINED = "pagewood tick", "pagewood written", "pagewood joined"

@@ -63,7 +63,7 @@ class ByteVocabulary:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}  # written by: of
         self.texts: dict[int, str] = {}
-        """Of tokens that were asked for and that consist of whole characters."""  # written by: of
+        """Texts of tokens that were asked for and that consist of whole characters."""  # written by: of
 
     def of(self, token: int) -> bytes:
         """Return the bytes of `token`; none for a token that is skipped."""

@@ -54,7 +54,7 @@ class Tokenizer:
         self._chat_template = chat_template
         self._tool_template = tool_template
         self.response_template = response_template
-        """How the model's answers are read; None: they are plain text."""
+        """How the model's answers are read; None: answers are plain text."""
         self._decoders: dict[tuple[bool, frozenset[str]], Callable[[], IncrementalDecoder]] = {}
         # written by: incremental_decoder. By whether special tokens are skipped, and which are shown all the same
         self._token_bytes: dict[bool, TokenBytes] = {}  # written by: bytes_of_tokens

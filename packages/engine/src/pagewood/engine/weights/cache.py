@@ -52,7 +52,7 @@ class Section:
     label: str
     """What it is, for the reader to compare."""
     offset: int
-    """Of its first byte."""
+    """Where its first byte is."""
     num_bytes: int
 
 

@@ -101,7 +101,7 @@ class Bytes:
     scales: _Scales
     zeros: Literal["none", "stored", "if there"]
     prefix: str = ".weight"
-    """Of the suffixes of scales and zeros."""
+    """Beginning of the suffixes of scales and zeros."""
     codes: str = ".weight"
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:

@@ -62,7 +62,7 @@ def check_method(fields: Fields) -> str | None:
 
 
 def read_quantisation(folder: Path, names: Collection[str], metadata: Mapping[str, str]) -> Quantisation | None:
-    """Return how the matrices of a folder are quantised; None: they are plain numbers.
+    """Return how the matrices of a folder are quantised; None: plain numbers.
 
     Args:
         folder: its config.json is read; without one there is no quantisation.

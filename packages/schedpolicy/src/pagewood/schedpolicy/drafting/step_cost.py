@@ -43,7 +43,7 @@ class StepCost:
             self._values += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
         self._slope = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
         self._factors = [1.0, 1.0]
-        """Of plain steps, and of steps with drafts."""  # written by: StepCost
+        """The factors of plain steps and of steps with drafts."""  # written by: StepCost
 
     def seconds(self, num_tokens: int, *, has_drafts: bool = False) -> float:
         """Return the seconds of a step.

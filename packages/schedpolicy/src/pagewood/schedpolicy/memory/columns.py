@@ -12,7 +12,7 @@ from pagewood.schedpolicy.memory.look_ahead import LookAhead, moments_until
 from pagewood.schedpolicy.requests import Running
 
 _HALF = 0.5
-"""Of a token: added before a quotient of whole numbers is rounded, so that no error of floats changes the result."""
+"""Half a token, added before a quotient of whole numbers is rounded, so that no error of floats changes the result."""
 _LIMIT_OF_NONE = 1e-4
 """Tokens that stand for a limit of 0: what is divided by them is beyond all parts."""
 

@@ -66,7 +66,7 @@ class Objective:
     ttft_s: float | None = None
     tpot_s: float | None = None
     itl_s: float | None = None
-    """Of the longest gap."""
+    """Seconds of the longest gap between two chunks."""
     e2e_s: float | None = None
 
     def holds(self, record: Record) -> bool:
@@ -157,7 +157,7 @@ class Summary:
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     good_requests_per_s: float | None
-    """Complete requests that keep the objective; None: there is none."""
+    """Complete requests that keep the objective; None: no objective was given."""
     most_at_once: int
     """Requests in flight."""
     ttft_ms: Spread | None

@@ -21,11 +21,11 @@ class Progress:
     """What has happened so far, for a display of progress."""
 
     records: list[Record] = field(default_factory=list[Record])  # written by: run
-    """Of requests that were begun."""
+    """The records of requests that were begun."""
     num_ended: int = 0  # written by: run
     num_failed: int = 0  # written by: run
     num_tokens: int = 0  # written by: run
-    """Of output, of requests that have ended."""
+    """Output tokens of requests that have ended."""
     lag_s: float = 0.0  # written by: run
     """The longest time that the client itself was busy: times below it say nothing about the server."""
 

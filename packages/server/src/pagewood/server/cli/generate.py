@@ -9,10 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewood.engine.api import Grammar, SamplingParams
-from pagewood.server.cli.engine_options import add_engine_options, engine_config
+from pagewood.server.cli.options.engine import engine_config
+from pagewood.server.cli.options.logs import add_log_options
+from pagewood.server.cli.options.memory import add_memory_options
+from pagewood.server.cli.options.model import add_model_options
+from pagewood.server.cli.options.page import FORMATTER, Page
+from pagewood.server.cli.options.sampling import add_sampling_options
+from pagewood.server.cli.options.work import add_work_options
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+
+TAKEN = frozenset({
+    "--model", "--device", "--threads", "--weights", "--activations", "--dtype", "--kv-cache-dtype",
+    "--batch-invariant", "--max-length", "--max-total-tokens", "--mem-fraction", "--max-running-requests",
+    "--chunked-prefill-size", "--speculative", "--speculative-model", "--speculative-num-tokens", "--speculative-topk",
+    "--speculative-control", "--speculative-verify", "--grammar-backend", "--grammar-timeout", "--random-seed",
+    "--decision-log",
+})  # fmt: skip
+"""First names of the options of `serve` that matter to one batch in one process."""
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,6 +36,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "generate",
         help="answer prompts without a server",
         description="Answer prompts without a server, all in one batch.",
+        usage="%(prog)s PROMPT [PROMPT ...] [OPTION ...]",
+        formatter_class=FORMATTER,
     )
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="message to the model")
     answers = parser.add_argument_group("answers")
@@ -45,17 +62,24 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="P",
         help="leave out tokens below P times the highest probability (default: that of the model)",
     )
-    answers.add_argument("--seed", type=int, metavar="N", help="seed of all answers (default: --random-seed)")
+    answers.add_argument(
+        "--seed", type=int, dest="answer_seed", metavar="N", help="seed of all answers (default: --random-seed)"
+    )
     form = answers.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="file with a JSON schema; answers are JSON that follows it")
     form.add_argument("--regex", metavar="EXPR", help="expression that the whole answer matches, in Rust's syntax")
-    add_engine_options(parser)
+    page = Page(parser=parser, only=TAKEN)
+    add_model_options(page)
+    add_memory_options(page)
+    add_work_options(page)
+    add_sampling_options(page)
+    add_log_options(page)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one answer per prompt; exits with 1 if any prompt got no answer."""
-    config = asdict(engine_config(options))
+    config = asdict(engine_config(options, model=options.model))
     grammar = _grammar(options)
     from pagewood.engine.offline.llm import LLM  # imported after the options are checked: it takes seconds
 
@@ -76,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """Return the defaults of the model's folder, with the options in place of theirs."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "answer_seed"}
+    given = {name: value for name, option in names.items() if (value := getattr(options, option)) is not None}
     return replace(defaults, max_tokens=options.max_tokens, **given)
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pagewood.engine.model_folder.folder import model_folder, model_name
-from pagewood.server.cli.engine_options import add_engine_options, engine_config
-from pagewood.server.cli.observability_options import add_observability_options, observability
+from pagewood.server.cli.options.address import add_address_options
+from pagewood.server.cli.options.engine import engine_config
+from pagewood.server.cli.options.logs import add_failure_options, add_log_options
+from pagewood.server.cli.options.memory import add_memory_options
+from pagewood.server.cli.options.model import add_model_options
+from pagewood.server.cli.options.page import FORMATTER, Page, settings_of
+from pagewood.server.cli.options.sampling import add_sampling_options
+from pagewood.server.cli.options.work import add_work_options
 from pagewood.server.config import ServeConfig
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE, keys_of_environment
 from pagewood.server.observe import logs
@@ -17,218 +23,101 @@ from pagewood.server.observe import logs
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
+IN_SHORT_HELP = frozenset({
+    "path", "--model", "--served-model-name", "--device", "--threads", "--weights", "--dtype", "--kv-cache-dtype",
+    "--host", "--port", "--api-key-file", "--insecure-no-keys", "--tls-cert", "--tls-key", "--allowed-host",
+    "--allowed-origin", "--trusted-proxy", "--root-path",
+    "--max-length", "--max-total-tokens", "--mem-fraction", "--disable-radix-cache", "--host-cache-gb",
+    "--disk-cache-path", "--disk-cache-gb",
+    "--max-running-requests", "--max-queued-requests", "--max-queue-seconds", "--max-ttft-seconds", "--quota",
+    "--tokenizer-workers", "--schedule-policy", "--preemption-threshold", "--chunked-prefill-size", "--target-step-ms",
+    "--speculative", "--speculative-model", "--grammar-backend", "--logits-processor",
+    "--log-level", "--log-format", "--no-metrics", "--metrics-compat", "--otlp-endpoint", "--decision-log",
+    "--kv-events", "--drain-seconds", "--watchdog-seconds",
+})  # fmt: skip
+"""First names of the options that `--help` shows; `--help-all` shows all."""
+
+_DESCRIPTION = "Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."
+_USAGE = "%(prog)s [MODEL] [OPTION ...]"
+
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model over HTTP, with OpenAI's API: chat completions, completions, embeddings and models.",
+        description=_DESCRIPTION,
+        usage=_USAGE,
         epilog="SIGINT (Ctrl-C) and SIGTERM stop the server with all its processes, after running requests had time "
         "to end; SIGUSR1 writes the stacks of a process. Exit codes: 0 stopped by a signal, 1 the server could not "
         "start or go on, 2 wrong arguments, 3 a process kept dying, 130 and 143 ended at once by a second signal.",
+        add_help=False,
+        formatter_class=FORMATTER,
     )
-    http = parser.add_argument_group("HTTP")
-    http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    http.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0: any free port (default: %(default)s)"
+    add_options(Page(parser=parser))
+    pages = parser.add_argument_group("help")
+    pages.add_argument(
+        *("-h", "--help"),
+        action="store_const",
+        dest="run",
+        const=partial(_print_short_help, parser.prog),
+        help="show the options that most servers need",
     )
-    http.add_argument(
-        "--served-model-name",
-        metavar="NAME",
-        help="clients' name of the model (default: name of its folder, or of its repository in a Hugging Face cache)",
+    pages.add_argument(
+        "--help-all", action="store_const", dest="run", const=partial(_print_help, parser), help="show all options"
     )
-    http.add_argument(
-        "--max-body-bytes",
-        type=int,
-        default=16 * 1024 * 1024,
-        metavar="BYTES",
-        help="longest request body; a longer one is answered with 413 (default: %(default)s)",
-    )
-    http.add_argument(
-        "--max-connections",
-        type=int,
-        metavar="N",
-        help="open connections; beyond it the connection that was idle longest is closed, or requests are answered "
-        "with 503 (default: what `ulimit -n` allows, at most 8192)",
-    )
-    http.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="further host name under which clients reach the server, such as that of a reverse proxy; *.example.com "
-        "allows all names below it, * every name; repeatable (default: IP addresses, localhost, this machine's name)",
-    )
-    http.add_argument(
-        "--allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="web page that may use the server from a browser, such as https://chat.example.com; * allows every page; "
-        "repeatable (default: none)",
-    )
-    http.add_argument(
-        "--trusted-proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="address or network of a reverse proxy, such as 127.0.0.1 or 10.0.0.0/8, whose X-Forwarded-For and "
-        "X-Forwarded-Proto name the client; repeatable (default: none, and these headers are ignored)",
-    )
-    http.add_argument(
-        "--root-path",
-        default="",
-        metavar="PATH",
-        help="prefix under which a reverse proxy shows the server, such as /llm, whether the proxy removes it or keeps "
-        "it (default: none)",
-    )
-    http.add_argument(
-        "--dashboard-text",
-        action="store_true",
-        help="show the beginnings of cached prompts as text in /dashboard (default: lengths only)",
-    )
-    access = parser.add_argument_group("access")
-    access.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="let in only requests with a key of this file: one on each line (plain, sha256:DIGEST, or a JSON object "
-        f"with tenant and limits), or a JSON array of objects; read again at SIGHUP. {KEY_VARIABLE} and "
-        f"{ADMIN_VARIABLE} in the environment are keys, too (default: no keys)",
-    )
-    access.add_argument(
-        "--insecure-no-keys",
-        action="store_true",
-        help="allow another address than loopback for --host without keys: everyone who reaches the port can use the "
-        "model; admin routes need the key that the server makes for its run",
-    )
-    access.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain, PEM (default: HTTP)"
-    )
-    access.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
-    processes = parser.add_argument_group("processes and queues")
-    processes.add_argument(
-        "--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)"
-    )
-    processes.add_argument(
-        "--max-queued-requests",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="requests that may be queued beyond those that run; further ones are answered with 429 "
-        "(default: %(default)s)",
-    )
-    add_staying_up_options(parser)
-    processes.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="info",
-        help="lowest level that the log of every process shows, on standard error (default: %(default)s)",
-    )
-    add_observability_options(parser)
-    events = parser.add_argument_group("KV cache events, for routers")
-    events.add_argument(
-        "--kv-events",
-        metavar="ADDRESS",
-        help="publish what the prefix cache adds and evicts over ZeroMQ, as vLLM does, such as tcp://*:5557; the "
-        "events contain the tokens of prompts (default: not published)",
-    )
-    events.add_argument(
-        "--kv-events-replay",
-        metavar="ADDRESS",
-        help="repeat what a subscriber has lost, such as tcp://*:5558 (default: nothing is repeated)",
-    )
-    events.add_argument(
-        "--kv-events-form",
-        choices=("map", "array"),
-        default="map",
-        help="write events as vLLM's maps, or as arrays for older readers (default: %(default)s)",
-    )
-    add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
-def add_staying_up_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what happens when a process dies, is stuck, has too much to do, or is to end."""
-    group = parser.add_argument_group("staying up")
-    group.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="time for running requests to end when SIGTERM or SIGINT stops the server; a second ends it at once "
-        "(default: %(default)s)",
+def add_options(page: Page) -> None:
+    """Add all options of the server that the page takes."""
+    add_model_options(page)
+    add_address_options(page)
+    add_memory_options(page)
+    add_work_options(page)
+    add_sampling_options(page)
+    add_log_options(page)
+    add_failure_options(page)
+
+
+def _print_help(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    del options
+    parser.print_help()
+    return 0
+
+
+def _print_short_help(prog: str, options: argparse.Namespace) -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=_DESCRIPTION,
+        usage=_USAGE,
+        epilog="--help-all shows the other options, and more about these.",
+        add_help=False,
+        formatter_class=FORMATTER,
     )
-    group.add_argument(
-        "--watchdog-seconds",
-        type=float,
-        metavar="S",
-        help="end and restart an engine whose device, loop or admission is stuck, or which is silent, for this long; "
-        "longer than any step takes (default: it is reported with the stacks of all processes, not ended)",
-    )
-    group.add_argument(
-        "--max-retries",
-        type=int,
-        default=1,
-        metavar="N",
-        help="how often the server sends a request again whose process died before its client got anything of an "
-        "answer: a whole answer until it is complete, a stream until its first text (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-restarts",
-        type=int,
-        default=10,
-        metavar="N",
-        help="deaths of one process in a row, each within 10 s, after which the server ends with exit code 3 "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-ttft-seconds",
-        type=float,
-        metavar="S",
-        help="refuse a request with 429 if its first token is predicted to take longer (default: no limit)",
-    )
+    add_options(Page(parser=parser, only=IN_SHORT_HELP, is_brief=True))
+    return _print_help(parser, options)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
-    engine = engine_config(options)
+    if options.path is not None and options.model is not None:
+        raise ValueError(f"MODEL and --model must not be given together, got {options.path!r} and {options.model!r}")
+    engine = engine_config(options, model=options.path or options.model)
     folder = model_folder(engine.model)
     api_keys = tuple(keys_of_environment(os.environ))
     for variable in (KEY_VARIABLE, ADMIN_VARIABLE):
         os.environ.pop(variable, None)  # not ours; the other processes need no key
-    config = ServeConfig(
-        engine=engine,
-        host=options.host,
-        port=options.port,
-        served_model_name=options.served_model_name or model_name(engine.model),
-        model_folder=folder,
-        tokenizer_workers=options.tokenizer_workers,
-        max_queued=options.max_queued_requests,
-        drain_s=options.drain_seconds,
-        watchdog_s=options.watchdog_seconds,
-        max_retries=options.max_retries,
-        max_quick_deaths=options.max_restarts,
-        max_ttft_s=options.max_ttft_seconds,
-        max_body_bytes=options.max_body_bytes,
-        max_connections=options.max_connections,
-        allowed_hosts=tuple(options.allowed_host),
-        allowed_origins=tuple(options.allowed_origin),
-        trusted_proxies=tuple(options.trusted_proxy),
-        root_path=options.root_path,
-        api_keys=api_keys,
-        api_key_file=options.api_key_file,
-        insecure_no_keys=options.insecure_no_keys,
-        tls_cert=options.tls_cert,
-        tls_key=options.tls_key,
-        log_level=options.log_level,
-        **observability(options),
-        dashboard_text=options.dashboard_text,
-        kv_events=options.kv_events,
-        kv_events_replay=options.kv_events_replay,
-        kv_events_form=options.kv_events_form,
-    )
+    settings = settings_of(options, ServeConfig)
+    settings |= {
+        "engine": engine,
+        "served_model_name": options.served_model_name or model_name(engine.model),
+        "model_folder": folder,
+        "max_queued": options.max_queued_requests,
+        "metrics_compat": tuple(dict.fromkeys(options.metrics_compat)),
+        "api_keys": api_keys,
+    }
+    config = ServeConfig(**settings)
     logs.configure(config.log_level, "http", form=config.log_format)
     from pagewood.server.serve import run_server  # imported here because the other commands do not need it
 

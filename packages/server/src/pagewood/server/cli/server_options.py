@@ -23,12 +23,12 @@ def add_server_options(group: argparse._ActionsContainer, *, variables: tuple[st
 
 
 def key_of(options: argparse.Namespace, *, variables: tuple[str, ...] = (KEY_VARIABLE,)) -> str | None:
-    """Return the key for the server; None: there is none."""
+    """Return the key for the server; None: no key was given."""
     return options.api_key or next((os.environ[name] for name in variables if os.environ.get(name)), None)
 
 
 def trust_of(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return what certificates are trusted; None: those of the system.
+    """Return what certificates are trusted; None: the certificates of the system.
 
     Raises:
         ValueError: the file cannot be read.

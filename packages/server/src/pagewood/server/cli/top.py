@@ -86,8 +86,8 @@ class Feed:
 
     Args:
         url: address of the server.
-        key: API key; None: none.
-        trust: what certificates are trusted; None: those of the system.
+        key: API key; None: no key is sent.
+        trust: what certificates are trusted; None: the certificates of the system.
     """
 
     __slots__ = ("_changed", "_client", "_failure", "_headers", "_is_over", "_newest", "_thread", "_url")

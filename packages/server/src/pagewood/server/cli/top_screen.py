@@ -23,7 +23,7 @@ class Screen:
     engine: EngineView | None = None  # written by: take
     processes: tuple[ProcessLoad, ...] = ()  # written by: take
     names: Sequence[str] = ()
-    """Of the engine's requests."""  # written by: take
+    """Names of the engine's requests."""  # written by: take
 
     def take(self, live: Live) -> None:
         """Take a message."""

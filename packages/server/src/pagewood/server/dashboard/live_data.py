@@ -1,4 +1,4 @@
-"""Live data for those who watch: keeps the engine sending while there are any, and makes one message of all sources."""
+"""Live data for viewers of the dashboard: keeps the engine sending while there are any, and joins all sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """The server at one moment."""
 
     number: int
-    """Counts the messages to those who watch."""
+    """Counts the messages to viewers."""
     model: str
     status: str
     """As in `/ready`."""
@@ -54,7 +54,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchers:
-    """Those who watch. Invariant: a `Watch` is sent, and a message made, only while there are some.
+    """The viewers. Invariant: a `Watch` is sent, and a message made, only while there are some.
 
     All of them get the same bytes. A slow one misses messages, and keeps none of them in memory.
 
@@ -71,7 +71,7 @@ class Watchers:
         self._shows_text = shows_text
         self._num = 0  # written by: follow
         self._finds: list[str] = []
-        """What they search for, of those who search."""  # contents written by: follow
+        """What each searching viewer searches for."""  # contents written by: follow
         self._task: asyncio.Task[None] | None = None  # written by: follow
         self._snapshot: wire.Snapshot | None = None  # written by: take, _message_of
         self._arrived = asyncio.Event()

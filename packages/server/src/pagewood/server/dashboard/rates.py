@@ -19,7 +19,7 @@ RATE_EVERY_S = 0.9
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of a number of seconds."""
+    """Percentiles of times, in seconds."""
 
     p50: float
     p90: float
@@ -40,13 +40,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     """Share of the time in which a step was computed."""
     cached_share: float | None
-    """Of the prompt tokens of admitted requests, the share that was cached; None: none was admitted."""
+    """Share of the prompt tokens of admitted requests that was cached; None: no request was admitted."""
     first_token: Percentiles | None
     """From arrival in the engine to the first token; None: there was none."""
     between_tokens: Percentiles | None
     """Between two tokens of a request that decodes."""
     step: Percentiles | None
-    """Of one step."""
+    """The time of one step."""
 
 
 class RateWindow:

@@ -1,4 +1,4 @@
-"""Snapshots of the engine for those who watch, made in the engine's thread between two steps."""
+"""Snapshots of the engine for viewers of the dashboard, made in the engine's thread between two steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERVAL_S = 0.25
 TREE_INTERVAL_S = 1.0
 """Between two snapshots with the prefix cache."""
 SHARE = 0.004
-"""Of its time, the most that the engine spends on snapshots; on those with the prefix cache, as much again."""
+"""Largest share of its time that the engine spends on snapshots; those with the prefix cache may take as much again."""
 
 
 class Snapshots:

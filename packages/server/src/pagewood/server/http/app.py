@@ -79,7 +79,7 @@ class Frontend:
     gate: KeyGate = field(default_factory=KeyGate)
     """By default without keys, so that nothing opens admin routes."""
     tracing: ExchangeTracing | None = None
-    """Traces requests; None: they are not traced."""
+    """Traces requests; None: no traces."""
     folder: Path | None = None
     """Where the engine process writes profiles; None: it takes none."""
     root_path: str = ""

@@ -65,7 +65,7 @@ class Exchange:
     error_code: str | None = None  # written by: respond
     usage: Usage | None = None  # written by: respond, common.beams, vectors.collect
     caller: Caller = field(default_factory=Caller)  # written by: FrontDoor
-    """Who sent it; a caller without a key until this is known."""
+    """The caller that sent it; one without a key until this is known."""
     engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
     """Ids of its requests in the other processes, whose logs have them; one that was sent again has several."""
     span: object = None
@@ -179,7 +179,7 @@ class FrontDoor:
     observe: Callable[[Exchange], None] | None = None
     """Called with every request that is over; None: nothing is."""
     tracing: ExchangeTracing | None = None
-    """Traces requests; None: they are not traced."""
+    """Traces requests; None: no traces."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

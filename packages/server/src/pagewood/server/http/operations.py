@@ -37,7 +37,7 @@ class Operation:
     name: str
     """Unique; names of its schemas begin with it."""
     tag: str
-    """Of the protocol."""
+    """Name of the protocol."""
     method: Literal["GET", "POST", "DELETE"]
     path: str
     """As in a route, such as `/v1/models/{name:path}`."""
@@ -67,9 +67,9 @@ class Operation:
     error: Any = ErrorEnvelope
     """Type of the body of an error."""
     statuses: tuple[int, ...] = ()
-    """Of errors, beyond those that every operation of its method has."""
+    """Statuses of errors, beyond those that every operation of its method has."""
     busy_status: int = 503
-    """Of an error for which other protocols have 503."""
+    """Status of an error for which other protocols have 503."""
     admin: bool = False
     """Whether only callers with an admin key may use it."""
     is_overview: bool = False

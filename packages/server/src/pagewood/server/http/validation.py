@@ -45,7 +45,7 @@ def whole(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(whole)
-"""Of an integer: 5.0 is 5. JSON has one type of number, and some clients write all of them with a fraction."""
+"""Accepts 5.0 for the integer 5. JSON has one type of number, and some clients write all of them with a fraction."""
 
 
 def integers(value: Any) -> list[int] | None:

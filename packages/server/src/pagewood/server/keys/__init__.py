@@ -1,1 +1,1 @@
-"""API keys: which there are, who sends a request, what a sender may do, and how much."""
+"""API keys: which there are, which caller sends a request, and what it may do."""

@@ -1,4 +1,4 @@
-"""Who sends a request, and what this allows."""
+"""The caller that sends a request, and what it may do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Caller:
     tenant: str = ""
     """Empty: the server has no keys, so all senders are one; or the sender has the key that it made for its run."""
     name: str = ""
-    """Of its key, for the log."""
+    """Name of its key, for the log."""
     is_admin: bool = False
     has_run_key: bool = False
     """Whether the server has made an admin key for its run."""
@@ -93,7 +93,7 @@ _current: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
 
 
 def current_caller() -> Caller:
-    """Return who sends the request that is being served; outside a request, a caller without any right.
+    """Return the caller that sends the request that is being served; outside a request, a caller without any right.
 
     It is a variable of the context rather than an argument, so that no endpoint can forget to pass it on.
     """
@@ -101,7 +101,7 @@ def current_caller() -> Caller:
 
 
 def set_caller(caller: Caller) -> None:
-    """Set who sends the request that is served in this context."""
+    """Set the caller of the request that is served in this context."""
     _current.set(caller)
 
 

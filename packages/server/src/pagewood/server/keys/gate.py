@@ -13,7 +13,7 @@ from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.quota import Quota
 
 RUN_KEY_NAME = "run"
-"""Of the key that a server made for its run, in the log. Its caller has no tenant, as all callers without keys."""
+"""Name of the key that a server made for its run, in the log. Its caller has no tenant, as all callers without keys."""
 _HOW = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
@@ -51,7 +51,7 @@ class KeyGate:
         self._callers = _callers(keys, self._nobody, self._callers)
 
     def caller(self, headers: Headers, *, is_open: bool) -> Caller:
-        """Return who sends a request.
+        """Return the caller that sends a request.
 
         Args:
             headers: of the request.
@@ -100,7 +100,7 @@ def _callers(keys: Sequence[ApiKey], nobody: Caller, before: dict[bytes, Caller]
 
 
 def _presented(headers: Headers) -> str | None:
-    """Return the key that a request presents; None: none, or several."""
+    """Return the key that a request presents; None: no key, or several."""
     bearer, own = headers.getlist("authorization"), headers.getlist("x-api-key")
     if len(bearer) > 1 or len(own) > 1:
         return None

@@ -50,7 +50,7 @@ class FoundKey:
     """The key of a server on this machine, and where it may be sent."""
 
     url: str
-    """Of the server, with an address instead of `localhost` if nothing but the address says who answers."""
+    """Address of the server; it has an IP address instead of `localhost` where only that identifies the server."""
     key: str
 
 

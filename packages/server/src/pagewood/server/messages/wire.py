@@ -136,7 +136,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     explains_admission: bool = False
     """See `Submit.explain_admission`."""
     num_output: int | None = None
-    """Of a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
+    """For a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
     retain_s: float | None = None
     """See `Submit.retain_s`."""
     is_paused: bool = False
@@ -264,7 +264,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a text."""
     num_pages: int = 0
-    """Of KV memory."""
+    """Pages of KV memory."""
     page_size: int = 0
     """Tokens."""
     page_bytes: int = 0
@@ -344,7 +344,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     tokens: tuple[TokenEntry, ...]
     prompt: tuple[TokenEntry, ...] | None = None
-    """Of all tokens of the prompt, once for a request; None: not in this message."""
+    """Entries of all tokens of the prompt, once for a request; None: not in this message."""
     prompt_tokens: bytes = b""
     """Ids of the prompt, int32, little-endian, once for a request that asks for them; empty: not in this message."""
 

@@ -70,17 +70,17 @@ class Facts:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all accounts."""
+        """Prompt tokens of all accounts."""
         return sum(account.num_prompt_tokens for account in self.requests.accounts)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of all accounts."""
+        """Cached prompt tokens of all accounts."""
         return sum(account.num_cached_tokens for account in self.requests.accounts)
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all accounts."""
+        """Output tokens of all accounts."""
         return sum(self.num_output.values())
 
     def summed(self, name: str) -> Counted:

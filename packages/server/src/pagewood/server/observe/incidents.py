@@ -1,4 +1,4 @@
-"""Counts of what went wrong and what the server did about it, for those who watch it."""
+"""Counts of what went wrong and what the server did about it, for operators."""
 
 from __future__ import annotations
 

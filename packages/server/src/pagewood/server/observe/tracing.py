@@ -39,7 +39,7 @@ class Trace:
     headers: Mapping[str, str]
     span: Span | None = None  # written by: Tracing
     context: Context | None = None
-    """Of its stages."""  # written by: Tracing
+    """The context of its stages."""  # written by: Tracing
     reasons: list[str] = field(default_factory=list[str])
     """Why its answers ended."""  # written by: Tracing
     first_s: float = 0.0

@@ -25,7 +25,7 @@ LIMIT_S = 10.0
 KEPT_S = 1.0
 """How long a result is repeated."""
 NAMESPACE = "pagewood-canary"
-"""Of its prompt in the prefix cache."""
+"""Namespace of its prompt in the prefix cache."""
 
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Canary:
-    """Sends a request of one token at most once at a time; those who ask meanwhile, or shortly after, share its result.
+    """Sends a request of one token at most once at a time; callers meanwhile or shortly after share its result.
 
     It is a request like others, before those of normal priority in the queue, but it does not count for the limit of
     requests: a full server is not a broken one.

@@ -73,7 +73,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
 
 def _publish_events(engine: Engine, settings: Settings) -> EventPump | None:
-    """Return what publishes the changes of the engine's cache, or None if nobody asked for it."""
+    """Return what publishes the changes of the engine's cache, or None if it is switched off."""
     if settings.kv_events is None:
         return None
     from pagewood.engine.observe.cache_events import CacheEvents

@@ -26,7 +26,7 @@ class AnswerQueue:
         self._reader: asyncio.Future[None] | None = None
         """Set while the reader waits."""  # written by: _wake, get
         self._take: Take | None = None
-        """Of the reader that waits."""  # written by: _wake, get
+        """The function of the reader that waits."""  # written by: _wake, get
 
     def empty(self) -> bool:
         """Return whether it holds nothing."""

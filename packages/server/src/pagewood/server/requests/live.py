@@ -83,7 +83,7 @@ class LiveRequests:
 
     A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
     and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
-    nobody has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
+    no client has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
 
     Args:
         tokenizers: a sender to each tokenizer.

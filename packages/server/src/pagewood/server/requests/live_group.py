@@ -44,7 +44,7 @@ class LiveGroup:
     names: frozenset[str] = frozenset()
     """Names by which a client may refer to the HTTP request."""
     caller: Caller = field(default_factory=Caller)
-    """Who sent it."""
+    """The caller that sent it."""
     quota: Quota | None = None  # written by: LiveRequests
     """In which it is counted until it is closed."""
     engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
@@ -55,7 +55,7 @@ class LiveGroup:
     room: int = 0
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
-    """Of further requests, if it was changed."""
+    """Priority of further requests, if it was changed."""
     is_sending: bool = False  # written by: respond
     """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
     not slow: its answer is large, or is collected because it is sent whole."""

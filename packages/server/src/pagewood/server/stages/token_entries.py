@@ -10,7 +10,7 @@ from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 
 _NO_LOGPROB = 0.0
-"""Of the first token of a prompt; its rank says that it has none."""
+"""Log probability of the first token of a prompt; its rank says that it has none."""
 
 
 class TokenEntries:

@@ -44,10 +44,10 @@ class Node:
     items: tuple[Node, ...] = ()
     low: int = 1
     high: int | None = 1
-    """Of a repetition; None: no limit."""
+    """Most times of a repetition; None: no limit."""
     lazy: bool = False
     first: frozenset[str] | None = field(default=None)
-    """Of a class: its characters, if they are few."""
+    """The characters of a class, if they are few."""
 
 
 EMPTY = Node("sequence")

@@ -93,7 +93,7 @@ class Parameters:
     whole: Any
     """RE2's pattern of the whole; None for lines."""
     separators: tuple[str, str]
-    """Of lines, and of key and value in a line."""
+    """Between lines, and between key and value in a line."""
     is_json: bool
     """Whether a value is JSON, if it can be, where the schema does not say."""
     merges: bool

@@ -21,7 +21,7 @@ from pagewood.engine.weights.gguf.tokenizer import tokenizer_of
 _log = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Of what is written; other versions have other folders."""
+"""Version of what is written; other versions have other folders."""
 _UNFINISHED = "new-"
 _PIECE_BYTES, _HEADER_PIECES = 1 << 20, 32
 """Headers are smaller: most of one is the vocabulary."""

@@ -120,7 +120,7 @@ class MessageFormat:
     id: str
     model: str
     request_id: str
-    """Of the HTTP request, for errors."""
+    """Id of the HTTP request, for errors."""
     max_tokens: int | None = None
     """Most tokens of the answer that the client asks for; None: as many as fit."""
     shows_thinking: bool = True
@@ -189,9 +189,9 @@ class MessageStream:
         self._num_open = 0
         """Calls that are not complete."""  # written by: _part
         self._index = -1
-        """Of the newest block."""  # written by: _open
+        """Index of the newest block."""  # written by: _open
         self._kind: wire.PartKind | None = None
-        """Of the open block; None: no block is open."""  # written by: _open, _close
+        """Kind of the open block; None: no block is open."""  # written by: _open, _close
 
     @property
     def has_given(self) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pagewood.engine.text import Stops
 
 _UNUSED_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
-"""Of a request whose token is not shown."""
+"""Parameters of a request whose token is not shown."""
 
 
 @dataclass(slots=True, kw_only=True)

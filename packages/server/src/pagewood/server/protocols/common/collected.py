@@ -25,7 +25,7 @@ class Collected:
     vector: bytes = b""  # written by: add
     """float32, little-endian; empty if it did not ask for one."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: add
-    """Of the tokens of the answer, if their log probabilities are known."""
+    """Entries of the tokens of the answer, if their log probabilities are known."""
 
     def add(self, answer: wire.Answer) -> None:
         """Take the answer of one step."""

@@ -68,7 +68,7 @@ class Tally:
     _num_counted: int = 0  # written by: _count
     """Output tokens up to the last step that showed something."""
     _last_kind: str = ""  # written by: _count
-    """Of the last section of the answer."""
+    """Kind of the last section of the answer."""
 
     def add(self, answer: wire.Answer) -> None:
         """Note the counts of the latest answer; they only grow."""
@@ -149,7 +149,7 @@ class Section:
     texts: list[str] = field(default_factory=list[str])  # written by: Choice
     """Pieces of its text; those of a call are pieces of its arguments."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: Choice
-    """Of the steps that are counted as its own, if their log probabilities are known."""
+    """Tokens of the steps that are counted as its own, if their log probabilities are known."""
 
     @property
     def text(self) -> str:
@@ -178,11 +178,11 @@ class Choice:
     last_s: float | None = None  # written by: add
     """When it ended, seconds on the clock of `time.monotonic`."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: add
-    """Of the tokens of the answer, if their log probabilities are known."""
+    """Entries of the tokens of the answer, if their log probabilities are known."""
     prompt: tuple[wire.TokenEntry, ...] = ()  # written by: add
-    """Of the tokens of the prompt, if their log probabilities are known."""
+    """Entries of the tokens of the prompt, if their log probabilities are known."""
     ids: list[int] = field(default_factory=list[int])  # written by: add
-    """Of its tokens, if they were asked for."""
+    """Ids of its tokens, if they were asked for."""
     explanation: Explanation | None = None  # written by: add
     """What happened before its first token, if it was asked for."""
     timings: RequestTimings | None = None  # written by: add

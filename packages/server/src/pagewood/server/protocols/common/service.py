@@ -99,14 +99,14 @@ class Service:
     status: EngineStatus
     bodies: Bodies
     defaults: SamplingParams
-    """Of requests that do not say how tokens are chosen."""
+    """Parameters of requests that do not say how tokens are chosen."""
     model_name: str
     template: ResponseTemplate | None = None
-    """How answers of the model are read; None: they are plain text."""
+    """How answers of the model are read; None: answers are plain text."""
     recipe: VectorRecipe = field(default_factory=VectorRecipe)
     """How vectors and scores are made."""
     watchers: Watchers = field(default_factory=Watchers)
-    """Those who watch the engine."""
+    """The viewers of the engine."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, seconds."""
     metrics: Metrics | None = None
@@ -279,7 +279,7 @@ class Service:
             self.live.close(group)
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
-        """Return how the answers are read; None: they are plain text.
+        """Return how the answers are read; None: answers are plain text.
 
         Raises:
             ApiError: functions are offered, and calls of this model cannot be read.

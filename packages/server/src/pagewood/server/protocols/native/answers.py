@@ -111,7 +111,7 @@ class Templated(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     count: int
-    """Of its tokens."""
+    """Number of its tokens."""
 
 
 class Aborted(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class Paused(msgspec.Struct, frozen=True):
 
     paused: bool
     requests: int | msgspec.UnsetType = msgspec.UNSET
-    """Of one request: how many answers of it are not complete."""
+    """With `rid`: how many answers of that request are not complete."""
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     config: dict[str, Any]
-    """Of the engine, with every value that was chosen at its start; of folders the last name."""
+    """Configuration of the engine, with every value that was chosen at its start; folders have their last name only."""
     kv_memory: MemoryPlan
     engine: dict[str, int]
     """Counters of the engine at its last sign of life."""

@@ -157,7 +157,7 @@ class LineStream:
         self._call: wire.Part | None = None
         """The beginning of the newest call."""  # written by: _part, forget
         self._arguments: list[str] = []
-        """Of that call, so far."""  # written by: _part, forget
+        """Arguments of that call, so far."""  # written by: _part, forget
         self._num_calls = 0
         """Calls that were sent."""  # written by: _completed
         self.has_given = False

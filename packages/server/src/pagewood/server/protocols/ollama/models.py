@@ -28,7 +28,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """Always 0: the HTTP process does not know it."""
     digest: str
-    """Of the name: nothing else tells models apart here."""
+    """Digest of the name, which alone tells models apart here."""
     details: ModelDetails = ModelDetails()
 
 

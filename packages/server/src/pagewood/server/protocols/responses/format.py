@@ -162,7 +162,7 @@ class _Sent:
     num_tokens: int = 0  # written by: ResponsesStream
     is_complete: bool = False  # written by: ResponsesStream
     custom: CustomInput | None = None
-    """Of the call of a custom tool."""
+    """Input of the call of a custom tool."""
 
 
 class ResponsesStream:

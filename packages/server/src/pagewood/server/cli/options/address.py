@@ -1,0 +1,108 @@
+"""Options that say where the server listens, and which requests it lets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagewood.server.cli.options.page import Group, Page
+from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
+
+
+def add_address_options(page: Page) -> None:
+    """Add the groups."""
+    address = page.group("address and keys")
+    address.add("--host", default="127.0.0.1", metavar="NAME", help="address to listen on (default: %(default)s)")
+    address.add(
+        "--port",
+        type=int,
+        default=8000,
+        metavar="N",
+        help="port to listen on; 0: any free port (default: %(default)s)",
+    )
+    _add_keys(address)
+    address.add(
+        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain, PEM (default: HTTP)"
+    )
+    address.add("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
+    _add_proxies(address)
+    _add_http_limits(address)
+
+
+def _add_keys(address: Group) -> None:
+    address.add(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="let in only requests with a key of this file (default: no keys)",
+        more="It has a key on each line (plain, sha256:DIGEST, or a JSON object with tenant and limits), or is a JSON "
+        f"array of such objects. SIGHUP reads it again. {KEY_VARIABLE} and {ADMIN_VARIABLE} in the environment are "
+        "keys, too.",
+    )
+    address.add(
+        "--insecure-no-keys",
+        action="store_true",
+        help="allow a --host beyond this machine without keys",
+        more="Every client that reaches the port can then use the model. Admin routes need the key that the server "
+        "makes for its run.",
+    )
+
+
+def _add_proxies(address: Group) -> None:
+    address.add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        dest="allowed_hosts",
+        metavar="NAME",
+        help="host name by which clients reach the server; repeatable",
+        more="Needed for the name of a reverse proxy. *.example.com allows all names below it, * every name. IP "
+        "addresses, localhost and this machine's name are always allowed.",
+    )
+    address.add(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        dest="allowed_origins",
+        metavar="ORIGIN",
+        help="web page that may call the server from a browser; repeatable",
+        more="Such as https://chat.example.com; * allows every page. Without it no page of another origin may.",
+    )
+    address.add(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        dest="trusted_proxies",
+        metavar="ADDRESS",
+        help="proxy whose X-Forwarded-For and -Proto count; repeatable",
+        more="An address or a network, such as 127.0.0.1 or 10.0.0.0/8. Without it these headers are ignored.",
+    )
+    address.add(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="path prefix of a reverse proxy, such as /llm (default: none)",
+        more="The proxy may remove or keep it.",
+    )
+
+
+def _add_http_limits(address: Group) -> None:
+    address.add(
+        "--max-body-bytes",
+        type=int,
+        default=16 * 1024 * 1024,
+        metavar="N",
+        help="longest request body; a longer one gets 413 (default: %(default)s)",
+    )
+    address.add(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="open connections (default: what `ulimit -n` allows, at most 8192)",
+        more="Beyond it the connection that was idle longest is closed, or requests get 503.",
+    )
+    address.add(
+        "--dashboard-text",
+        action="store_true",
+        help="show the beginnings of cached prompts in /dashboard",
+        more="Without it, only their lengths: prompts belong to clients.",
+    )

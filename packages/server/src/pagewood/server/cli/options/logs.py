@@ -1,0 +1,127 @@
+"""Options that say what the server shows of its work, and what it does when a process fails."""
+
+from __future__ import annotations
+
+from pagewood.server.cli.options.model import DEFAULTS
+from pagewood.server.cli.options.page import Group, Page
+from pagewood.server.metrics.metrics import COMPAT
+from pagewood.server.observe import logs
+
+
+def add_log_options(page: Page) -> None:
+    """Add the groups."""
+    group = page.group("logs, metrics, events")
+    group.add(
+        "--log-level",
+        choices=logs.LEVELS,
+        default="info",
+        metavar="LEVEL",
+        help="debug, info, warning or error (default: %(default)s)",
+    )
+    group.add(
+        "--log-format",
+        choices=logs.FORMATS,
+        default="text",
+        help="lines of text, or JSON objects (default: %(default)s)",
+    )
+    group.add("--no-metrics", action="store_false", dest="metrics", help="measure nothing, and do not serve /metrics")
+    group.add(
+        "--metrics-compat",
+        action="append",
+        choices=COMPAT,
+        default=[],
+        help="the series of /metrics under these names, too; repeatable",
+        more="They have the labels and buckets of that server. Without it, names begin with pagewood_.",
+    )
+    group.add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send traces to this OTLP receiver over HTTP (default: none)",
+        more="Such as http://localhost:4318; needs pagewood-server[otel].",
+    )
+    _add_decision_log(group)
+    _add_kv_events(group)
+
+
+def _add_decision_log(group: Group) -> None:
+    group.add(
+        "--decision-log",
+        metavar="FILE",
+        help="every decision, for `pagewood why` and `replay` (default: none)",
+        more="Tokens are renamed. An existing file gets .1 behind its name.",
+    )
+    group.add(
+        "--decision-log-mb",
+        type=float,
+        default=DEFAULTS.decision_log_mb,
+        metavar="MB",
+        help="most space of that file and of FILE.1 together (default: %(default)s)",
+        more="Above 0; an MB is 1e6 bytes.",
+    )
+    group.add(
+        "--decision-log-tokens",
+        action="store_true",
+        help="write the real tokens and namespaces of requests to it",
+    )
+
+
+def _add_kv_events(group: Group) -> None:
+    group.add(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="publish cache changes for routers over ZeroMQ (default: none)",
+        more="At an address such as tcp://*:5557, as vLLM does. Events contain the tokens of prompts.",
+    )
+    group.add(
+        "--kv-events-replay",
+        metavar="ADDRESS",
+        help="repeat what a subscriber has lost (default: none)",
+        more="At an address such as tcp://*:5558.",
+    )
+    group.add(
+        "--kv-events-form",
+        choices=("map", "array"),
+        default="map",
+        help="vLLM's maps, or arrays for older readers (default: %(default)s)",
+    )
+
+
+def add_failure_options(page: Page) -> None:
+    """Add the group."""
+    group = page.group("stopping and failures")
+    group.add(
+        "--drain-seconds",
+        type=float,
+        default=5.0,
+        dest="drain_s",
+        metavar="S",
+        help="time for running requests when it is stopped (default: %(default)s)",
+        more="After SIGINT (Ctrl-C) or SIGTERM. A second signal ends them at once.",
+    )
+    group.add(
+        "--watchdog-seconds",
+        type=float,
+        dest="watchdog_s",
+        metavar="S",
+        help="restart an engine that is stuck for this long (default: never)",
+        more="Stuck are its device, its loop or its admission, or it is silent. 3 or more, and longer than any step "
+        "takes. Without it, it is reported with the stacks of all processes.",
+    )
+    group.add(
+        "--max-retries",
+        type=int,
+        default=1,
+        metavar="N",
+        help="times a request is computed again if a process dies (default: %(default)s)",
+        more="Only while its client has got nothing of an answer: a whole answer until it is complete, a stream until "
+        "its first text. 0 or more.",
+    )
+    group.add(
+        "--max-restarts",
+        type=int,
+        default=10,
+        dest="max_quick_deaths",
+        metavar="N",
+        help="quick deaths of one process before the server ends (default: %(default)s)",
+        more="In a row, each within 10 s; the exit code is then 3.",
+    )

@@ -1,0 +1,129 @@
+"""Options that say how long requests may be, and what KV memory there is."""
+
+from __future__ import annotations
+
+from pagewood.server.cli.options.model import DEFAULTS
+from pagewood.server.cli.options.page import Group, Page
+
+
+def add_memory_options(page: Page) -> None:
+    """Add the groups."""
+    memory = page.group("length and memory")
+    memory.add(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="longest prompt plus answer (default: what fits)",
+        more="2 or more. The default is what the model and the KV memory allow.",
+    )
+    memory.add(
+        "--max-total-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="KV memory of requests and cached prefixes (default: automatic)",
+        more="The default on a CPU is 2,048 for each request that may run, at most a quarter of the free memory; on "
+        "CUDA it is what --mem-fraction leaves.",
+    )
+    memory.add(
+        "--mem-fraction",
+        type=float,
+        default=DEFAULTS.mem_fraction,
+        metavar="SHARE",
+        help="share of the GPU's free memory to use (default: %(default)s)",
+        more="Above 0, at most 1: weights, activations, graphs and KV together. Lower it if other programs use the "
+        "GPU.",
+    )
+    memory.add(
+        "--page-size",
+        type=int,
+        default=DEFAULTS.page_size,
+        metavar="TOKENS",
+        help="tokens per page, the unit of KV memory (default: %(default)s)",
+        more="1 or more. Prefixes are reused in whole pages: a smaller page reuses a few tokens more, and costs more "
+        "bookkeeping.",
+    )
+    _add_cache(page)
+
+
+def _add_cache(page: Page) -> None:
+    cache = page.group("prefix cache, and memory for KV that it evicts (GB are 1e9 bytes)")
+    cache.add(
+        "--disable-radix-cache",
+        action="store_false",
+        dest="prefix_cache",
+        help="do not reuse the KV of common prefixes",
+    )
+    cache.add(
+        "--radix-eviction-policy",
+        choices=("lru", "queue-lru"),
+        default=DEFAULTS.eviction_policy,
+        dest="eviction_policy",
+        metavar="NAME",
+        help="what is evicted first: lru or queue-lru (default: %(default)s)",
+        more="lru: what was used least recently. queue-lru: the same, but what a waiting request can use comes last, "
+        "which raises hits where many requests wait.",
+    )
+    cache.add(
+        "--retained-share",
+        type=float,
+        default=DEFAULTS.retained_share,
+        metavar="SHARE",
+        help="most KV memory for texts marked as likely to return (default: %(default)s)",
+        more="From 0 to 1. Clients mark them by `retain` of /generate, `cache_control` of Messages or "
+        "`prompt_cache_retention` of Responses.",
+    )
+    cache.add(
+        "--max-retain-seconds",
+        type=float,
+        default=DEFAULTS.max_retain_s,
+        dest="max_retain_s",
+        metavar="S",
+        help="longest time for which such a text is kept (default: %(default)s)",
+    )
+    cache.add(
+        "--cache-history-tokens",
+        type=int,
+        default=DEFAULTS.cache_history_tokens,
+        metavar="TOKENS",
+        help="evicted tokens to remember for explanations (default: %(default)s)",
+        more="0 or more. With them, `explain` of /generate can say that a prompt had been cached and what evicted it. "
+        "Each takes 4 bytes of main memory, and each run of them a little more. Set 1048576 (some MB) to find out why "
+        "prompts are computed again; --decision-log does so by itself.",
+    )
+    _add_tiers(cache)
+
+
+def _add_tiers(tiers: Group) -> None:
+    tiers.add(
+        "--host-cache-gb",
+        type=float,
+        metavar="GB",
+        help="main memory for evicted KV (default: none)",
+        more="A conversation that resumes is then copied back, and not computed again.",
+    )
+    tiers.add(
+        "--disk-cache-path",
+        metavar="FOLDER",
+        help="folder for it that outlives the server; needs --host-cache-gb",
+        more="Each engine needs a folder of its own (default: none).",
+    )
+    tiers.add("--disk-cache-gb", type=float, metavar="GB", help="space to use in that folder")
+    tiers.add(
+        "--remote-cache",
+        metavar="PLACE",
+        help="where servers share KV; needs --host-cache-gb (default: none)",
+        more="A folder that all can write, mooncake://HOST:PORT of a mooncake_master, or lmcache+URL, such as "
+        "lmcache+lm://HOST:PORT.",
+    )
+    tiers.add(
+        "--remote-cache-gb", type=float, metavar="GB", help="size of that folder, or memory given to other servers"
+    )
+    tiers.add(
+        "--cache-write-policy",
+        choices=("write_through", "write_through_selective", "write_back"),
+        default=DEFAULTS.cache_write_policy,
+        metavar="WHEN",
+        help="when KV is copied to main memory (default: %(default)s)",
+        more="write_through: when it is computed; write_through_selective: when it is used a second time; write_back: "
+        "when it is evicted.",
+    )

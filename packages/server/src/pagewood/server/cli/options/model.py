@@ -1,0 +1,99 @@
+"""Options that say which model is computed, and how."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
+from pagewood.server.cli.options.page import Page
+
+DEFAULTS = EngineConfig()
+
+
+def add_model_options(page: Page) -> None:
+    """Add the group."""
+    model = page.group("model")
+    model.add(
+        "path",
+        nargs="?",
+        metavar="MODEL",
+        help="the model, as with --model",
+    )
+    model.add(
+        "--model",
+        "--model-path",
+        metavar="PATH",
+        help="Hugging Face folder or GGUF file (default: the embedded model)",
+        more="The folder has config.json, *.safetensors and tokenizer.json. The embedded model is a small one that "
+        "ships with Pagewood.",
+    )
+    model.add(
+        "--served-model-name",
+        metavar="NAME",
+        help="clients' name of the model (default: name of its folder)",
+        more="In a Hugging Face cache the default is the name of the repository.",
+    )
+    model.add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=DEFAULTS.device,
+        help="where it runs (default: auto, which is the CPU)",
+        more="cuda needs pagewood-engine[cuda].",
+    )
+    model.add(
+        "--threads",
+        type=int,
+        metavar="N",
+        dest="num_threads",
+        help="compute threads of a CPU (default: one per physical core)",
+    )
+    _add_number_formats(page)
+
+
+def _add_number_formats(page: Page) -> None:
+    formats = page.group("formats of numbers")
+    formats.add(
+        "--weights",
+        choices=get_args(WeightFormat),
+        default=DEFAULTS.weights,
+        metavar="FORMAT",
+        help="weights on a CPU: float32, bfloat16, int8, int4 (default: auto)",
+        more="auto is as precise as the checkpoint. int8 takes a quarter of the memory of float32 and int4 a sixth, "
+        "and tokens come faster by as much. They are quantised once, and kept in ~/.cache/pagewood. CUDA keeps weights "
+        "in --dtype.",
+    )
+    formats.add(
+        "--activations",
+        choices=get_args(ActivationFormat),
+        default=DEFAULTS.activations,
+        metavar="FORMAT",
+        help="what a CPU multiplies them with: float32, bfloat16 (default: auto)",
+        more="auto: bfloat16 where weights are bfloat16 and the processor has AVX-512 BF16, eight bits where they are "
+        "int8 or int4, otherwise float32. float32 rounds only the weights, and takes longer: choose it for the logits "
+        "of a float32 computation. bfloat16, for bfloat16 weights only, gives every processor the results of one with "
+        "AVX-512 BF16. CUDA computes in --dtype.",
+    )
+    formats.add(
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default=DEFAULTS.dtype,
+        metavar="FORMAT",
+        help="what CUDA computes in: bfloat16, float16 (default: bfloat16)",
+        more="auto is that default. On CUDA it is the format of weights, activations and, unless --kv-cache-dtype "
+        "says otherwise, KV. On a CPU it is always float32, and --weights and --activations choose.",
+    )
+    formats.add(
+        "--kv-cache-dtype",
+        choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"),
+        default=DEFAULTS.kv_cache_dtype,
+        metavar="FORMAT",
+        help="KV memory: int8 on a CPU, fp8_e4m3 on CUDA (default: auto)",
+        more="auto is --dtype. int8 with a scale per token and head takes a little over a quarter of float32; fp8_e4m3 "
+        "takes half of --dtype. Choose them for more or longer requests in the same memory.",
+    )
+    formats.add(
+        "--batch-invariant",
+        action="store_true",
+        help="on CUDA, the same logits in every batch, to the last bit; slower",
+        more="On a CPU they always are the same.",
+    )

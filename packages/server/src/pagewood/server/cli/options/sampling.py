@@ -1,0 +1,115 @@
+"""Options that say what happens beside the model when tokens are chosen: drafts, grammars, processors, seeds."""
+
+from __future__ import annotations
+
+import argparse
+
+from pagewood.server.cli.options.model import DEFAULTS
+from pagewood.server.cli.options.page import Group, Page
+
+
+def add_sampling_options(page: Page) -> None:
+    """Add the groups."""
+    offer = page.group("drafts, grammars, logits")
+    offer.add(
+        "--speculative",
+        choices=("off", "ngram", "suffix", "draft", "eagle", "auto"),
+        default=DEFAULTS.speculative,
+        metavar="DRAFTER",
+        help="off, ngram, suffix, draft, eagle or auto (default: %(default)s)",
+        more="It proposes the next tokens, and the model verifies all of them in one step: the text stays the same, "
+        "and comes faster. ngram: earlier text of the request. suffix: that and earlier answers. draft: a small model. "
+        "eagle: an EAGLE-3 or MTP head. auto: the head or the draft model in the model's folder, otherwise ngram.",
+    )
+    offer.add(
+        "--speculative-model",
+        metavar="PATH",
+        help="folder of draft model or head (default: in the model's folder)",
+        more="There it is the folder `draft` or `eagle`.",
+    )
+    _add_drafts(offer)
+    offer.add(
+        "--grammar-backend",
+        choices=("llguidance", "xgrammar"),
+        default=DEFAULTS.grammar_backend,
+        metavar="NAME",
+        help="for JSON schemas: llguidance or xgrammar (default: %(default)s)",
+        more="It compiles expressions and other grammars, too. xgrammar needs pagewood-engine[xgrammar].",
+    )
+    offer.add(
+        "--grammar-timeout",
+        type=float,
+        default=DEFAULTS.grammar_timeout_s,
+        dest="grammar_timeout_s",
+        metavar="S",
+        help="longest time to compile a grammar, then 400 (default: %(default)s)",
+        more="Above 0.",
+    )
+    offer.add(
+        "--logits-processor",
+        type=_named_place,
+        action="append",
+        default=[],
+        dest="logits_processors",
+        metavar="NAME=PLACE",
+        help="function that requests may name to change logits; repeatable",
+        more="PLACE is PACKAGE.MODULE:FUNCTION. It is imported and runs in the engine's process, so use trusted code "
+        "only.",
+    )
+    offer.add(
+        "--random-seed",
+        type=int,
+        default=DEFAULTS.seed,
+        dest="seed",
+        metavar="N",
+        help="seed of requests without a seed (default: %(default)s)",
+    )
+
+
+def _add_drafts(offer: Group) -> None:
+    offer.add(
+        "--speculative-num-tokens",
+        type=int,
+        default=DEFAULTS.speculative_num_tokens,
+        metavar="N",
+        help="most draft tokens of a request in one step (default: %(default)s)",
+        more="1 to 64.",
+    )
+    offer.add(
+        "--speculative-topk",
+        type=int,
+        default=DEFAULTS.speculative_topk,
+        metavar="K",
+        help="alternatives for each draft token (default: %(default)s)",
+        more="1 to --speculative-num-tokens. More than 1 makes trees, for draft and eagle on a CPU.",
+    )
+    offer.add(
+        "--speculative-control",
+        choices=("adaptive", "fixed"),
+        default=DEFAULTS.speculative_control,
+        help="how many are drafted (default: %(default)s)",
+        more="adaptive: as many as save time by measured acceptance and cost, down to none. fixed: always "
+        "--speculative-num-tokens.",
+    )
+    offer.add(
+        "--speculative-verify",
+        choices=("exact", "rejection"),
+        default=DEFAULTS.speculative_verify,
+        help="which drafts are accepted (default: %(default)s)",
+        more="exact: those that keep the text. rejection, for draft and eagle without trees: more of them; it keeps "
+        "the distribution of sampled text, but not the text itself.",
+    )
+    offer.add(
+        "--speculative-acceptance",
+        type=float,
+        metavar="P",
+        help="accept drafts with this probability, for measurements only",
+        more="0 to 1, whatever the draft is, so the text is meaningless. Without it drafts are verified.",
+    )
+
+
+def _named_place(text: str) -> tuple[str, str]:
+    name, sign, place = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"expected NAME=PACKAGE.MODULE:FUNCTION, got {text!r}")
+    return name, place
