@@ -180,7 +180,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="which request runs next, among equal priorities: fcfs (first come, first served; another name is "
         "priority), lpm (longest cached prefix first), dfs-weight (requests that share a cached prefix together), lof "
         "(longest output first), shortest (least work first), srtf (least remaining work first: the output so far of a "
-        "preempted request counts), hrrn (highest response ratio next), fair (equal tokens for each tenant), edf "
+        "preempted request counts), fair (equal tokens for each tenant), edf "
         "(earliest deadline first), wrr (turns of service classes), tag (those whose tag runs already), random, "
         "adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities first, but preemption still "
         "spares high ones; see --low-priority-first) "
@@ -398,13 +398,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="exact: keep the text; rejection: accept more drafts and keep the distribution of sampled text, but not "
         "the text itself (default: %(default)s)",
     )
-    speculation.add_argument(
-        "--speculative-acceptance",
-        type=float,
-        metavar="P",
-        help="accept each draft token with probability P, whatever it is; for measurements, because the text is then "
-        "meaningless (default: drafts are verified)",
-    )
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -464,7 +457,6 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         speculative_topk=options.speculative_topk,
         speculative_control=options.speculative_control,
         speculative_verify=options.speculative_verify,
-        speculative_acceptance=options.speculative_acceptance,
         grammar_backend=options.grammar_backend,
         grammar_timeout_s=options.grammar_timeout,
         logits_processors=tuple(options.logits_processor),
