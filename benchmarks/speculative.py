@@ -12,7 +12,7 @@ rest          engines whose drafters never draft, on the embedded model's tasks
 forced        edits of source files that a random model of 110M parameters is made to write
 edits         what the lookup drafters accept when they follow recorded edits of source files
 cost          what a step costs that verifies n drafts, with a random model of 110M parameters
-control       as policy, under bad and good drafts, with the same model and simulated acceptance
+control       as policy, under bad and good drafts, with the same model
 transformers  assisted generation of `transformers` beside ours, embedded model, one request at a time
 """
 
@@ -32,6 +32,7 @@ from typing import Any
 
 from pagewood.engine.api import EngineConfig
 from speculation.engines import Run, System
+from speculation.known import Answers, drafts_of
 from speculation.prompts import recorded_edits, task_prompts
 
 BATCHES = (1, 4, 16, 64)
@@ -221,18 +222,19 @@ def cost(options: Options) -> None:
     print("\n## Time of a step with drafts that are all rejected, relative to a plain step, 110M model\n")
     sizes = (0, 7) if options.quick else (0, 1, 3, 7, 15)
     with _random_model(options) as folder:
-        systems = [System("plain", options.engine(model=folder))]
+        systems, answers = [System("plain", options.engine(model=folder))], Answers()
         for size in sizes[1:]:
             fixed = options.engine(
-                model=folder, speculative="ngram", speculative_num_tokens=size, speculative_control="fixed",
-                speculative_acceptance=0.0,
-            )  # fmt: skip
-            systems.append(System(f"{size + 1} positions", fixed))
+                model=folder, speculative="ngram", speculative_num_tokens=size, speculative_control="fixed"
+            )
+            with drafts_of(answers, accepted=0.0):
+                systems.append(System(f"{size + 1} positions", fixed))
         print(
             "| requests | " + " | ".join(system.name for system in systems) + " |\n" + "|---:" * (1 + len(sizes)) + "|"
         )
         for batch in (1,) if options.quick or options.smoke else (1, 4):
             prompts = _random_prompts(batch)
+            answers.know(systems[0], prompts, num_tokens=_num_output(options))
             rounds = [
                 [_step_s(system, prompts, batch, options) for system in systems] for _ in range(options.num_repeats)
             ]
@@ -243,14 +245,16 @@ def cost(options: Options) -> None:
 
 
 def control(options: Options) -> None:
-    """Compare adaptive lengths with rest in the same engine, under simulated acceptance."""
-    print("\n## Adaptive lengths against rest in the same engine, 110M model, simulated acceptance\n")
+    """Compare adaptive lengths with rest in the same engine, with drafts of known quality."""
+    print("\n## Adaptive lengths against rest in the same engine, 110M model, drafts of known quality\n")
     print("| requests | acceptance | rest, tokens/s | drafting / rest | drafts a step |\n|---:|---:|---:|---:|---:|")
     with _random_model(options) as folder:
+        plain, answers = System("plain", options.engine(model=folder)), Answers()
+        answers.know(plain, _random_prompts(max(8, 3 * max(options.batches))), num_tokens=2 * _num_output(options))
+        plain.close()
         for acceptance in (0.0, 0.3, 0.7):
-            system = System(
-                "adaptive", options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance)
-            )
+            with drafts_of(answers, accepted=acceptance):
+                system = System("adaptive", options.engine(model=folder, speculative="ngram"))
             for batch in (1, 4) if options.smoke else options.batches:
                 # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
                 prompts = _random_prompts(batch if options.smoke else max(8, 3 * batch))

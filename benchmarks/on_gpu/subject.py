@@ -20,11 +20,11 @@ from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
+from pagewood.engine.runner.cuda import runner as cuda_runner
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
-from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, count_accepted
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 16
@@ -139,13 +139,18 @@ class Subject:
     """A runner that is ready, and the bytes that its steps read."""
 
     device: Device
-    runner: CUDARunner
+    runner: cuda_runner.CUDARunner
     plan: Plan
     num_pages: int
     read_bytes: int
     """Bytes of the weights that a decode step reads: all but the embedding table."""
     token_bytes: int
     """Bytes of the KV of one position."""
+
+
+def accept_all() -> None:
+    """Let CUDA runners accept every draft from now on, so that it is known where each step begins."""
+    cuda_runner.count_accepted = lambda is_equal, *others: count_accepted(torch.ones_like(is_equal), *others)
 
 
 def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
@@ -161,7 +166,8 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
     for layer in range(model.num_layers):
         storage.layer(layer).normal_(std=0.5)
-    runner = CUDARunner(
+    accept_all()
+    runner = cuda_runner.CUDARunner(
         decoder,
         storage,
         flashinfer,
@@ -171,7 +177,6 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
         graph_sizes=plan.batches,
         drafter=AlwaysDrafting(),
         max_drafts=NUM_DRAFTS,
-        acceptance=1.0,
     )
     table_bytes = model.vocab_size * model.hidden_size * dtype.itemsize
     return Subject(

@@ -106,10 +106,6 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
             "speculative_verify must be exact unless speculative is draft or eagle with chains, "
             "got rejection with eagle and speculative_topk 3",
         ),
-        (
-            {"speculative": "draft", "speculative_verify": "rejection", "speculative_acceptance": 0.0},
-            "speculative_acceptance must be None with speculative_verify rejection, got 0.0",
-        ),
         ({"speculative_num_tokens": 0}, "speculative_num_tokens must be >= 1, got 0"),
         ({"speculative_num_tokens": 65}, "speculative_num_tokens must be <= 64, got 65"),
         ({"speculative_num_tokens": 2.0}, "speculative_num_tokens must be an int, got 2.0"),
@@ -120,10 +116,6 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
             "speculative_topk must be <= speculative_num_tokens, got 6 with 5 tokens",
         ),
         ({"speculative_topk": "2"}, "speculative_topk must be an int, got '2'"),
-        ({"speculative_acceptance": -0.1}, "speculative_acceptance must be in [0, 1], got -0.1"),
-        ({"speculative_acceptance": 1.5}, "speculative_acceptance must be in [0, 1], got 1.5"),
-        ({"speculative_acceptance": float("nan")}, "speculative_acceptance must be in [0, 1], got nan"),
-        ({"speculative_acceptance": 0.5}, "speculative_acceptance must be None with speculative off, got 0.5"),
     ],
 )
 def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:
@@ -135,8 +127,8 @@ def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: di
     "options",
     [
         {"speculative": "ngram", "speculative_num_tokens": 64, "speculative_control": "fixed"},
-        {"speculative": "suffix", "speculative_acceptance": 0.0},
-        {"speculative": "auto", "speculative_acceptance": 1.0},
+        {"speculative": "suffix"},
+        {"speculative": "auto"},
         {"speculative": "draft", "speculative_model": "small", "speculative_verify": "rejection"},
         {"speculative": "draft", "speculative_topk": 2},
         {"speculative": "eagle", "speculative_model": "head", "speculative_topk": 4, "speculative_num_tokens": 16},
@@ -152,7 +144,7 @@ def test_options_of_speculation_that_go_together(options: dict[str, object]) -> 
 
 def test_no_speculation_is_the_default() -> None:
     config = EngineConfig()
-    assert (config.speculative, config.speculative_model, config.speculative_acceptance) == ("off", None, None)
+    assert (config.speculative, config.speculative_model) == ("off", None)
 
 
 def test_a_resolved_configuration_has_the_defaults_of_its_device() -> None:

@@ -30,7 +30,8 @@ from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.compiled.drawing.masks import apply_mask
 from pagewood.engine.runner.cuda.drawing.adjust import forbid
-from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, random_grammar, read_mask, write_mask
+from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, read_mask, write_mask
+from scenarios.drawing import random_grammar
 from seeded_faults import Edit, seed_fault
 from speculating import arrival, make, plain_answer, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder

@@ -40,7 +40,7 @@ from pagewood.engine.runner import processors
 from pagewood.engine.runner.cpu.program import processing
 from pagewood.engine.runner.cpu.program.tape import Program, Run
 from pagewood.engine.runner.cuda import runner as cuda
-from pagewood.engine.testing.echo_grammar import random_grammar
+from scenarios.drawing import random_grammar
 from seeded_faults import Edit, seed_fault
 from speculating import (
     PROCESSORS,

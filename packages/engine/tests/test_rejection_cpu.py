@@ -95,7 +95,6 @@ class Bench:
         uses_rejection: bool = True,
         page_size: int = 4,
         num_threads: int = 2,
-        simulated_acceptance: float | None = None,
     ) -> None:
         own = loaded(drafter, target)
         layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
@@ -106,7 +105,6 @@ class Bench:
             own.target, memory.target, warm_up(DIM, draft_head_dim=DIM), max_rows=MAX_ROWS,
             max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=own.maker(memory, max_tokens=MAX_TOKENS, uses_rejection=uses_rejection),
-            simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
 
@@ -297,11 +295,6 @@ def test_drafts_from_logits_that_are_not_numbers_are_replaced() -> None:
         outputs.append(sequence.output)
     assert bench.num_accepted == 0
     assert outputs[0] == outputs[1]
-
-
-def test_simulated_acceptance_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"simulated_acceptance must be None if rejection .*, got 0\.5"):
-        Bench("draft", simulated_acceptance=0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

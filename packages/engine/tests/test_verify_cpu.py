@@ -74,7 +74,6 @@ class Bench:
         window: int | None = None,
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
         drafter: ProgramDrafter | None = None,
-        simulated_acceptance: float | None = None,
         nan_token: int | None = None,
     ) -> None:
         config = model(window).config
@@ -83,7 +82,6 @@ class Bench:
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
             max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,
             make_drafter=None if drafter is None else lambda _: drafter,
-            simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
 
@@ -292,22 +290,6 @@ def test_the_error_of_a_lookup_is_raised_by_the_wait_for_its_step() -> None:
     assert bench.step([sequence], [(4, 4)]) == ([5], [4])
     bench.runner.close()
     assert sequence.tokens == text[: len(sequence.tokens)]
-
-
-@pytest.mark.parametrize("chance", [0.0, 0.7, 1.0])
-def test_simulated_acceptance(chance: float) -> None:
-    bench = Bench(
-        make_lookup=lambda tokens: KnowingLookup(tokens, [[]] * 8, quality=0.0, seed=0, full=True),
-        simulated_acceptance=chance,
-    )
-    sequences = bench.prefilled(prompts_of(8))
-    counts = np.concatenate([bench.step(sequences, [(4, 4)] * 8)[0] for _ in range(7)])
-    bench.runner.close()
-    accepted = np.array([(counts > i).sum() / (counts >= i).sum() for i in range(1, 5) if (counts >= i).any()])
-    if chance in (0.0, 1.0):
-        assert (counts == 1 + 4 * chance).all()
-    else:
-        assert abs(accepted[:2] - chance).max() < 0.2
 
 
 # --- trees ---

@@ -34,7 +34,6 @@ from pagewood.engine.runner.cuda.drafts.verify import (
     InexactRows,
     Yielded,
     count_accepted,
-    simulated,
 )
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
@@ -568,10 +567,3 @@ def test_rows_are_inexact_until_their_last_drafts_are_known_or_a_request_is_admi
     rows.settle(second)
     rows.settle(third)
     assert not rows.of(every).any()
-
-
-def test_simulated_acceptance_has_its_probability() -> None:
-    seeds, positions = torch.arange(20_000), torch.arange(20_000, dtype=torch.int32) % 97
-    assert abs(simulated(seeds, positions, 0.7).float().mean() - 0.7) < 0.02
-    assert simulated(seeds, positions, 1.0).all()
-    assert not simulated(seeds, positions, 0.0).any()

@@ -338,14 +338,6 @@ def test_a_wrong_move_changes_nothing(src: NDArray[np.int32], dst: NDArray[np.in
     assert allocator.held_pages().tolist() == [1, 4, 7, 9]
 
 
-def test_sorting_the_free_pages_makes_runs_of_them():
-    allocator = PageAllocator(8)
-    allocator.alloc(6)
-    allocator.free(pages(4, 1, 3, 2))
-    allocator.sort_free()
-    assert allocator.alloc(6).tolist() == [1, 2, 3, 4, 6, 7]
-
-
 def test_importing_the_package_imports_no_torch():
     # A fresh interpreter: other tests of this process import torch.
     import subprocess

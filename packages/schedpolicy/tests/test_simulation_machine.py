@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def test_presets_give_the_published_throughput(
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path):
     path = tmp_path / "machine.json"
-    path.write_text(H100_70B.to_json())
+    written = {"name": H100_70B.name, "source": H100_70B.source, "kv_tokens": H100_70B.kv_tokens}
+    path.write_text(json.dumps({"format": FORMAT, **written, **asdict(H100_70B.model)}))
     assert load_machine(path) == H100_70B
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_commands import command_of
+from memory_link import MemoryLink
 from memory_server import MemoryServer
 from pagewood.engine.api import Abort, FinishReason, Refuse, SamplingParams, SetPriority, Submit
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import MemoryLink
 from pagewood.server.protocols.common.formats import Choice, Tally, usage
 from pagewood.server.requests.prompt_sharing import PromptSharing
 from pagewood.server.stages.tokenizing import TokenizerStage, commands

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from echo_folder import EOS_ID
+from memory_link import MemoryLink
 from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from pagewood.engine.testing.echo import echo_logprob, oracle_tokens
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import MemoryLink
 from pagewood.server.protocols.common.beams import BeamResponse
 from pagewood.server.protocols.common.fields import StreamOptions
 from pagewood.server.protocols.openai import beams

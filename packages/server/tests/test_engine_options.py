@@ -63,8 +63,6 @@ def test_options_of_speculation() -> None:
         "2",
         "--speculative-control",
         "fixed",
-        "--speculative-acceptance",
-        "0.75",
     ]
     assert parse(*options) == EngineConfig(
         speculative="eagle",
@@ -72,7 +70,6 @@ def test_options_of_speculation() -> None:
         speculative_num_tokens=8,
         speculative_topk=2,
         speculative_control="fixed",
-        speculative_acceptance=0.75,
     )
     rejection = ["--speculative", "draft", "--speculative-verify", "rejection"]
     assert parse(*rejection) == EngineConfig(speculative="draft", speculative_verify="rejection")

@@ -6,9 +6,9 @@ import threading
 
 import msgspec
 
+from memory_link import MemoryLink
 from pagewood.engine.api import Abort, Delta, Pause
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import MemoryLink
 from pagewood.server.processes.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
 
 MODEL = wire.Model(max_length=10, vocab_size=5)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagewood.server.messages.links import MemoryLink, Receiver, Sender, ZmqReceiver, ZmqSender, address
+from memory_link import MemoryLink
+from pagewood.server.messages.links import Receiver, Sender, ZmqReceiver, ZmqSender, address
 
 
 class Stop:

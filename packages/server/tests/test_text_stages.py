@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 
 from engine_commands import command_of
+from memory_link import MemoryLink
 from pagewood.engine.api import (
     Abort,
     Command,
@@ -29,7 +30,6 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import MemoryLink
 from pagewood.server.stages.detokenizing import TextStreams
 from pagewood.server.stages.tokenizing import commands, run_tokenizer
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from echo_folder import EOS_ID
+from memory_link import MemoryLink
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
@@ -39,7 +40,6 @@ from pagewood.server.http.limits import HttpLimits
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import digest_of
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import MemoryLink
 from pagewood.server.metrics.metrics import COMPAT, Metrics
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.observe.incidents import Incidents

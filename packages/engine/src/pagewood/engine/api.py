@@ -851,9 +851,6 @@ class EngineConfig:
     rejection: chain rejection sampling, which accepts more drafts and keeps the distribution. Sampled text then differs
     from that of plain decoding; it depends on the seed and on the number of drafts in each step, which adaptive
     control, preemption and the prefix cache may change. Greedy text is the same."""
-    speculative_acceptance: float | None = None
-    """Probability with which each draft token is accepted, whatever it is; for measurements only, because the text is
-    then meaningless. None: drafts are verified."""
     grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"
     """The library that grammars are compiled with; xgrammar must be installed (`pagewood-engine[xgrammar]`)."""
     grammar_timeout_s: float = 10.0
@@ -1063,20 +1060,10 @@ class EngineConfig:
                 "speculative_verify must be exact unless speculative is draft or eagle with chains, got rejection "
                 f"with {self.speculative} and speculative_topk {self.speculative_topk}"
             )
-        if self.speculative_verify == "rejection" and self.speculative_acceptance is not None:
-            raise ValueError(
-                "speculative_acceptance must be None with speculative_verify rejection, got "
-                f"{self.speculative_acceptance}"
-            )
         if self.speculative_num_tokens > _MOST_DRAFT_TOKENS:
             raise ValueError(
                 f"speculative_num_tokens must be <= {_MOST_DRAFT_TOKENS}, got {self.speculative_num_tokens}"
             )
-        acceptance = self.speculative_acceptance
-        if acceptance is not None and not 0.0 <= acceptance <= 1.0:
-            raise ValueError(f"speculative_acceptance must be in [0, 1], got {acceptance}")
-        if acceptance is not None and self.speculative == "off":
-            raise ValueError(f"speculative_acceptance must be None with speculative off, got {acceptance}")
 
     def _check_processors(self) -> None:
         names: set[str] = set()

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from pagewood.engine.api import (
     EngineConfig,
+    Grammar,
     PoolingParams,
     SamplingParams,
     TenantQuota,
 )
 from pagewood.engine.core.tree_shape import TreeShape
-from pagewood.engine.testing.echo_grammar import random_grammar
 from pagewood.schedpolicy import ORDERS
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
@@ -211,6 +211,14 @@ def _random_pooling(rng: random.Random) -> PoolingParams:
         normalize=rng.random() < 0.5,
         dimensions=rng.choice((None, None, 1, 3)),
     )
+
+
+def random_grammar(rng: random.Random) -> Grammar:
+    """Draw a grammar: a seed, the longest text, after how many tokens its matcher fails, and whether it is wrong."""
+    length = rng.choice((1, 5, 12, 40))
+    fails_after = rng.randrange(20) if rng.random() < 0.1 else 999
+    text = f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}"
+    return Grammar(kind="regex", text=text, after=rng.choice(((), (), (), ("<5>",), ("<9><9>",))))
 
 
 def with_grammars(scenario: Scenario, rng: random.Random) -> Scenario:

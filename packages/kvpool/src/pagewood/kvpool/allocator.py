@@ -268,13 +268,6 @@ class PageAllocator:
         self._num_pages = num_pages
         self._restack(free, parked)
 
-    def sort_free(self) -> None:
-        """Sort the free pages, so that the lowest ids are handed out first and free runs become runs of a request.
-
-        Reads all free pages. Call it when the engine is idle, or after `move`.
-        """
-        self._restack(np.sort(self._stack[self._first :]), self._stack[: self._num_parked])
-
     def plan_moves(self, num_pages: int | None = None) -> Moves:
         """Plan the fewest moves that bring all held pages below `num_pages`. Changes nothing. Reads the whole pool.
 

@@ -128,11 +128,6 @@ class RadixCache:
         space = self._tree.spaces.get(namespace)
         return space.num_pages if space else 0
 
-    def num_locked_in(self, namespace: Namespace = None) -> int:
-        """Return the number of pages of locked prefixes in one namespace."""
-        space = self._tree.spaces.get(namespace)
-        return space.num_locked if space else 0
-
     def namespaces(self) -> list[Namespace]:
         """Return the namespaces that have pages, leases or limits."""
         return list(self._tree.spaces)

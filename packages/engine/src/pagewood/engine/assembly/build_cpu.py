@@ -141,7 +141,6 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
 
     control, tree = draft_control(config, are_cores_taken=TakenCores()), tree_shape(config)
-    is_simulated = config.speculative_acceptance is not None  # then every granted token is drafted, whatever it is
     if drafter is None:
         storage, make_drafter = KVStorage(layout, num_pages), None
         memory = storage.memory
@@ -165,9 +164,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             max_rows=config.num_rows,
             max_length=max_length,
             num_threads=num_threads,
-            make_lookup=_LOOKUPS.get(found.kind) if found is not None and not is_simulated else None,
+            make_lookup=None if found is None else _LOOKUPS.get(found.kind),
             make_drafter=make_drafter,
-            simulated_acceptance=config.speculative_acceptance,
             max_drafts=0 if found is None else config.speculative_num_tokens,
             processors=processors,
         )

@@ -349,7 +349,6 @@ class _Parts:
             graph_sizes=graph_sizes,
             drafter=drafter,
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
-            acceptance=config.speculative_acceptance,
             processors=processors,
             progress=progress,
         )

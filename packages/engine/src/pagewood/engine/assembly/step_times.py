@@ -17,6 +17,7 @@ from pagewood.engine.core.tree_shape import TreeShape
 _CONTEXT = 64  # tokens before the computed ones in each row
 _NUM_REPEATS = 4  # the first also gets memory, so the least time counts
 _SEVERAL = 8  # rows
+_LIMIT_S = 2.0  # no further size is measured after this time; there are at least two if that many tokens fit
 _NAMESPACE = -1  # of no request: `BatchBuilder` hashes names
 
 
@@ -30,9 +31,7 @@ class StepTimes:
     """[N] seconds of a step."""
 
 
-def measure_step_times(
-    runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int, limit_s: float = 2.0
-) -> StepTimes:
+def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int) -> StepTimes:
     """Compute steps of 1, 2, 4, ... tokens, each token wanted, and return their times.
 
     The rows share their pages, whose contents are overwritten, so nothing may be in use yet.
@@ -43,7 +42,6 @@ def measure_step_times(
         max_length: longest sequence of a row.
         num_pages: pages of its KV memory.
         page_size: positions of a page.
-        limit_s: no further size is measured after this time; there are at least two if that many tokens fit.
     """
     start = min(_CONTEXT, max(max_length // 2 - 1, 0), num_pages * page_size // 2)
     most = min(max_length - start - 1, num_pages * page_size - start, 8)
@@ -62,7 +60,7 @@ def measure_step_times(
             times.append(perf_counter() - launched)
         sizes.append(size)
         seconds.append(min(times))
-        if perf_counter() - began > limit_s and len(sizes) > 1:
+        if perf_counter() - began > _LIMIT_S and len(sizes) > 1:
             break
     return StepTimes(sizes=tuple(sizes), seconds=tuple(seconds))
 

@@ -39,18 +39,16 @@ class CacheEvents:
     Args:
         cache: returns the prefix cache of this moment; an engine may replace it.
         form: of the events, see `router_events`.
-        medium: of the device's events.
 
     Raises:
         ValueError: the cache does not report its changes.
     """
 
-    __slots__ = ("_cache", "_followed", "_form", "_log", "_medium", "_page_size", "_position", "_tiers")
+    __slots__ = ("_cache", "_followed", "_form", "_log", "_page_size", "_position", "_tiers")
 
-    def __init__(self, cache: Callable[[], object], *, form: Form = "map", medium: Medium = "GPU") -> None:
+    def __init__(self, cache: Callable[[], object], *, form: Form = "map") -> None:
         self._cache = cache
         self._form: Form = form
-        self._medium: Medium = medium
         self._tiers: TierLog | None = None  # written by: _follow
         self._follow(cache())
 
@@ -66,7 +64,7 @@ class CacheEvents:
             self._position = update.end
             # A cleared device has named all that it removed, and the tiers still have it.
             events += [e for e in update.events if self._tiers is None or not isinstance(e, AllBlocksCleared)]
-        plain = router_events(events, form=self._form, medium=self._medium)
+        plain = router_events(events, form=self._form)
         if self._tiers is not None:
             plain += self._tier_events(self._tiers.snapshot() if is_anew else self._tiers.read())
         return plain

@@ -22,14 +22,6 @@ _KINDS = (1, 1, 2, 3, 5)
 """How many tokens may follow a text, one of these."""
 
 
-def random_grammar(rng: random.Random) -> Grammar:
-    """Draw a grammar: a seed, the longest text, after how many tokens its matcher fails, and whether it is wrong."""
-    length = rng.choice((1, 5, 12, 40))
-    fails_after = rng.randrange(20) if rng.random() < 0.1 else 999
-    text = f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}"
-    return Grammar(kind="regex", text=text, after=rng.choice(((), (), (), ("<5>",), ("<9><9>",))))
-
-
 def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[int], vocab_size: int) -> list[int]:
     """Return the tokens that may follow a text, ascending; none if it is complete and no token ends it."""
     inside = text_inside(grammar, text)

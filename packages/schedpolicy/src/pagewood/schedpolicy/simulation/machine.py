@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,11 +59,6 @@ class Machine:
             else:
                 low = middle + 1
         return low
-
-    def to_json(self) -> str:
-        """Return the content of its file."""
-        value = {"format": FORMAT, "name": self.name, "source": self.source, "kv_tokens": self.kv_tokens}
-        return json.dumps(value | asdict(self.model), indent=2) + "\n"
 
 
 def load_machine(path: str | Path) -> Machine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -56,12 +56,11 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 class _Stream:
     """Reads the events of one answer into its record."""
 
-    __slots__ = ("_clock", "_keeps_text", "_record", "_rest", "_texts", "is_ended")
+    __slots__ = ("_keeps_text", "_record", "_rest", "_texts", "is_ended")
 
-    def __init__(self, record: Record, *, keeps_text: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, record: Record, *, keeps_text: bool) -> None:
         self._record = record
         self._keeps_text = keeps_text
-        self._clock = clock
         self._rest = b""  # written by: take
         self._texts: list[str] = []  # written by: take
         self.is_ended = False  # written by: take
@@ -69,7 +68,7 @@ class _Stream:
 
     def take(self, data: bytes) -> None:
         """Read what has come of the body."""
-        now_s = self._clock()
+        now_s = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -122,7 +121,6 @@ class Sender:
         model: name; None: the field is left out.
         fields: further fields of every body.
         limit_s: longest time for an answer.
-        clock: seconds.
     """
 
     def __init__(
@@ -133,7 +131,6 @@ class Sender:
         model: str | None,
         fields: Mapping[str, Any],
         limit_s: float,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._client = client
         self._path = PATHS[endpoint]
@@ -142,14 +139,13 @@ class Sender:
         if model is not None:
             self._fields = {"model": model, **self._fields}
         self._limit_s = limit_s
-        self._clock = clock
 
     async def send(self, history: History, max_tokens: int, record: Record, *, keeps_text: bool = False) -> None:
         """Send one request and fill in its record; errors are noted in it."""
         asked = {"messages": history.messages} if self._is_chat else {"prompt": history.text}
         body = msgspec.json.encode({**asked, "max_tokens": max_tokens, **self._fields})
-        stream = _Stream(record, keeps_text=keeps_text, clock=self._clock)
-        record.sent_s = self._clock()
+        stream = _Stream(record, keeps_text=keeps_text)
+        record.sent_s = time.perf_counter()
         try:
             status = await self._client.send("POST", self._path, body, stream.take, limit_s=self._limit_s)
         except HttpError as error:
@@ -160,7 +156,7 @@ class Sender:
                 record.text = stream.rest[:MAX_SHOWN].decode(errors="replace")
             elif record.error is None and not stream.is_ended:
                 record.error = "cut off"
-        record.ended_s = self._clock()
+        record.ended_s = time.perf_counter()
         stream.end()
         if not record.num_output:
             record.num_output = len(record.chunks_s)

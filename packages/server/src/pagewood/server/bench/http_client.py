@@ -151,14 +151,14 @@ class HttpClient:
                     connection.close()
         return status
 
-    async def json(self, method: str, path: str, body: bytes = b"", *, limit_s: float = 60.0) -> tuple[int, bytes]:
+    async def json(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Send a request and return the status and the whole answer.
 
         Raises:
             HttpError: as `send`.
         """
         parts: list[bytes] = []
-        status = await self.send(method, path, body, parts.append, limit_s=limit_s)
+        status = await self.send(method, path, body, parts.append, limit_s=60.0)
         return status, b"".join(parts)
 
     def close(self) -> None:

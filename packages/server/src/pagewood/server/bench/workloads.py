@@ -63,9 +63,9 @@ class Words:
             return cls()
         return cls(tokens_per_word=slope, overhead=max(0.0, short[1] - slope * short[0]))
 
-    def text(self, num_tokens: int, rng: random.Random, *, is_whole: bool = True) -> str:
-        """Return random words of about `num_tokens` tokens; with the overhead of a prompt if it `is_whole`."""
-        wanted = num_tokens - (self.overhead if is_whole else 0.0)
+    def text(self, num_tokens: int, rng: random.Random) -> str:
+        """Return random words that are about `num_tokens` tokens with the overhead of a prompt."""
+        wanted = num_tokens - self.overhead
         return " ".join(rng.choices(_WORDS, k=max(1, round(wanted / self.tokens_per_word))))
 
 

@@ -10,7 +10,6 @@ from pagewood.server.dashboard.live_data import Live
 from pagewood.server.dashboard.processes import ProcessLoad
 from pagewood.server.dashboard.rates import Percentiles
 
-_HELD = ("running", "paused", "draining")
 HEADINGS = ("REQUEST", "STATE", "OUTPUT", "CACHED", "AGE", "TENANT", "WHY IT WAITS")
 _WIDTHS = (26, 10, 8, 8, 9, 12)
 

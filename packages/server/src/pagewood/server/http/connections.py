@@ -39,11 +39,10 @@ class Connections:
     Invariant: `_idle` is a subset of `_open`, in the order in which they became idle.
     """
 
-    __slots__ = ("_clock", "_idle", "_limits", "_open", "_warned_s")
+    __slots__ = ("_idle", "_limits", "_open", "_warned_s")
 
-    def __init__(self, limits: HttpLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
-        self._clock = clock
         self._open: set[asyncio.Transport] = set()  # written by: add, remove
         self._idle: dict[asyncio.Transport, None] = {}  # written by: add, remove, mark_busy, mark_idle
         self._warned_s = float("-inf")  # written by: _warn
@@ -85,7 +84,7 @@ class Connections:
             self._idle[transport] = None
 
     def _warn(self) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s - self._warned_s >= WARN_EVERY_S:
             self._warned_s = now_s
             _log.warning("%d connections are open, the limit is %d", len(self._open), self._limits.max_connections)

@@ -21,16 +21,15 @@ class ProcessUsage:
     num_open_files: int
 
 
-def usage_of(processes: Mapping[str, int], *, proc: Path = _PROC) -> dict[str, ProcessUsage]:
+def usage_of(processes: Mapping[str, int]) -> dict[str, ProcessUsage]:
     """Return what each process uses, by its name; without /proc, or without the process, there is no entry.
 
     Args:
         processes: name -> process id.
-        proc: where the system shows processes.
     """
     found: dict[str, ProcessUsage] = {}
     for name, pid in processes.items():
-        folder = proc / str(pid)
+        folder = _PROC / str(pid)
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             num_open_files = len(os.listdir(folder / "fd"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -47,31 +46,27 @@ class Canary:
     Args:
         live: sends it.
         status: of the engine.
-        clock: seconds.
     """
 
-    __slots__ = ("_clock", "_live", "_result", "_result_s", "_status", "_task")
+    __slots__ = ("_live", "_result", "_result_s", "_status", "_task")
 
-    def __init__(
-        self, live: LiveRequests, status: EngineStatus, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, live: LiveRequests, status: EngineStatus) -> None:
         self._live = live
         self._status = status
-        self._clock = clock
         self._task: asyncio.Task[CanaryResult] | None = None  # written by: ask
         self._result: CanaryResult | None = None  # written by: _run
         self._result_s = 0.0  # written by: _run
 
     async def ask(self) -> CanaryResult:
         """Return a result that is at most `KEPT_S` old."""
-        if self._result is not None and self._clock() - self._result_s < KEPT_S:
+        if self._result is not None and time.monotonic() - self._result_s < KEPT_S:
             return self._result
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return await asyncio.shield(self._task)  # a client that leaves does not end it for others
 
     async def _run(self) -> CanaryResult:
-        started_s = self._clock()
+        started_s = time.monotonic()
         try:
             await self._generate()
             detail = ""
@@ -79,7 +74,7 @@ class Canary:
             detail = str(error)
             if error.code == "deadline_exceeded":
                 detail = f"no token came within {LIMIT_S:g} s"
-        self._result_s = self._clock()
+        self._result_s = time.monotonic()
         self._result = CanaryResult(
             status="failed" if detail else "ok", detail=detail, seconds=round(self._result_s - started_s, 4)
         )

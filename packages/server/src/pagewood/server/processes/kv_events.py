@@ -26,19 +26,17 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Publishes batches of events, numbered from 0 in steps of one; a thread of its own sends them.
 
-    A message has three frames: the topic, the number (8 bytes, most significant first) and a msgpack array of the time
-    in seconds, the events, and the data-parallel rank (0). A subscriber that sees a gap sends an empty frame and the
-    first number that it lacks to the replay address, and gets an empty frame and the message for each batch that is
-    still kept, and at last `END`. An empty batch follows a second of silence, so that gaps are seen.
+    A message has three frames: an empty topic, the number (8 bytes, most significant first) and a msgpack array of
+    the time in seconds, the events, and the data-parallel rank (0). A subscriber that sees a gap sends an empty frame
+    and the first number that it lacks to the replay address, and gets an empty frame and the message for each batch
+    that is still kept, and at last `END`. An empty batch follows a second of silence, so that gaps are seen.
 
     Invariant: the thread alone uses the two sockets; what is kept are the last `MAX_KEPT` batches.
 
     Args:
         endpoint: address to bind the PUB socket to, such as `tcp://*:5557`.
         replay_endpoint: address to bind the ROUTER socket to; None: nothing is repeated.
-        topic: first frame of every message.
         heartbeat_s: seconds of silence before an empty batch.
-        max_kept: batches that can be repeated.
 
     Raises:
         ValueError: an address cannot be bound.
@@ -53,7 +51,6 @@ class Publisher:
         "_queue",
         "_router",
         "_thread",
-        "_topic",
         "_wake",
     )
 
@@ -62,20 +59,17 @@ class Publisher:
         endpoint: str,
         *,
         replay_endpoint: str | None = None,
-        topic: bytes = b"",
         heartbeat_s: float = HEARTBEAT_S,
-        max_kept: int = MAX_KEPT,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._topic = topic
         self._heartbeat_s = heartbeat_s
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=max_kept)  # written by: _send
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT)  # written by: _send
         self._num_sent = 0  # written by: _send
         self._queue: queue.SimpleQueue[list[object] | None] = queue.SimpleQueue()
         try:
             self._pub = self._bind(zmq.PUB, endpoint, MAX_QUEUED)
             # A whole repetition must fit into the queue of a slow subscriber.
-            self._router = self._bind(zmq.ROUTER, replay_endpoint, 2 * (max_kept + 1)) if replay_endpoint else None
+            self._router = self._bind(zmq.ROUTER, replay_endpoint, 2 * (MAX_KEPT + 1)) if replay_endpoint else None
         except ValueError:
             self._context.destroy(linger=0)
             raise
@@ -142,7 +136,7 @@ class Publisher:
 
     def _send(self, events: list[object]) -> None:
         payload = msgspec.msgpack.encode([time.time(), events, 0])
-        self._pub.send_multipart((self._topic, self._num_sent.to_bytes(8, "big"), payload))
+        self._pub.send_multipart((b"", self._num_sent.to_bytes(8, "big"), payload))
         self._kept.append((self._num_sent, payload))
         self._num_sent += 1
 
@@ -154,7 +148,7 @@ class Publisher:
         client, _, start = frames
         for number, payload in self._kept:
             if number >= int.from_bytes(start, "big"):
-                router.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload))
+                router.send_multipart((client, b"", b"", number.to_bytes(8, "big"), payload))
         router.send_multipart((client, b"", b"", END, b""))
 
 

@@ -221,7 +221,6 @@ class CPURunner:
         num_threads: int,
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
         make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
-        simulated_acceptance: float | None = None,
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
     ) -> None:
@@ -238,13 +237,8 @@ class CPURunner:
                 runs.
             make_drafter: called with the tables of rows; returns what drafts in the program. Without one of both, the
                 drafts of a grant are what the token table happens to hold.
-            simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
-                the text is then meaningless.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
             processors: functions that requests name to change their logits; None: there are none.
-
-        Raises:
-            ValueError: `simulated_acceptance` is given, and the drafter's drafts are verified by rejection sampling.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
@@ -271,7 +265,6 @@ class CPURunner:
             attention=self._attention,
             rotations=self._rotations,
             clock=self._clock,
-            chance=simulated_acceptance,
         )
         drafter = self._drafter
         self._plain = self._writer.write([num_tokens if drafter is None else 1] * NUM_KINDS)

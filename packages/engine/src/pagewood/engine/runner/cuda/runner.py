@@ -45,7 +45,6 @@ from pagewood.engine.runner.cuda.drafts.verify import (
     masked_positions,
     num_mask_bytes,
     result_size,
-    simulated,
 )
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep, verify_step
 from pagewood.engine.runner.cuda.drafts.verify_graphs import capture_verify_graphs
@@ -189,7 +188,7 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_acceptance", "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
+        "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
         "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_processors", "_reports",
         "_rotations", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
@@ -208,7 +207,6 @@ class CUDARunner:
         graph_sizes: Sequence[int] = (),
         drafter: Drafter | None = None,
         max_drafts: int = 0,
-        acceptance: float | None = None,
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -227,7 +225,6 @@ class CUDARunner:
             graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
             drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
             max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
-            acceptance: accept each draft with this probability, whatever it is, for measurements; None: verify them.
             processors: functions that requests name to change their logits; None: there are none.
             progress: gets a report of every graph.
 
@@ -264,7 +261,6 @@ class CUDARunner:
             size = self._head.feature_size if self._head else 1
             self._feature_memory = torch.zeros(largest, size, dtype=getattr(torch, dtype), device=device.torch_device)
             """[largest T of a graph, E], where graphs leave the features; contents written by: launch"""
-            self._acceptance = acceptance
             self._adjustments = RowAdjustments(
                 max_rows=max_rows, tokens_per_row=max_length + 1, device=device.torch_device
             )
@@ -591,10 +587,7 @@ class CUDARunner:
         drawn = self._reports.drawn(
             host_rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters
         )
-        if self._acceptance is None:
-            is_equal = self._tokens.index_select(0, places) == tokens
-        else:
-            is_equal = simulated(sampler.seeds, positions, self._acceptance)
+        is_equal = self._tokens.index_select(0, places) == tokens
         counts = count_accepted(is_equal, is_broken(largest), step.cells, num_drafted, verify.width)
         # The table gets tokens beyond the accepted ones, too; no step reads them before they are replaced.
         self._tokens.index_copy_(0, places, tokens)

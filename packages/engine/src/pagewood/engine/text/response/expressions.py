@@ -50,9 +50,6 @@ class Node:
     """The characters of a class, if they are few."""
 
 
-EMPTY = Node("sequence")
-
-
 class Found(NamedTuple):
     """A match: its length in characters, and its named groups."""
 

@@ -99,13 +99,6 @@ def _add_drafts(offer: Group) -> None:
         more="exact: those that keep the text. rejection, for draft and eagle without trees: more of them; it keeps "
         "the distribution of sampled text, but not the text itself.",
     )
-    offer.add(
-        "--speculative-acceptance",
-        type=float,
-        metavar="P",
-        help="accept drafts with this probability, for measurements only",
-        more="0 to 1, whatever the draft is, so the text is meaningless. Without it drafts are verified.",
-    )
 
 
 def _named_place(text: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -96,9 +96,8 @@ def embed(
     model: wire.Model,
     *,
     started_s: float,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Work:
-    """Return what a request to `/api/embed` asks for; it came at `started_s` on the clock."""
+    """Return what a request to `/api/embed` asks for; it came at `started_s` on the monotonic clock."""
     pooling = replace(recipe.pooling, normalize=True)
     if request.dimensions is not None:
         pooling = replace(pooling, dimensions=request.dimensions)
@@ -107,7 +106,7 @@ def embed(
         answer = OllamaEmbeddings(
             model=request.model,
             embeddings=[_numbers(one) for one in found],
-            total_duration=max(0, round((clock() - started_s) * 1e9)),
+            total_duration=max(0, round((time.monotonic() - started_s) * 1e9)),
             prompt_eval_count=usage.prompt_tokens,
         )
         return msgspec.json.encode(answer)

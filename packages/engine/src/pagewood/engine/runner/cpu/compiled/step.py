@@ -385,9 +385,9 @@ def _move(op: Any, one: Any, first: Any, last: Any) -> None:
 
 
 @inlined
-def _settle(op: Any, one: Any, number: Any, scopes: Any, part: Any) -> None:
+def _settle(op: Any, one: Any, scopes: Any, part: Any) -> None:
     if op == Operation.ACCEPT:
-        accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
+        accept(scopes[one[2]], part, one[3], one[4], one[5], one[6])
     elif op == Operation.PLANT:
         plant(scopes[one[2]], part)
     elif op == Operation.COMPACT:
@@ -485,7 +485,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
             elif op == Operation.ADJUST:
                 adjust(scopes[one[2]], part, one[3], one[4], one[5])
             elif op >= Operation.ACCEPT:
-                _settle(op, one, numbers[i], scopes, part)
+                _settle(op, one, scopes, part)
             elif op <= Operation.TAKE:
                 _move(op, one, first, last)
             else:

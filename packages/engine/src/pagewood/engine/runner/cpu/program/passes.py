@@ -308,17 +308,15 @@ class Pass:
         )  # fmt: skip
         return out
 
-    def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
+    def accept(self, drawn: Buffer) -> Accepted:
         """Write the instruction that accepts drafts.
 
         Args:
             drawn: `[W, 1] int32`, the token drawn at each wanted row.
-            chance: probability with which a draft is accepted, whatever its token, for measurements; None: compare.
         """
         tape, scope = drawn.tape, self.scope
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        number = -1.0 if chance is None else chance
-        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes, number=number)
+        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes)
         return Accepted(tokens=found, counts=counts, nodes=nodes)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:

@@ -64,8 +64,6 @@ class StepWriter:
     rotations: Rotations
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
-    chance: float | None = None
-    """Probability with which a draft is accepted, whatever it is; None: drafts are verified."""
 
     def write(self, sizes: Sequence[int], *, drafter: ProgramDrafter | None = None) -> StepProgram:
         """Write a program.
@@ -73,9 +71,6 @@ class StepWriter:
         Args:
             sizes: `[NUM_KINDS]` or more, rows of each kind for which it has memory, rounded up to powers of two.
             drafter: what drafts in it.
-
-        Raises:
-            ValueError: drafts are verified by rejection sampling, and `chance` is given.
         """
         tape, config = Tape(), self.model.config
         one = Pass(
@@ -101,14 +96,7 @@ class StepWriter:
         logits = self.model.head(states.first(one.scope.wanted))
         raw = one.adjust(logits)
         first_draw = tape.num_lines
-        if held is None:
-            accepted = one.accept(draw(logits, one.choices), chance=self.chance)
-        elif self.chance is None:
-            accepted = one.reject(logits, held)
-        else:
-            raise ValueError(
-                f"simulated_acceptance must be None if rejection sampling verifies the drafts, got {self.chance}"
-            )
+        accepted = one.accept(draw(logits, one.choices)) if held is None else one.reject(logits, held)
         reported = one.report(logits, raw, accepted)
         if one.parents is not None:
             self.attention.compact(one, accepted)

@@ -27,7 +27,6 @@ from pagewood.engine.runner.cuda.attention import HostArrays, Places
 from pagewood.engine.runner.cuda.device import Event, Stamp
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep
-from pagewood.engine.runner.cuda.drawing.race import row_keys
 from pagewood.engine.runner.cuda.staging import StagingSlot
 from pagewood.engine.runner.cuda.step_arrays import TableShape
 
@@ -249,12 +248,6 @@ def count_accepted(is_equal: Tensor, is_broken: Tensor, cells: Tensor, num_draft
     equal *= steps < num_drafted[:, None]
     accepted = equal.cumprod(1).sum(1)
     return torch.minimum(accepted + 1, sound.cumprod(1).sum(1)).int()
-
-
-def simulated(seeds: Tensor, positions: Tensor, acceptance: float) -> Tensor:
-    """Return `[V] bool`: true with probability `acceptance`, by a hash of `seeds` `[V]` and `positions` `[V]`."""
-    limit = int(acceptance * (1 << 53))
-    return ((row_keys(~seeds, positions) >> 11) & ((1 << 53) - 1)) < limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,25 +19,14 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, best_of, seed_of
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, best_of
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, vector
-from pagewood.engine.runner.splitmix import mix
-
-_mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
-_SALT = np.uint64(0xD1B54A32D192ED03)
-
-
-@exact
-def _chance(whole: Any) -> Any:
-    """Return a number in [0, 1) for the seed and the position of a row of choices, viewed as int32."""
-    seed = np.uint64(seed_of(whole))
-    return np.float64(_mix(_mix(seed + _SALT) + np.uint64(whole[POSITION]) * _SALT) >> np.uint64(11)) * 2.0**-53
 
 
 @inlined
-def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nodes_at: Any, chance: Any) -> None:
+def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nodes_at: Any) -> None:
     """Accept the drafts of sampled grant `s`, and write its tokens to the table and its row's length.
 
     It yields the token drawn at its first wanted row, and goes on with the draft that equals it. It ends before a token
@@ -50,7 +39,6 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
         found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
         counts_at: address of `[S] int32`, written: how many there are.
         nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
-        chance: probability with which a draft is accepted, whatever its token, for measurements; negative: compare.
     """
     if scope[Column.SAMPLES] == 0:
         return
@@ -77,12 +65,7 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
         for child in range(node + 1, num_wanted if is_tree else min(node + 2, num_wanted)):
             if is_tree and parents[base + child] != node:
                 continue
-            if chance < 0.0:
-                matches = drafts[base + child] == token
-            else:
-                at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + node)
-                matches = _chance(integers(at, NUM_CHOICE_COLUMNS)) < chance
-            if matches:
+            if drafts[base + child] == token:
                 following = child
                 break
         node = following
