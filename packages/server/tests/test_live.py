@@ -122,6 +122,21 @@ def test_all_answers_to_a_prompt_are_live() -> None:
     assert live.num_ending == 5
 
 
+def test_the_prompts_of_an_http_request_are_a_group_for_the_tokenizer() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    group = live.submit([generate("a"), generate("b")], prompt_param="prompt")
+    live.submit([generate("c")], prompt_param="prompt")
+    found = {one.request_id: one.group_id for one in sender.messages if isinstance(one, wire.Generate)}
+    assert found == {"a": "a", "b": "a", "c": ""}
+    sender.messages.clear()
+    live.lost(LOST)
+    live.resume()
+    again = [one.group_id for one in sender.messages if isinstance(one, wire.Generate)]
+    assert again == ["a", "a", ""]
+    live.close(group)
+
+
 def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:
     senders = [Recorder(), Recorder()]
     live = LiveRequests(senders, limit=9)

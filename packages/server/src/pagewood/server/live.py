@@ -659,7 +659,14 @@ def new_request_id(prefix: str) -> str:
 
 
 def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
-    return [caller.stamped(prompt) for prompt in prompts]
+    """Return prompts with what says who has sent them, and which of them belong together."""
+    stamped = [caller.stamped(prompt) for prompt in prompts]
+    if len(stamped) == 1:
+        return stamped
+    return [
+        msgspec.structs.replace(prompt, group_id=stamped[0].request_id) if isinstance(prompt, wire.Generate) else prompt
+        for prompt in stamped
+    ]
 
 
 def _is_named(group: LiveGroup, name: str, caller: Caller) -> bool:
