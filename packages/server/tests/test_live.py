@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 
 import msgspec
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Abort, FinishReason, SamplingParams, SetPriority
 from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.keys.caller import Caller, set_caller
 from pagewood.server.messages import wire
 from pagewood.server.requests.answer_queue import Take
-from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.live import LiveRequests, new_request_id
 from pagewood.server.requests.live_group import LiveGroup
 
 LOST = unavailable("The engine process died.", code="engine_lost")
@@ -120,6 +122,57 @@ def test_all_answers_to_a_prompt_are_live() -> None:
     live.close(group)
     assert [sorted(sender.take()) for sender in senders] == [["-a", "-a1"], ["-b", "-b1", "-b2"]]
     assert live.num_ending == 5
+
+
+def submit_for(live: LiveRequests, tenant: str, num_requests: int, *, room: int = 0) -> LiveGroup:
+    """Submit requests of a tenant."""
+    prompts = [generate(new_request_id(tenant)) for _ in range(num_requests)]
+
+    def submit() -> LiveGroup:
+        set_caller(Caller(tenant=tenant))
+        return live.submit(prompts, prompt_param="prompt", room=room)
+
+    return copy_context().run(submit)
+
+
+@pytest.mark.parametrize("held", ["live", "ending", "reserved"])
+def test_no_tenant_takes_all_places(held: str) -> None:
+    live = LiveRequests([Recorder()], limit=160)
+    with pytest.raises(ApiError, match="at most 150 prompts"):
+        submit_for(live, "a", 151)
+    group = submit_for(live, "a", 1 if held == "reserved" else 150, room=150 if held == "reserved" else 0)
+    if held == "ending":  # its client has left
+        live.close(group)
+    with pytest.raises(ApiError, match="already holds 150"):
+        submit_for(live, "a", 1)
+    for tenant, num_places in (("b", 5), ("c", 2), ("d", 1), ("e", 1)):
+        for _ in range(num_places):
+            submit_for(live, tenant, 1)
+        with pytest.raises(ApiError, match="already holds 150"):
+            submit_for(live, tenant, 1)
+    assert live.incidents.refused["full"] == 5
+
+
+def test_without_tenants_all_places_may_be_taken() -> None:
+    live = LiveRequests([Recorder()], limit=160)
+    submit_for(live, "", 160)
+    with pytest.raises(ApiError, match="already holds 160"):
+        submit_for(live, "", 1)
+
+
+def test_the_prompts_of_an_http_request_are_a_group_for_the_tokenizer() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    group = live.submit([generate("a"), generate("b")], prompt_param="prompt")
+    live.submit([generate("c")], prompt_param="prompt")
+    found = {one.request_id: one.group_id for one in sender.messages if isinstance(one, wire.Generate)}
+    assert found == {"a": "a", "b": "a", "c": ""}
+    sender.messages.clear()
+    live.lost(LOST)
+    live.resume()
+    again = [one.group_id for one in sender.messages if isinstance(one, wire.Generate)]
+    assert again == ["a", "a", ""]
+    live.close(group)
 
 
 def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:

@@ -376,9 +376,13 @@ class Stage:
         assert not self._thread.is_alive()
 
 
-def prompt(request_id: str, text: str, *, max_length: int | None = None) -> wire.Generate:
+def prompt(request_id: str, text: str, *, max_length: int | None = None, group_id: str = "") -> wire.Generate:
     return wire.Generate(
-        request_id=request_id, prompt=wire.TextPrompt(text=text), sampling=SamplingParams(), max_length=max_length
+        request_id=request_id,
+        prompt=wire.TextPrompt(text=text),
+        sampling=SamplingParams(),
+        max_length=max_length,
+        group_id=group_id,
     )
 
 
@@ -404,6 +408,25 @@ def test_a_long_prompt_does_not_hold_up_a_short_one(tokenizer: Tokenizer) -> Non
     assert stage.receive(1) == [Abort(request_id="long")]
     stage.stop()
     assert sorted(counting.encoded) == [1, 20_004, 300_000]  # what was cancelled in its queue is not encoded
+
+
+@pytest.mark.parametrize("text", ["a", "a" * 20_000])
+def test_the_prompts_of_a_group_do_not_hold_up_others_of_their_lane(tokenizer: Tokenizer, text: str) -> None:
+    counting = Counting(tokenizer)
+    stage = Stage(counting)
+    stage.start()
+    stage.send(prompt("first", "wait" + text))  # stands still until all are queued
+    assert counting.started.wait(60)
+    stage.send(*[prompt(str(i), text, group_id="0") for i in range(20)], prompt("other", text))
+    stage.send(wire.Encode(request_id="ids", prompt=wire.TextPrompt(text=text)))
+    until_read = wire.Prioritize(request_id="in the engine", priority=1)
+    if len(text) > 1:  # short prompts are encoded in the thread that reads
+        stage.send(until_read)
+        assert stage.receive(1) == [SetPriority(request_id="in the engine", priority=1)]
+    counting.may_go_on.set()
+    found = [command.request_id for command in stage.receive(23)]
+    stage.stop()
+    assert found == ["first", "0", "other", "ids", *map(str, range(1, 20))]
 
 
 def test_a_request_cancelled_while_it_is_tokenized_does_not_reach_the_engine(tokenizer: Tokenizer) -> None:

@@ -211,7 +211,6 @@ ATTACKS: tuple[Attack, ...] = (
         path="/v1/completions",
         body=completion(n=128, logprobs=64, max_tokens=200, ignore_eos=True),
         num_parallel=1,
-        most_more_s=1.5,
         ends=UNENDED,
     ),
     Attack(
@@ -507,7 +506,7 @@ ATTACKS: tuple[Attack, ...] = (
         name="Ollama: embed",
         path="/api/embed",
         body=lambda: {"model": MODEL, "input": ["word " * 800] * 1_000},
-        ends=OK | frozenset({"400"}),
+        ends=OK | frozenset({"429"}),
     ),
     Attack(
         name="Ollama: a text of 15 MB that is cut",

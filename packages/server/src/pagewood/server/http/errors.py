@@ -111,7 +111,7 @@ def too_many_at_once(num_requests: int, limit: int, *, param: str, what: str) ->
     """Return the error of a request whose prompts or answers (`what`) would not even fit into an empty server."""
     return ApiError(
         f"Invalid value for '{param}': expected at most {limit} {what}, which is the number of requests that this "
-        f"server holds, but got {num_requests} instead.",
+        f"server holds for a client, but got {num_requests} instead.",
         param=param,
         code="invalid_value",
     )

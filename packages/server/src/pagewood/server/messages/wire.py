@@ -143,6 +143,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Whether its requests begin paused, because they were paused before they were sent again."""
     names: tuple[str, ...] = ()
     """Ids under which the client knows it, for the decision log."""
+    group_id: str = ""
+    """Shared by the prompts of an HTTP request, which take turns with those of others; empty: it has one prompt."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ from pagewood.server.requests.live_group import HoldMode, LiveGroup, Repeat
 from pagewood.server.requests.loads import TokenizerLoads
 
 HELD = -1
+KEPT_SHARE = 16
+"""One of this many places is kept for tenants that hold few."""
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Messages that are kept to be sent again; requests beyond it are not sent again.
 
@@ -67,6 +69,15 @@ class _LiveRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """A cancelled request whose end the engine has not confirmed yet."""
+
+    tokenizer: int
+    """Index of the tokenizer that got the cancellation."""
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
     """What is known when the answer to the first message of a new tokenizer process has come: all before it is done."""
 
@@ -84,6 +95,9 @@ class LiveRequests:
     A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
     and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
     no client has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
+
+    No tenant can take all places: of the last ones (`KEPT_SHARE`), a tenant gets those with which it holds no more than
+    it leaves.
 
     Args:
         tokenizers: a sender to each tokenizer.
@@ -126,8 +140,7 @@ class LiveRequests:
         self._limit = limit
         self._watch = watch
         self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
-        # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
-        self._ending: dict[str, int] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
+        self._ending: dict[str, _Ending] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
         self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, fail, _fail_all. By their ids
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
@@ -200,15 +213,13 @@ class LiveRequests:
         caller = Caller(is_admin=True) if is_probe else current_caller()
         prompts = _stamped(caller, prompts)
         num_requests = max(room, sum(len(wire.ids_of(prompt)) for prompt in prompts))
-        if num_requests > self._limit:
+        most = self._limit - self._num_kept(caller)
+        if num_requests > most:
             is_several = num_requests > len(prompts)
             param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
-            raise too_many_at_once(num_requests, self._limit, param=param, what=what)
-        num_reserved = sum(group.room - len(group.open_ids) for group in self._growing)
-        num_excess = len(self._live) + len(self._ending) + num_reserved + num_requests - self._limit
-        if num_excess > 0 and not is_probe:
-            self._incidents.refused["full"] += 1
-            raise overloaded(self._limit, retry_after_s=self._forecast.retry_after_s(num_excess))
+            raise too_many_at_once(num_requests, most, param=param, what=what)
+        if not is_probe:
+            self._check_places(caller, num_requests)
         frames = _frames(prompts)
         num_bytes = sum(map(len, frames))
         if self._max_first_answer_s is not None and not is_probe:
@@ -369,7 +380,7 @@ class LiveRequests:
         """
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
         self._loads.lost(tokenizer)
-        cancelled = [request_id for request_id, cancelled_at in self._ending.items() if cancelled_at == tokenizer]
+        cancelled = [request_id for request_id, ending in self._ending.items() if ending.tokenizer == tokenizer]
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
         for group in dict.fromkeys(request.group for _, request in lost):
             if group.repeat is not None:
@@ -440,6 +451,31 @@ class LiveRequests:
                 self._ending.pop(answer.request_id, None)
             if answer.request_id in self._live:
                 self._fail(answer.request_id, error)
+
+    def _num_kept(self, caller: Caller) -> int:
+        """Return how many places are kept from a tenant, for others that hold few; there are none without tenants."""
+        return self._limit // KEPT_SHARE if caller.tenant else 0
+
+    def _check_places(self, caller: Caller, num_requests: int) -> None:
+        """Refuse requests for which there is no place. In the kept places, a tenant holds at most as many as it leaves.
+
+        Raises:
+            ApiError: there is none.
+        """
+        reserved = [(group.caller.tenant, group.room - len(group.open_ids)) for group in self._growing]
+        num_held = len(self._live) + len(self._ending) + sum(number for _, number in reserved)
+        num_left, num_kept = self._limit - num_held - num_requests, self._num_kept(caller)
+        if num_left >= num_kept:
+            return
+        if num_left > 0:
+            holders = [one.group.caller.tenant for one in self._live.values()]
+            holders += [one.tenant for one in self._ending.values()]
+            num_own = holders.count(caller.tenant)
+            num_own += sum(number for tenant, number in reserved if tenant == caller.tenant)
+            if num_own + num_requests <= num_left:
+                return
+        self._incidents.refused["full"] += 1
+        raise overloaded(self._limit - num_kept, retry_after_s=self._forecast.retry_after_s(num_kept - num_left))
 
     def _check_delay(self, num_bytes: int, priority: int) -> None:
         """Refuse a request that would get its first answer too late.
@@ -536,7 +572,7 @@ class LiveRequests:
                     self._live[request_id].tokenizer = tokenizer
                     self._incidents.num_retried += 1
                 else:  # its answer has ended; it is sent because the seeds of the others follow from their places
-                    self._ending[request_id] = tokenizer
+                    self._ending[request_id] = _Ending(tokenizer=tokenizer, tenant=group.caller.tenant)
                     self._send_cancel(request_id, tokenizer)
         if not group.num_repeats_left:
             self._drop_repeat(group)
@@ -603,7 +639,7 @@ class LiveRequests:
 
     def _cancel(self, request_id: str, request: _LiveRequest) -> None:
         if request.tokenizer != HELD:
-            self._ending[request_id] = request.tokenizer
+            self._ending[request_id] = _Ending(tokenizer=request.tokenizer, tenant=request.group.caller.tenant)
         self._send_cancel(request_id, request.tokenizer)
 
     def _send_cancel(self, request_id: str, tokenizer: int) -> None:
@@ -665,7 +701,14 @@ def new_request_id(prefix: str) -> str:
 
 
 def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
-    return [caller.stamped(prompt) for prompt in prompts]
+    """Return prompts with what says who has sent them, and which of them belong together."""
+    stamped = [caller.stamped(prompt) for prompt in prompts]
+    if len(stamped) == 1:
+        return stamped
+    return [
+        msgspec.structs.replace(prompt, group_id=stamped[0].request_id) if isinstance(prompt, wire.Generate) else prompt
+        for prompt in stamped
+    ]
 
 
 def _is_named(group: LiveGroup, name: str, caller: Caller) -> bool:

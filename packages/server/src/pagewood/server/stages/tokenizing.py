@@ -7,10 +7,8 @@ import ctypes
 import dataclasses
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import msgspec
 import numpy as np
@@ -40,10 +38,11 @@ from pagewood.server.observe.logs import request_fields
 from pagewood.server.protocols.common.context_window import capped, cut, overlong
 from pagewood.server.stages.binding import bound
 from pagewood.server.stages.text_limit import TextTooLong, check_text
+from pagewood.server.stages.turns import Turns
 
 LANE_BYTES = (1 << 14, 1 << 18)
-"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane. The last lane encodes
-those that take much memory, one at a time."""
+"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane, in which HTTP requests
+take turns. The last lane encodes those that take much memory, one at a time."""
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
@@ -91,6 +90,16 @@ class _Pending:
         return len(self.cancelled) == len(wire.ids_of(self.message))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Lane:
+    """The prompts of a class of sizes that wait for the thread of this class."""
+
+    prompts: Turns[_Pending] = field(default_factory=Turns[_Pending])  # written by: TokenizerStage
+    """The lock of the stage is held while it is read or written."""
+    num_waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """The thread waits for it."""
+
+
 class TokenizerStage:
     """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
 
@@ -104,10 +113,10 @@ class TokenizerStage:
         self._tokenizer = tokenizer
         self._outbox = outbox
         self._lock = threading.Lock()
-        """Held while something is sent, and while `_pending` is read or written."""
+        """Held while something is sent, and while `_pending` or a lane is read or written."""
         self._pending: dict[str, _Pending] = {}  # written by: take, _tokenize. By the ids of requests
-        self._short: deque[_Pending] = deque()  # written by: take, tokenize_one
-        self._lanes: dict[int, SimpleQueue[_Pending]] = {}  # written by: _lane
+        self._short: Turns[_Pending] = Turns()  # written by: _queue, tokenize_one
+        self._lanes: dict[int, _Lane] = {}  # written by: _lane
         self._is_closed = False  # written by: close
 
     @property
@@ -122,8 +131,7 @@ class TokenizerStage:
                 case wire.Generate() | wire.Encode() | wire.RetainText():
                     pending = _Pending(message=message, num_bytes=num_bytes)
                     self._pending.update(dict.fromkeys(wire.ids_of(message), pending))
-                    lane = sum(num_bytes > longest for longest in LANE_BYTES)
-                    (self._lane(lane).put if lane else self._short.append)(pending)
+                    self._queue(pending, sum(num_bytes > longest for longest in LANE_BYTES))
                 case Abort() if message.request_id in self._pending:
                     self._pending[message.request_id].cancelled.add(message.request_id)
                 case SetPriority() if message.request_id in self._pending:
@@ -137,28 +145,42 @@ class TokenizerStage:
                     self._send(message)
 
     def tokenize_one(self) -> None:
-        """Tokenize the oldest short prompt, if there is one."""
+        """Tokenize the short prompt whose turn it is, if there is one."""
         if self._short:
-            self._tokenize(self._short.popleft())
+            self._tokenize(self._short.pop())
 
     def close(self) -> None:
         """Stop sending. A prompt that is being tokenized cannot be interrupted; its result is dropped."""
         with self._lock:
             self._is_closed = True
 
-    def _lane(self, index: int) -> SimpleQueue[_Pending]:
-        """Return the queue of a lane of longer prompts; its thread starts with its first prompt."""
+    def _queue(self, pending: _Pending, index: int) -> None:
+        """Queue a prompt in the lane of that index."""
+        message, lane = pending.message, self._lane(index) if index else None
+        tenant = group = ""
+        if isinstance(message, wire.Generate):
+            tenant, group = message.tenant or "", message.group_id
+        turns = self._short if lane is None else lane.prompts
+        turns.put(pending, tenant=tenant, group=group or message.request_id)
+        if lane is not None:
+            lane.num_waiting.release()
+
+    def _lane(self, index: int) -> _Lane:
+        """Return a lane of longer prompts; its thread starts with its first prompt."""
         if index not in self._lanes:
-            self._lanes[index] = SimpleQueue()
+            self._lanes[index] = _Lane()
             threading.Thread(
                 target=self._run_lane, args=(self._lanes[index],), name=f"tokenizer-lane-{index}", daemon=True
             ).start()
         return self._lanes[index]
 
-    def _run_lane(self, queue: SimpleQueue[_Pending]) -> None:
+    def _run_lane(self, lane: _Lane) -> None:
         while not self._is_closed:
             try:
-                self._tokenize(queue.get())
+                lane.num_waiting.acquire()
+                with self._lock:
+                    pending = lane.prompts.pop()
+                self._tokenize(pending)
             except Exception:  # the lane goes on
                 logger.exception("a prompt cannot be passed on")
 
