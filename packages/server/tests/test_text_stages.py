@@ -419,7 +419,7 @@ def test_the_prompts_of_a_group_do_not_hold_up_others_of_their_lane(tokenizer: T
     assert counting.started.wait(60)
     stage.send(*[prompt(str(i), text, group_id="0") for i in range(20)], prompt("other", text))
     stage.send(wire.Encode(request_id="ids", prompt=wire.TextPrompt(text=text)))
-    until_read = wire.Prioritize(request_id="in the engine", priority=1)
+    until_read = SetPriority(request_id="in the engine", priority=1)
     if len(text) > 1:  # short prompts are encoded in the thread that reads
         stage.send(until_read)
         assert stage.receive(1) == [SetPriority(request_id="in the engine", priority=1)]
