@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewood.engine.api import Grammar, SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, Grammar, SamplingParams
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="P",
         help="leave out tokens below P times the highest probability (default: that of the model)",
     )
+    answers.add_argument(
+        "--top-n-sigma",
+        type=float,
+        metavar="N",
+        help="leave out tokens whose logit is N standard deviations below the largest (default: all are left in)",
+    )
     answers.add_argument("--seed", type=int, metavar="N", help="seed of all answers (default: --random-seed)")
     form = answers.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="file with a JSON schema; answers are JSON that follows it")
@@ -76,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """Return the defaults of the model's folder, with the options in place of theirs."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    names = (*(name for name in SAMPLING_PARAMETERS if hasattr(options, name)), "seed")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(defaults, max_tokens=options.max_tokens, **given)
 
