@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from chi_square import drop_atypical
+from chi_square import drop_atypical, is_near_the_largest
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.model_folder.folder import FoundDrafter
@@ -37,6 +37,7 @@ from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 NUM_PAGES, MAX_LENGTH = 2000, 128
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95)
 TYPICAL = SamplingParams(temperature=1.3, typical_p=0.6)
+NEAR = SamplingParams(temperature=1.3, top_n_sigma=1.5)
 KINDS = ["own", "eagle", "mtp"]
 
 
@@ -167,6 +168,8 @@ def best_tokens(logits: np.ndarray, topk: int, sampling: SamplingParams, seed: i
         order = np.argsort(-weights)
         mass = np.cumsum(weights[order]) / weights.sum()
         allowed[order[1:][mass[:-1] >= sampling.top_p]] = False
+        if sampling.top_n_sigma:
+            allowed &= is_near_the_largest(logits.astype(np.float32), sampling.top_n_sigma)
         if sampling.typical_p < 1:
             drop_atypical(weights, sampling.typical_p)
             allowed &= weights > 0
@@ -234,7 +237,7 @@ def certain_folder() -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, TYPICAL], ids=["greedy", "sampled", "typical"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, TYPICAL, NEAR], ids=["greedy", "sampled", "typical", "near"])
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_trees_of_an_equal_model_are_accepted_to_their_depth(

@@ -148,6 +148,7 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
         SamplingParams(
             temperature=rng.choice([0.0, 0.7, 1.5]), top_k=int(rng.choice([0, 1, 7, 100])),
             top_p=rng.choice([1.0, 0.9, 0.01]), min_p=rng.choice([0.0, 0.1]), typical_p=rng.choice([1.0, 0.7, 0.2]),
+            top_n_sigma=rng.choice([0.0, 0.8, 2.0]),
         )
         for _ in range(num_rows)
     ]  # fmt: skip

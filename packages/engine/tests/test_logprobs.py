@@ -19,6 +19,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chi_square import is_near_the_largest
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.build import build_engine
 from pagewood.engine.core import logprobs as core_logprobs
@@ -121,21 +122,34 @@ def test_reports_may_begin_behind_a_cached_prefix(start: int, num_cached: int, c
     assert (cold.prompt_logprobs, cold.logprobs) == (warm.prompt_logprobs, warm.logprobs)
 
 
+def near_the_largest(rows: torch.Tensor, n: float) -> torch.Tensor:
+    """Return `rows` `[S, V]` with minus infinity more than `n` standard deviations below the largest of each."""
+    kept = np.stack([is_near_the_largest(row, n) for row in rows.numpy()])
+    return rows.masked_fill(~torch.from_numpy(kept), -torch.inf)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"temperature": 0.6}, {"temperature": 1.7, "top_k": 4}, {"temperature": 1.2, "top_p": 0.6},
         {"temperature": 0.9, "min_p": 0.2}, {"temperature": 1.1, "top_k": 20, "typical_p": 0.6},
+        {"temperature": 1.6, "top_n_sigma": 1.4}, {"temperature": 1.3, "top_n_sigma": 2.0, "top_p": 0.9},
+        {"temperature": 1.6, "top_n_sigma": 0.7, "logit_bias": tuple((token, -np.inf) for token in range(3, 60, 2))},
         {"temperature": 1.0, "repetition_penalty": 1.8, "top_k": 9, "top_p": 0.9},
     ],
 )  # fmt: skip
-def test_processed_log_probabilities_are_those_of_the_processors_of_transformers(options: dict[str, float]) -> None:
+def test_processed_log_probabilities_are_those_of_the_processors_of_transformers(options: dict[str, Any]) -> None:
     asked = {**options, "logprobs": 8, "logprobs_kind": "processed", "seed": 9}
     (answer,) = answers([(PROMPT, asked)])
     tokens = [*PROMPT, *answer.tokens]
     processors: Any = transformers.LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(transformers.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
+    if "logit_bias" in options:  # what is ruled out does not count for the deviation
+        ruled_out = torch.tensor([token for token, _ in options["logit_bias"]])
+        processors.append(lambda _, rows: rows.index_fill(1, ruled_out, -torch.inf))
+    if "top_n_sigma" in options:
+        processors.append(lambda _, rows: near_the_largest(rows, options["top_n_sigma"]))
     processors.append(transformers.TemperatureLogitsWarper(options["temperature"]))
     if "top_k" in options:
         processors.append(transformers.TopKLogitsWarper(int(options["top_k"])))

@@ -69,6 +69,7 @@ def chains() -> Any:
         SamplingParams(top_p=0.8),
         SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
         SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
+        SamplingParams(temperature=1.5, top_n_sigma=2.0),
     ],
     ids=str,
 )

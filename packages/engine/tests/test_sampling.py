@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from chi_square import drop_atypical
+from chi_square import drop_atypical, is_near_the_largest
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling import SamplingArrays
@@ -66,11 +66,13 @@ def plain_probabilities(
     Args:
         logits: `[V]`.
         sampling: temperature and filters.
-        scale: factor of top_p, min_p and typical_p, to find tokens at a filter's limit.
+        scale: factor of top_n_sigma, top_p, min_p and typical_p, to find tokens at a filter's limit.
         rounding: `[V]`, see `drop_atypical`.
     """
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float64)
     weights = np.exp(scaled - scaled.max())
+    if sampling.top_n_sigma > 0:
+        weights[~is_near_the_largest(logits, float(np.float32(sampling.top_n_sigma)) * scale)] = 0
     if 0 < sampling.top_k < len(weights):
         weights[weights < np.sort(weights)[-sampling.top_k]] = 0
     if sampling.top_p < 1:
@@ -101,14 +103,25 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     typical_p=st.sampled_from([1.0, 1.0, 0.05, 0.6, 0.95]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.01, 0.7, 1.5, 3.0]),
 )
 def test_tokens_equal_those_of_the_plain_sampler(
-    seed: int, size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+    seed: int,
+    size: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    top_n_sigma: float,
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((4, size)) * spread).astype(np.float32)
     seeds = [int(s) for s in rng.integers(-(2**63), 2**63 - 1, 4)]
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+    sampling = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, top_n_sigma=top_n_sigma
+    )
     tokens = sample(logits, arrays_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
         # Rounding may move the limit of a filter by one token, and order tokens that are almost equally typical.
@@ -178,6 +191,45 @@ def test_typical_tokens_are_those_of_transformers(
         assert not (kept & ~may).any()
 
 
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 9000]),
+    spread=st.sampled_from([0.0, 0.001, 1.0, 40.0, 1e30]),
+    levels=st.sampled_from([0, 2, 5]),
+    n=st.sampled_from([1e-3, 0.5, 1.0, 2.0, 1000.0]),
+    share=st.sampled_from([0.0, 0.5, 0.99]),
+    temperature=st.sampled_from([0.3, 1.0, 5.0]),
+)
+def test_top_n_sigma_keeps_what_its_rule_says(
+    seed: int, size: int, spread: float, levels: int, n: float, share: float, temperature: float
+) -> None:
+    """The same tokens on both devices: logits that are minus infinity, as under a grammar, do not count."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal(size)
+    if levels:
+        logits = np.round(logits * levels) / levels
+    logits = (logits * spread + rng.choice([0.0, 100.0, -7.0])).astype(np.float32)
+    is_masked = rng.random(size) < share
+    is_masked[rng.integers(size)] = False
+    logits[is_masked] = -np.inf
+    # A limit may be moved by the rounding of a float32, also of numbers far from 0.
+    finite = logits[~is_masked].astype(np.float64)
+    slack = 1e-5 + 4 * float(np.spacing(np.float32(np.abs(finite).max()))) / (n * max(finite.std(), 1e-30))
+    must, may = (is_near_the_largest(logits, float(np.float32(n)) * scale) for scale in (1 - slack, 1 + slack))
+    params = SamplingParams(temperature=temperature, top_n_sigma=n)
+    nearest, limit = compiled_range()(logits, int(logits.argmax()), choice_of(params))
+    scaled = logits / np.float32(temperature)
+    on_cpu = (nearest <= scaled.max() - scaled) & (scaled.max() - scaled <= limit) & ~is_masked
+    one = arrays_of(1, params)
+    sampler = Sampler.of(one, torch.from_numpy(one.flat()), torch.zeros(1, dtype=torch.int32))
+    on_cuda = sampler._near_the_largest(torch.from_numpy(logits)[None])[0].isfinite().numpy()
+    for kept in (on_cpu, on_cuda):
+        assert kept[logits.argmax()]
+        assert not (must & ~kept).any()
+        assert not (kept & ~may).any()
+
+
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
 def test_bounds_never_rule_out_the_winner(spread: float) -> None:
     """Long rows, in which almost every token is ruled out by a bound."""
@@ -234,6 +286,8 @@ def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:
         SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05),
         SamplingParams(typical_p=0.4),
         SamplingParams(temperature=1.5, top_p=0.95, typical_p=0.8),
+        SamplingParams(top_n_sigma=1.2),
+        SamplingParams(temperature=2.0, top_n_sigma=2.0, top_p=0.9, min_p=0.05),
     ],
 )
 def test_frequencies_fit_the_probabilities(sampling: SamplingParams) -> None:
@@ -294,6 +348,7 @@ def test_minus_infinity_is_never_drawn() -> None:
         SamplingParams(top_p=0.99),
         SamplingParams(min_p=0.01),
         SamplingParams(typical_p=0.99),
+        SamplingParams(top_n_sigma=2.5),
     ):
         assert set(sample(logits, arrays_of(500, sampling), positions_of(500)).tolist()) == {1, 4}
 

@@ -69,6 +69,7 @@ SAMPLINGS = [
     SamplingParams(temperature=0.7, top_k=5),
     SamplingParams(temperature=1.3, top_p=0.8, min_p=0.02),
     SamplingParams(temperature=1.3, typical_p=0.6),
+    SamplingParams(temperature=1.3, top_n_sigma=1.2),
 ]
 
 

@@ -114,6 +114,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
     ({"bad_words": ["x" * 257]}, "bad_words", "invalid_value", "at most 256 characters in a bad word, but got 257"),
     ({"bad_words": ["x" * 99]}, "bad_words", "invalid_value", "texts of at most 32 tokens, got 99"),
     ({"typical_p": 0}, "typical_p", "invalid_value", "> 0"),
+    ({"top_n_sigma": -1.5}, "top_n_sigma", "invalid_value", ">= -1"),
+    ({"top_n_sigma": 1001}, "top_n_sigma", "invalid_value", "<= 1000"),
     ({"stop_token_ids": [300]}, "stop_token_ids", "invalid_value", "[0, 258), but got 300"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value", ">= 0"),
     ({"n": 0}, "n", "invalid_value", ">= 1"),

@@ -199,6 +199,7 @@ async def test_a_priority_holds_for_later_steps(server: MemoryServer) -> None:
     ("name", "value"),
     [
         ("stream", True), ("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("min_p", 0.1), ("typical_p", 0.5),
+        ("top_n_sigma", 1.0),
         ("prompt_logprobs", 0), ("logprobs_kind", "processed"),
     ],
 )  # fmt: skip
@@ -275,7 +276,8 @@ async def test_stop_strings_end_sequences_and_are_not_shown(server: MemoryServer
 
 def test_what_asks_for_nothing_is_accepted_with_a_search() -> None:
     neutral: dict[str, Any] = {
-        "stream": False, "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "typical_p": 1.0, "stop": None,
+        "stream": False, "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "typical_p": 1.0, "top_n_sigma": -1,
+        "stop": None,
         "frequency_penalty": 0.0, "presence_penalty": 0, "repetition_penalty": 1.0, "logit_bias": {}, "bad_words": [],
         "min_tokens": 0, "logprobs_kind": "raw", "prompt_logprobs": None, "seed": 4, "stop_token_ids": [],
     }  # fmt: skip

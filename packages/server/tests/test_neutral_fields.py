@@ -29,6 +29,7 @@ BOTH: dict[str, Any] = {
     "top_k": -1,
     "min_p": 0,
     "typical_p": 1,
+    "top_n_sigma": -1,
     "min_tokens": 0,
     "logit_bias": {},
     "logprobs": None,

@@ -10,6 +10,7 @@ import pytest
 from pagewood.engine.api import LogitsProcessor, SamplingParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.protocols.common.fields import sampling, stop_expressions
+from pagewood.server.protocols.native.fields import parse_generate
 from pagewood.server.protocols.openai.chat import ChatRequest, parse_chat
 
 DEFAULTS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
@@ -35,6 +36,15 @@ def test_typical_p_of_a_request_and_of_the_folder() -> None:
     assert meant(b', "typical_p": null').typical_p == 1.0
     folder = SamplingParams(typical_p=0.2)
     assert sampling(chat(b""), folder, max_tokens=7, vocab_size=100).typical_p == 0.2
+
+
+def test_top_n_sigma_of_a_request() -> None:
+    assert meant(b', "top_n_sigma": 1.5').top_n_sigma == 1.5
+    for off in (b"-1", b"0", b"null"):
+        assert meant(b', "top_n_sigma": ' + off).top_n_sigma == 0.0
+    native = parse_generate(b'{"text": "x", "sampling_params": {"top_n_sigma": 2}}').sampling_params
+    assert native is not None
+    assert sampling(native, DEFAULTS, max_tokens=7, vocab_size=100).top_n_sigma == 2.0
 
 
 def test_texts_that_stop_or_are_forbidden() -> None:

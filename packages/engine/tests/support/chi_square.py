@@ -11,6 +11,8 @@ from pagewood.engine.api import SamplingParams
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
     """Return the filtered distribution `[V]` of logits `[V]`, by sorting."""
     weights = np.exp((logits / np.float32(params.temperature)).astype(np.float64))
+    if params.top_n_sigma:
+        weights[~is_near_the_largest(logits, params.top_n_sigma)] = 0
     descending = np.sort(weights)[::-1]
     if params.top_k:
         weights[weights < descending[params.top_k - 1]] = 0
@@ -21,6 +23,12 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     if params.typical_p < 1:
         drop_atypical(weights, params.typical_p)
     return weights / weights.sum()
+
+
+def is_near_the_largest(logits: NDArray[np.float32], n: float) -> NDArray[np.bool_]:
+    """Return which logits `[V]` are at least the largest less `n` standard deviations of the finite ones."""
+    exact = logits.astype(np.float64)
+    return exact >= exact.max() - n * exact[np.isfinite(exact)].std()
 
 
 def drop_atypical(weights: NDArray[np.float64], p: float, *, rounding: NDArray[np.float64] | None = None) -> None:

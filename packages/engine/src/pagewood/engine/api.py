@@ -176,10 +176,11 @@ class LogitsProcessor:
 class SamplingParams:
     """How the tokens of one request are chosen, and when generation ends.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch those filters off. With a
-    `seed`, the tokens are a function of (weights, prompt, parameters) only.
+    `temperature` 0 is greedy. `top_n_sigma` 0, `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch those filters
+    off. With a `seed`, the tokens are a function of (weights, prompt, parameters) only.
 
-    Logits are changed in this order, then filters apply in the order temperature, top_k, top_p, min_p, typical_p:
+    Logits are changed in this order. Then filters apply in the order top_n_sigma, temperature, top_k, top_p, min_p,
+    typical_p:
 
     - `repetition_penalty` r, of each token in prompt or output: a positive logit is divided by r, another multiplied.
       Source: Keskar et al., CTRL, 2019.
@@ -205,6 +206,11 @@ class SamplingParams:
     typical_p: Annotated[float, Parameter(low=0, high=1, excludes_low=True, off=1, is_recommended=True)] = 1.0
     """In (0, 1]. Of the tokens that the other filters leave, those are kept whose surprisal is nearest to the entropy,
     until their share of the probability reaches `typical_p`. Source: Meister et al., Locally typical sampling, 2022."""
+    top_n_sigma: Annotated[float, Parameter(low=0, high=1000, off=0)] = 0.0
+    """At most 1,000. Tokens are kept whose logit is at least the largest one less this many standard deviations of the
+    row's logits. The deviation is that of all logits that are finite, so what a grammar or a bias of minus infinity
+    rules out does not count. Logits are not divided by the temperature before, which would change nothing. Source: Tang
+    et al., Top-n-sigma: Not all logits are you need, 2024; first in the order as in llama.cpp."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -36,6 +36,7 @@ class SamplingColumn(IntEnum):
     TOP_P = 4
     MIN_P = 5
     TYPICAL_P = 6
+    TOP_N_SIGMA = 7
 
 
 NUM_SAMPLING_COLUMNS = len(SamplingColumn)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewood.engine.api import Grammar, SamplingParams
+from pagewood.engine.api import SAMPLING_PARAMETERS, Grammar, SamplingParams
 from pagewood.server.cli.options.engine import engine_config
 from pagewood.server.cli.options.logs import add_log_options
 from pagewood.server.cli.options.memory import add_memory_options
@@ -63,6 +63,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="leave out tokens below P times the highest probability (default: that of the model)",
     )
     answers.add_argument(
+        "--top-n-sigma",
+        type=float,
+        metavar="N",
+        help="leave out tokens whose logit is N standard deviations below the largest (default: all are left in)",
+    )
+    answers.add_argument(
         "--seed", type=int, dest="answer_seed", metavar="N", help="seed of all answers (default: --random-seed)"
     )
     form = answers.add_mutually_exclusive_group()
@@ -100,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """Return the defaults of the model's folder, with the options in place of theirs."""
-    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "answer_seed"}
+    names = {name: name for name in SAMPLING_PARAMETERS if hasattr(options, name)} | {"seed": "answer_seed"}
     given = {name: value for name, option in names.items() if (value := getattr(options, option)) is not None}
     return replace(defaults, max_tokens=options.max_tokens, **given)
 

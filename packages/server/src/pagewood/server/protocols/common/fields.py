@@ -243,6 +243,8 @@ class SamplingFields(StructuredFields):
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, allowed("min_p")] | None = None
     typical_p: Annotated[float, allowed("typical_p")] | None = None
+    top_n_sigma: Annotated[float, allowed("top_n_sigma", low=-1)] | None = None
+    """-1 and 0 both switch the filter off."""
     bad_words: Annotated[list[str], BeforeValidator(_words, _Words)] = Field(default_factory=list[str])
     stop_regex: Annotated[list[str], BeforeValidator(_expressions, _Expressions)] = Field(default_factory=list[str])
     logits_processors: Annotated[list[LogitsProcessor], BeforeValidator(_processors, _Processors)] = Field(

@@ -102,11 +102,29 @@ class Sampler:
         """Return numbers in proportion to the probabilities of rows that are not greedy, `[S, V] float32`."""
         scaled, temperatures = logits.float(), self.real(SamplingColumn.TEMPERATURE)
         temperatures = torch.where(temperatures > 0, temperatures, 1.0)
+        if SamplingColumn.TOP_N_SIGMA in self.used:
+            scaled = self._near_the_largest(scaled)
         if filters is None:
             weights = self._kept((scaled / temperatures[:, None]).softmax(-1))
         else:
             weights = self._probabilities(filters, scaled, temperatures)
         return self._typical(weights) if SamplingColumn.TYPICAL_P in self.used else weights
+
+    def _near_the_largest(self, logits: Tensor) -> Tensor:
+        """Return `logits` `[S, V] float32` with minus infinity where `top_n_sigma` drops a token.
+
+        Distances from the largest logit are divided by the longest, and become integers, so that the sums are the same
+        in every batch.
+        """
+        distances, is_finite = (logits.amax(-1, keepdim=True) - logits).double(), logits.isfinite()
+        longest = torch.where(is_finite, distances, 0.0).amax(-1, keepdim=True)
+        shares = torch.where(is_finite, distances / longest.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+        num = is_finite.sum(-1, keepdim=True).double()
+        means = (shares * _MASS).long().sum(-1, keepdim=True) / _MASS / num
+        squares = torch.where(is_finite, (shares - means) ** 2, 0.0)
+        deviations = ((squares * _MASS).long().sum(-1, keepdim=True) / _MASS / num).sqrt() * longest
+        counts = self.real(SamplingColumn.TOP_N_SIGMA).double()[:, None]
+        return logits.masked_fill((counts > 0) & (distances > counts * deviations), -torch.inf)
 
     def _kept(self, probs: Tensor) -> Tensor:
         """Return `probs` `[S, V] float32` with 0 where a filter drops a token, the same in every batch."""

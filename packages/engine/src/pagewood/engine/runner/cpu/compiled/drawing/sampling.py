@@ -1,4 +1,4 @@
-"""Drawing a token from a row of logits: temperature, top-k, top-p, min-p and typical-p, and a race of the tokens left.
+"""Drawing a token from a row of logits: temperature, the filters of `SamplingParams`, and a race of the tokens left.
 
 The token is a function of (row, parameters, seed, position) only. The noise of the race is that of `splitmix`, a hash
 of seed, position and token.
@@ -95,14 +95,42 @@ def _top_p_limit(row: Any, largest: Any, masses: Any, limit: Any, p: Any) -> Any
 
 
 @exact
-def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
-    """Return how far below the largest logit a logit may lie, after top-k, then top-p, then min-p."""
-    limit = _F(np.inf)
+def _deviation(logits: Any) -> Any:
+    """Return the standard deviation of all logits that are finite, float64; one must be.
+
+    There are many sums side by side, so that numbers are added as vectors.
+    """
+    size = _U(logits.shape[0])
+    sums, counts = np.zeros(_NUM_LANES), np.zeros(_NUM_LANES)
+    for start in range(_U(0), size, _U(_NUM_LANES)):
+        for j in range(_U(min(size - start, _U(_NUM_LANES)))):
+            x = np.float64(logits[start + j])
+            sums[j] += x if abs(x) < np.inf else 0.0
+            counts[j] += 1.0 if abs(x) < np.inf else 0.0
+    total, count = 0.0, 0.0
+    for j in range(_NUM_LANES):
+        total += sums[j]
+        count += counts[j]
+        sums[j] = 0.0
+    mean = total / count
+    for start in range(_U(0), size, _U(_NUM_LANES)):
+        for j in range(_U(min(size - start, _U(_NUM_LANES)))):
+            x = np.float64(logits[start + j])
+            sums[j] += (x - mean) * (x - mean) if abs(x) < np.inf else 0.0
+    total = 0.0
+    for j in range(_NUM_LANES):
+        total += sums[j]
+    return np.sqrt(total / count)
+
+
+@exact
+def _limit(row: Any, largest: Any, limit: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Return how far below the largest logit a logit may lie: at most `limit`, after top-k, then top-p, then min-p."""
     if 0 < top_k < row.shape[0]:
         counts = np.zeros(_NUM_BINS, np.int64)
         for i in range(row.shape[0]):
             counts[_bin(largest - row[i])] += 1
-        limit = _top_k_limit(row, largest, counts, top_k)
+        limit = min(limit, _top_k_limit(row, largest, counts, top_k))
     if top_p < _F(1.0):
         masses = np.zeros(_NUM_BINS, np.float64)
         for i in range(row.shape[0]):
@@ -280,15 +308,17 @@ def kept_range(logits: Any, best: Any, choice: Any, exact_choice: Any) -> Any:
     """
     temperature, top_k = choice[SamplingColumn.TEMPERATURE], exact_choice[SamplingColumn.TOP_K]
     top_p, min_p = choice[SamplingColumn.TOP_P], choice[SamplingColumn.MIN_P]
-    typical_p = choice[SamplingColumn.TYPICAL_P]
-    largest = logits[best] / temperature
+    typical_p, top_n_sigma = choice[SamplingColumn.TYPICAL_P], choice[SamplingColumn.TOP_N_SIGMA]
+    largest, limit = logits[best] / temperature, _F(np.inf)
     is_typical = typical_p < _F(1.0) and abs(largest) < np.inf
+    if top_n_sigma > _F(0.0) and abs(largest) < np.inf:
+        limit = _F(np.float64(top_n_sigma) * _deviation(logits) / np.float64(temperature))
     if not (0 < top_k < logits.shape[0] or top_p < _F(1.0) or is_typical):
-        return _F(0.0), _F(-np.log(min_p)) if min_p > _F(0.0) else _F(np.inf)
+        return _F(0.0), min(limit, _F(-np.log(min_p)) if min_p > _F(0.0) else _F(np.inf))
     row = np.empty(logits.shape[0], np.float32)
     for i in range(row.shape[0]):
         row[i] = logits[i] / temperature
-    limit = _limit(row, largest, top_k, top_p, min_p)
+    limit = _limit(row, largest, limit, top_k, top_p, min_p)
     if not is_typical:
         return _F(0.0), limit
     num_whole = (row.shape[0] + _NUM_LANES - 1) // _NUM_LANES * _NUM_LANES
