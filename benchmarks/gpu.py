@@ -191,9 +191,10 @@ def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
 
 def kernels_of(plan: Plan) -> KernelNeeds:
     """Return the attention kernels that the measured model needs."""
-    model = plan.model
-    group = model.num_heads // model.num_kv_heads
-    return KernelNeeds(dtype=plan.dtype, head_dim=model.head_dim, group=group, has_windows=(False,), verifies=True)
+    mixer = plan.model.layers[0].mixer
+    return KernelNeeds(
+        dtype=plan.dtype, head_dim=mixer.head_dim, group=mixer.group, has_windows=(False,), verifies=True
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from end_to_end.model import BYTES_PER_VALUE, LinearShape
-from pagewood.engine.models.decoder import Linear
+from pagewood.engine.models.ops import Linear
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer

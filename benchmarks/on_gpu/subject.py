@@ -15,6 +15,10 @@ from pagewood.engine.build_cuda import cuda_ops
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
+from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
@@ -59,23 +63,26 @@ def model_config(
 ) -> ModelConfig:
     """Return the configuration of a Llama 3.1 with these sizes."""
     scaling = Llama3Scaling(factor=8.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0)
+    norm = NormConfig(epsilon=1e-5)
+    layer = LayerConfig(
+        mixer=AttentionConfig(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
+            scale=head_dim**-0.5,
+        ),
+        feed_forward=FeedForwardConfig(size=inner),
+        norm=norm,
+        frame=FrameConfig(),
+    )
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=inner,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=(layer,) * layers,
+        norm=norm,
         max_position=131_072,
-        norm_epsilon=1e-5,
-        rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
-        windows=(None,) * layers,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
         tied_embeddings=False,
     )
 

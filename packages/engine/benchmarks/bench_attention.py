@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.kvpool import MultiHeadLayout
@@ -51,7 +53,11 @@ class Setting:
         self.page_table = order.reshape(len(grants), pages_per_row)
 
     def compiled(self, q: Tensor, k: Tensor, v: Tensor) -> Run:
-        attention = CPUAttention(self.storage, num_heads=HEADS, windows=[None])
+        config = AttentionConfig(
+            num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, rope=RopeConfig(head_dim=DIM, theta=10000.0),
+            scale=DIM**-0.5,
+        )  # fmt: skip
+        attention = CPUAttention(self.storage, [config])
         run = write_down(
             lambda q, k, v: attention.run(q, k, v, 0),
             *(x.numpy() for x in (q, k, v)),

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -27,6 +29,13 @@ from stand_ins.tapes import GrantedAttention, write_down
 
 DIM = 16
 MAX_LENGTH = 320
+
+
+def attention_of(num_heads: int, num_kv_heads: int, window: int | None) -> AttentionConfig:
+    rope = RopeConfig(head_dim=DIM, theta=10000.0)
+    return AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=DIM, rope=rope, scale=DIM**-0.5, window=window
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +141,7 @@ class Bench:
             k, v = (x[row][:start].view(start, problem.num_kv_heads, DIM) for x in (self.keys, self.values))
             storage.write(1, k, v, torch.from_numpy(slots))
         attention = CPUAttention(
-            storage,
-            num_heads=problem.num_heads,
-            windows=[None, problem.window],
+            storage, [attention_of(problem.num_heads, problem.num_kv_heads, w) for w in (None, problem.window)]
         )
         if in_steps_of is None:
             return self._step(attention, page_table, [(row, *grant) for row, grant in enumerate(problem.grants)])
@@ -268,4 +275,4 @@ def test_large_scores_do_not_overflow() -> None:
 def test_storage_of_another_order_is_refused() -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4, order="NHD")
     with pytest.raises(ValueError, match="HND"):
-        CPUAttention(KVStorage(layout, 2), num_heads=1, windows=[None])
+        CPUAttention(KVStorage(layout, 2), [attention_of(1, 1, None)])

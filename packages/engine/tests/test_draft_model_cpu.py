@@ -73,7 +73,7 @@ class Bench:
         self, draft: Decoder[Buffer] | None, *, page_size: int = 4, num_threads: int = 2, max_rebuilt: int = 512
     ) -> None:
         target = model()
-        dim = None if draft is None or draft.config.head_dim == DIM else draft.config.head_dim
+        dim = None if draft is None else draft.config.layers[0].mixer.head_dim
         layout, own = layout_of(target, page_size), layout_of(draft or target, page_size)
         parts = JointLayout(parts=(layout, *drafter_layouts(own)))
         self.memory, (for_target, tags, for_drafter) = allocate_joint(parts, NUM_PAGES)

@@ -32,7 +32,7 @@ from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from scratch import scratch_folder
 from stand_ins.tiny_heads import DIM, VOCAB, folders, load, prompts_of
-from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
+from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 NUM_PAGES, MAX_LENGTH = 2000, 128
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.95)
@@ -144,14 +144,14 @@ def logits_after(kind: str, tokens: list[int], path: tuple[int, ...]) -> np.ndar
     ids, places = torch.tensor(text), list(range(len(text)))
     one, first = torch.tensor([len(places) - 1]), torch.tensor([0])
     attention = SequenceAttention(head_dim=DIM).at(places)
-    last, states = target.states(ids, rotation_at(target.rope, places), attention, one, captured=head.config.captured)
+    last, states = target.states(ids, rotations_at(target.ropes, places), attention, one, captured=head.config.captured)
     logits = target.head(last)
     if kind == "own":
         return logits[0].numpy().astype(np.float64)
     pairs, attention = torch.tensor(tokens[1:]), SequenceAttention(head_dim=DIM)
-    logits, state = head(pairs, head.features(states), rotation_at(head.rope, places), attention.at(places), one)
+    logits, state = head(pairs, head.features(states), rotations_at(head.ropes, places), attention.at(places), one)
     for position, token in enumerate(path, len(places)):
-        rotation = rotation_at(head.rope, [position])
+        rotation = rotations_at(head.ropes, [position])
         logits, state = head(torch.tensor([token]), state, rotation, attention.at([position]), first)
     result = np.full(VOCAB, -np.inf)
     result[slice(None) if head.token_map is None else head.token_map.numpy()] = logits[0].numpy()

@@ -228,7 +228,7 @@ def test_end_tokens(tmp_path: Path, files: dict[str, dict[str, Any]], ends: tupl
 
 def test_one_rope_for_every_layer_type(tmp_path: Path) -> None:
     write(tmp_path, "Qwen3", with_fields(rope_parameters={"full_attention": PLAIN, "sliding_attention": PLAIN}))
-    assert ModelConfig.from_folder(tmp_path).rope.theta == 1e6
+    assert ModelConfig.from_folder(tmp_path).ropes[0].theta == 1e6
 
 
 class Recorded(Mapping[str, object]):

@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from pagewood.engine.load import load_head, load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
-from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
+from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 NUM_TOKENS = 11
 NUM_DRAFTS = 5
@@ -236,14 +236,14 @@ class Drafting:
 
     def states(self, captured: tuple[int, ...]) -> list[Tensor]:
         positions = list(range(NUM_TOKENS))
-        attention = SequenceAttention(head_dim=self.target.config.head_dim).at(positions)
+        attention = SequenceAttention(head_dim=self.target.config.layers[0].mixer.head_dim).at(positions)
         wanted = torch.tensor([NUM_TOKENS - 1])
-        rotation = rotation_at(self.target.rope, positions)
+        rotation = rotations_at(self.target.ropes, positions)
         return self.target.states(TOKENS, rotation, attention, wanted, captured=captured)[1]
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(len(positions))
-        rotation = rotation_at(self.head.rope, positions)
+        rotation = rotations_at(self.head.ropes, positions)
         attention = self.attention.at(positions)
         logits, state = self.head(tokens, hidden.clone(), rotation, attention, wanted)
         assert self.head.advance(tokens, hidden.clone(), rotation, attention, wanted).equal(state)
@@ -255,7 +255,7 @@ def _load(target_folder: Path, head_folder: Path) -> Drafting:
     ops = torch_ops()
     target = load_model(target_folder, ops)
     head = load_head(head_folder, target, ops)
-    return Drafting(target, head, SequenceAttention(head_dim=head.config.layer.head_dim))
+    return Drafting(target, head, SequenceAttention(head_dim=head.config.layer.layers[0].mixer.head_dim))
 
 
 @pytest.fixture
@@ -306,8 +306,8 @@ def test_all_states_of_a_target(tmp_path: Path) -> None:
     target = _target(tmp_path)
     decoder = load_model(tmp_path, torch_ops())
     positions = list(range(NUM_TOKENS))
-    rotation, wanted = rotation_at(decoder.rope, positions), torch.tensor([3, 10])
-    attention = SequenceAttention(head_dim=decoder.config.head_dim).at(positions)
+    rotation, wanted = rotations_at(decoder.ropes, positions), torch.tensor([3, 10])
+    attention = SequenceAttention(head_dim=decoder.config.layers[0].mixer.head_dim).at(positions)
     expected = _states(target, TOKENS)
     for captured in (range(NUM_LAYERS + 2), (0, NUM_LAYERS - 1), (NUM_LAYERS,), (4, 2, 4)):
         last, states = decoder.states(TOKENS, rotation, attention, wanted, captured=captured)

@@ -101,7 +101,7 @@ def test_a_head_with_a_part_of_the_vocabulary(tmp_path: Path, target: Path) -> N
     ops = torch_ops()
     reports: list[tuple[str, int, int]] = []
     head = load_head(folder, load_model(target, ops), ops, progress=lambda *step: reports.append(step))
-    assert (head.config.output_size, head.config.captured, head.config.num_layers) == (7, (2, 2, 1), 1)
+    assert (head.config.output_size, head.config.captured, head.config.layer.num_layers) == (7, (2, 2, 1), 1)
     assert head.token_map is not None
     assert head.token_map.tolist() == [0, 1, 3, 4, 9, 10, 11]
     assert reports == [("reading weights", i + 1, 15) for i in range(14)]  # t2d is not read
@@ -189,8 +189,9 @@ def test_layers_for_multi_token_prediction_do_not_disturb_their_target(tmp_path:
     del tensors["model.layers.4.mlp.up_proj.weight"]
     with pytest.raises(ValueError, match=r"lacks the tensor model\.layers\.4\.mlp\.up_proj"):
         load(write(tmp_path / "lacking", config, tensors), folder)
+    target = ModelConfig.from_folder(folder)
     with pytest.raises(ValueError, match="the head must be layer 3, got layer 4"):
-        HeadConfig.from_folder(folder, replace(ModelConfig.from_folder(folder), num_layers=3, windows=(None,) * 3))
+        HeadConfig.from_folder(folder, replace(target, layers=target.layers[:3]))
     with pytest.raises(ValueError, match="captured states of a layer for multi-token prediction must be 1, got 2"):
         HeadConfig.from_folder(folder, ModelConfig.from_folder(folder), captured=[1, 2])
 

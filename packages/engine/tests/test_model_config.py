@@ -49,11 +49,14 @@ def read(folder: Path, values: dict[str, Any], generation: dict[str, Any] | None
 def test_sizes_and_defaults(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
     assert (config.architecture, config.vocab_size, config.num_layers) == ("LlamaForCausalLM", 100, 4)
-    assert (config.head_dim, config.q_size, config.kv_size) == (8, 64, 16)
+    [layer] = set(config.layers)
+    assert (layer.mixer.head_dim, layer.mixer.q_size, layer.mixer.kv_size) == (8, 64, 16)
+    assert (layer.mixer.scale, layer.feed_forward.size) == (8**-0.5, 96)
     assert config.windows == (None,) * 4
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
-    assert config.rope.theta == 10000.0
-    assert config.rope.scaling is None
+    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (False,) * 3
+    assert layer.mixer.qk_norm is None
+    assert config.ropes[0].theta == 10000.0
+    assert config.ropes[0].scaling is None
     assert config.eos_token_ids == ()
 
 
@@ -83,14 +86,14 @@ def test_sizes_and_defaults(tmp_path: Path) -> None:
 def test_rope_of_both_styles(tmp_path: Path, scaling: dict[str, Any], expected: Scaling) -> None:
     old = read(tmp_path, {**LLAMA, "rope_theta": 5e5, "rope_scaling": scaling})
     new = read(tmp_path, {**LLAMA, "rope_parameters": {"rope_theta": 5e5, **scaling}})
-    assert old.rope == new.rope
-    assert old.rope.theta == 5e5
-    assert old.rope.scaling == expected
+    assert old.ropes == new.ropes
+    assert old.ropes[0].theta == 5e5
+    assert old.ropes[0].scaling == expected
 
 
 def test_yarn_takes_its_attention_factor_from_two_scales(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
-    scaling = read(tmp_path, {**LLAMA, "rope_scaling": yarn}).rope.scaling
+    scaling = read(tmp_path, {**LLAMA, "rope_scaling": yarn}).ropes[0].scaling
     assert isinstance(scaling, YarnScaling)
     assert scaling.attention_factor == 1.0
 
@@ -132,8 +135,8 @@ def test_the_original_length_may_stand_beside_the_scaling(tmp_path: Path) -> Non
         tmp_path,
         {**LLAMA, "original_max_position_embeddings": 300, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
     )
-    assert isinstance(config.rope.scaling, YarnScaling)
-    assert config.rope.scaling.original_length == 300
+    assert isinstance(config.ropes[0].scaling, YarnScaling)
+    assert config.ropes[0].scaling.original_length == 300
     assert config.max_position == 600
 
 
@@ -149,12 +152,13 @@ def test_windows(tmp_path: Path) -> None:
 
 
 def test_biases_and_norms_of_each_architecture(tmp_path: Path) -> None:
-    qwen2 = read(tmp_path, QWEN2)
-    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
+    qwen2 = read(tmp_path, QWEN2).layers[0].mixer
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, None)
     qwen3 = read(tmp_path, {**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
-    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
-    llama = read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True})
-    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias) == (True, True, True)
+    mixer = qwen3.layers[0].mixer
+    assert (mixer.qkv_bias, mixer.output_bias, mixer.qk_norm, mixer.head_dim) == (False, False, qwen3.norm, 128)
+    llama = read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True}).layers[0]
+    assert (llama.mixer.qkv_bias, llama.mixer.output_bias, llama.feed_forward.has_bias) == (True, True, True)
 
 
 def test_generation_config(tmp_path: Path) -> None:
@@ -296,7 +300,7 @@ def test_any_configuration_is_read_or_refused(
         assert str(tmp_path) in problem
         assert len(problem) < 1000
         return
-    rope = Rope(config.rope, device=torch.device("cpu"))
+    rope = Rope(config.ropes[0], device=torch.device("cpu"))
     for part in rope(torch.tensor([0, config.max_position - 1])):
         assert part.isfinite().all()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.decoder import HeadSplit
+from pagewood.engine.models.ops import HeadSplit, Norm
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
@@ -72,10 +72,13 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(size: int) -> None:
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_norms(num_rows: int) -> None:
     x, residual, weight = randn(num_rows, 48), randn(num_rows, 48, seed=1), randn(48, seed=2)
-    torch.testing.assert_close(compute(lambda x: OPS.rms_norm(x, weight, EPSILON), x), norm(x, weight))
-    normed = compute(lambda x, residual: OPS.add_rms_norm(x, residual, weight, EPSILON), x, residual)
+    torch.testing.assert_close(
+        compute(lambda x: OPS.rms_norm(x, Norm(weight=weight, epsilon=EPSILON)), x), norm(x, weight)
+    )
+    own = Norm(weight=weight, epsilon=EPSILON)
+    normed = compute(lambda x, residual: OPS.add_rms_norm(x, residual, own), x, residual)
     torch.testing.assert_close(normed, norm(x + residual, weight))
-    added = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, weight, EPSILON), residual)[1], x, residual)
+    added = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, own), residual)[1], x, residual)
     assert torch.equal(added, x + residual)
 
 
@@ -100,7 +103,8 @@ def test_split_heads(num_rows: int, normed: bool) -> None:
     num_heads, num_kv_heads, dim = 6, 2, 16
     qkv, angles = randn(num_rows, (num_heads + 2 * num_kv_heads) * dim), randn(num_rows, dim // 2, seed=1)
     q_norm, k_norm = (randn(dim, seed=2), randn(dim, seed=3)) if normed else (None, None)
-    split = HeadSplit(q_size=num_heads * dim, kv_size=num_kv_heads * dim, q_norm=q_norm, k_norm=k_norm, epsilon=EPSILON)
+    norms = [None if weight is None else Norm(weight=weight, epsilon=EPSILON) for weight in (q_norm, k_norm)]
+    split = HeadSplit(q_size=num_heads * dim, kv_size=num_kv_heads * dim, q_norm=norms[0], k_norm=norms[1])
 
     def part(index: int) -> Tensor:
         def split_off(qkv: Buffer, cosines: Buffer, sines: Buffer) -> Buffer:
@@ -141,7 +145,8 @@ def test_parameters_of_another_type_are_converted() -> None:
     x, weight = randn(2, 8), randn(8, seed=1)
     narrow = weight.to(torch.float64)
     assert torch.equal(
-        compute(lambda x: OPS.rms_norm(x, narrow, EPSILON), x), compute(lambda x: OPS.rms_norm(x, weight, EPSILON), x)
+        compute(lambda x: OPS.rms_norm(x, Norm(weight=narrow, epsilon=EPSILON)), x),
+        compute(lambda x: OPS.rms_norm(x, Norm(weight=weight, epsilon=EPSILON)), x),
     )
 
 
@@ -159,9 +164,9 @@ def test_matrices_in_use_at_the_same_time_do_not_share_memory(
     def graph(x: Buffer, wanted: Buffer) -> Buffer:
         made = [x]
         for source, weight in zip(sources, weights, strict=True):
-            made.append(OPS.rms_norm(OPS.take(made[source], wanted), weight, EPSILON))
-        last = OPS.rms_norm(made[-1], weights[0], EPSILON)
-        OPS.add_rms_norm(made[data.draw(st.integers(0, len(made) - 1))], last, weights[0], EPSILON)
+            made.append(OPS.rms_norm(OPS.take(made[source], wanted), Norm(weight=weight, epsilon=EPSILON)))
+        last = OPS.rms_norm(made[-1], Norm(weight=weights[0], epsilon=EPSILON))
+        OPS.add_rms_norm(made[data.draw(st.integers(0, len(made) - 1))], last, Norm(weight=weights[0], epsilon=EPSILON))
         return made[-1]
 
     expected = [start]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.models.decoder import HeadSplit
+from pagewood.engine.models.ops import HeadSplit, Norm
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -34,8 +34,8 @@ def test_heads_are_split_normed_and_rotated_as_on_the_cpu(tokens: int, kv_heads:
     torch.manual_seed(seed)
     q_size, kv_size = 2 * kv_heads * DIM, kv_heads * DIM
     qkv = torch.randn(tokens, q_size + 2 * kv_size)
-    weights = [torch.randn(DIM) if norms else None for _ in range(2)]
-    split = HeadSplit(q_size=q_size, kv_size=kv_size, q_norm=weights[0], k_norm=weights[1], epsilon=1e-5)
+    own = [Norm(weight=torch.randn(DIM), epsilon=1e-5) if norms else None for _ in range(2)]
+    split = HeadSplit(q_size=q_size, kv_size=kv_size, q_norm=own[0], k_norm=own[1])
     positions = torch.randint(0, 100, (tokens,), dtype=torch.int32)
     rope = Rope(RopeConfig(head_dim=DIM, theta=100.0), device=torch.device("cpu"))
     cosines, sines = rope(positions)
@@ -53,14 +53,13 @@ def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, residual, weight = torch.randn(5, 24), torch.randn(5, 24), torch.randn(24)
     atol, rtol = (2e-6, 2e-5) if dtype == torch.float32 else (3e-2, 2e-2)
-    norm = OPS.rms_norm(x.to(dtype), weight.to(dtype), 1e-5)
-    torch.testing.assert_close(
-        norm.float(), compiled(lambda x: CPUOps().rms_norm(x, weight, 1e-5), x), atol=atol, rtol=rtol
-    )
+    exact, norm = (Norm(weight=one, epsilon=1e-5) for one in (weight, weight.to(dtype)))
+    normed = OPS.rms_norm(x.to(dtype), norm)
+    torch.testing.assert_close(normed.float(), compiled(lambda x: CPUOps().rms_norm(x, exact), x), atol=atol, rtol=rtol)
 
     total = residual.to(dtype).clone()
-    sum_norm = OPS.add_rms_norm(x.to(dtype).clone(), total, weight.to(dtype), 1e-5)
-    expected = compiled(lambda x, r: CPUOps().add_rms_norm(x, r, weight, 1e-5), x, residual)
+    sum_norm = OPS.add_rms_norm(x.to(dtype).clone(), total, norm)
+    expected = compiled(lambda x, r: CPUOps().add_rms_norm(x, r, exact), x, residual)
     torch.testing.assert_close(sum_norm.float(), expected, atol=atol, rtol=rtol)
     torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -186,6 +187,17 @@ def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> 
     while sequence.num_computed < len(tokens):
         parts.append(torch.from_numpy(runner.forward(driver.batch([(sequence, chunk)]))))
     torch.testing.assert_close(torch.cat(parts), pair.logits(tokens), atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_the_oracle_of_parts_computes_the_same(pair: Pair) -> None:
+    """The parts over plain torch, on two whole texts at once."""
+    model, prompts = load_model(pair.folder, TorchOps()), [_prompts(7)[6], _prompts(7)[3] + [1] * 6]
+    tokens, positions = torch.tensor(prompts).flatten(), torch.arange(70).repeat(2)
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], 70)
+    logits = model(tokens, [rope(positions) for rope in model.ropes], attention, torch.arange(140))
+    expected = torch.cat([pair.logits(prompt) for prompt in prompts])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:

@@ -49,7 +49,7 @@ def both(folder: Path, rope: dict[str, Any]) -> tuple[ModelConfig, Rope, LlamaRo
     (folder / "config.json").write_text(json.dumps({**values, "architectures": ["LlamaForCausalLM"]}))
     config = ModelConfig.from_folder(folder)
     reference = LlamaRotaryEmbedding(transformers.LlamaConfig(**values))
-    return config, Rope(config.rope, device=torch.device("cpu")), reference
+    return config, Rope(config.ropes[0], device=torch.device("cpu")), reference
 
 
 @pytest.mark.parametrize("name", [name for name in ROPES if name != "dynamic"])

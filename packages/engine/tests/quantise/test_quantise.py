@@ -26,7 +26,6 @@ from pagewood.engine.folder import model_folder
 from pagewood.engine.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope import Rope
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration
 from pagewood.engine.quantise.layers import read_layers, run_layer
@@ -133,12 +132,11 @@ def test_layers_compute_what_transformers_computes(architecture: str) -> None:
     peer: Any = getattr(transformers, kind).from_pretrained(folder).eval()
     with torch.no_grad():
         states = peer(TOKENS[:3], output_hidden_states=True).hidden_states
-    rope = Rope(config.rope, device=torch.device("cpu"))
     x = states[0]
-    for index, layer in enumerate(read_layers(config, Checkpoint(folder, dtype=torch.float32))):
-        x = run_layer(layer, x, config, rope, window=config.windows[index])
-        if index + 1 < config.num_layers:  # the last of the peer's is behind its norm
-            torch.testing.assert_close(x, states[index + 1], rtol=1e-4, atol=1e-4)
+    for layer in read_layers(config, Checkpoint(folder, dtype=torch.float32)):
+        x = run_layer(layer, x, config)
+        if layer.index + 1 < config.num_layers:  # the last of the peer's is behind its norm
+            torch.testing.assert_close(x, states[layer.index + 1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(peer.model.norm(x), states[-1], rtol=1e-4, atol=1e-4)
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,12 @@ def test_types_may_differ_in_a_file(architecture: str, folders: dict[str, Path],
     )
     assert set(compare(file, expected)) == {"Int8Group", "Float16", "Int4", "Float32"}
     config, own = ModelConfig.from_folder(folders[architecture]), ModelConfig.from_folder(model_folder(file))
-    for name in ("architecture", "head_dim", "num_kv_heads", "qkv_bias", "qk_norm", "tied_embeddings", "rope"):
+    for name in ("architecture", "num_layers", "tied_embeddings", "ropes", "windows"):
         assert getattr(own, name) == getattr(config, name), name
-    assert own.norm_epsilon == pytest.approx(config.norm_epsilon)
+    epsilon = own.norm.epsilon  # which the file has in float32
+    assert epsilon == pytest.approx(config.norm.epsilon)
+    qk_norm = None if config.layers[0].mixer.qk_norm is None else own.norm
+    assert own.layers[0].mixer == replace(config.layers[0].mixer, qk_norm=qk_norm)
     assert own.eos_token_ids == (0,)
 
 
@@ -336,7 +340,7 @@ def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None
     keys: dict[str, Any] = {"llama.rope.freq_base": 500000.0}
     factors = llama3_factors(500000.0, 16, 32.0)
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
-    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    scaling = ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
     assert scaling == Llama3Scaling(
         factor=32.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0
     )
@@ -348,7 +352,7 @@ def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None
     keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     keys["llama.rope.scaling.original_context_length"] = 64
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys)
-    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    scaling = ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
     assert isinstance(scaling, YarnScaling)
     assert (scaling.factor, scaling.original_length) == (4.0, 64)
 
@@ -395,11 +399,11 @@ def test_a_header_that_changes_without_a_trace_in_size_and_time(
     file = tmp_path / "m.gguf"
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 5000.0})
     first, before = model_folder(file), file.stat()
-    assert ModelConfig.from_folder(first).rope.theta == 5000.0
+    assert ModelConfig.from_folder(first).ropes[0].theta == 5000.0
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys={"llama.rope.freq_base": 6000.0})
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
-    assert ModelConfig.from_folder(model_folder(file)).rope.theta == 6000.0
+    assert ModelConfig.from_folder(model_folder(file)).ropes[0].theta == 6000.0
 
 
 def test_a_full_disk_leaves_no_folders(
@@ -454,7 +458,7 @@ def test_folders_of_processes_that_were_killed_are_removed(
 def scaling_of(folders: dict[str, Path], file: Path, keys: dict[str, Any], **options: Any) -> Any:
     named = {f"llama.{key}": value for key, value in keys.items()}
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=named, **options)
-    return ModelConfig.from_folder(model_folder(file)).rope.scaling
+    return ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
 
 
 @pytest.mark.parametrize(

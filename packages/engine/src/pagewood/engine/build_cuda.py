@@ -177,8 +177,11 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
     Raises:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
-    if model.head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {model.head_dim}")
+    attention = model.layers[0].mixer
+    if attention.head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {attention.head_dim}"
+        )
     window = min((window for window in model.windows if window is not None), default=None)
     longest = min(config.max_length or model.max_position, model.max_position)
     if config.batch_invariant and window is not None and window < longest:
@@ -188,8 +191,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         )
     return KernelNeeds(
         dtype=_dtype_of(config),
-        head_dim=model.head_dim,
-        group=model.num_heads // model.num_kv_heads,
+        head_dim=attention.head_dim,
+        group=attention.group,
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
@@ -199,10 +202,11 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
     """Return the attention kernels of a draft model or a head: with masks, and those of plain steps for a head."""
+    attention = layer.layers[0].mixer
     return KernelNeeds(
         dtype=_dtype_of(config),
-        head_dim=layer.head_dim,
-        group=layer.num_heads // layer.num_kv_heads,
+        head_dim=attention.head_dim,
+        group=attention.group,
         has_windows=tuple(sorted({window is not None for window in layer.windows})),
         batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
@@ -425,7 +429,8 @@ def _graph_bytes(
     wrappers = num_graphs * num_windows * _WRAPPER_BYTES
     logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # of verification: one, and a copy
     widest = max(width, 1)
-    activations = largest * widest * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
+    sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
+    activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
     indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
     masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
     return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES

@@ -53,9 +53,9 @@ def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
     if config.speculative != "auto":
         return found
     shipped = folder / "draft"
-    if found.kind == "eagle" and _layer_of(found, folder).head_dim not in HEAD_DIMS and shipped.is_dir():
+    if found.kind == "eagle" and _head_dim(_layer_of(found, folder)) not in HEAD_DIMS and shipped.is_dir():
         found = FoundDrafter(kind="draft", folder=shipped)
-    if found.folder is not None and _layer_of(found, folder).head_dim not in HEAD_DIMS:
+    if found.folder is not None and _head_dim(_layer_of(found, folder)) not in HEAD_DIMS:
         found = FoundDrafter(kind="ngram")
     return found
 
@@ -69,12 +69,16 @@ def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> Mo
     if found.folder is None:
         return None
     layer = _layer_of(found, folder)
-    if layer.head_dim not in HEAD_DIMS:
+    if _head_dim(layer) not in HEAD_DIMS:
         what = "the head" if found.kind == "eagle" else "the draft model"
         raise ValueError(
-            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {layer.head_dim}"
+            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {_head_dim(layer)}"
         )
     return layer
+
+
+def _head_dim(layer: ModelConfig) -> int:
+    return layer.layers[0].mixer.head_dim
 
 
 def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:

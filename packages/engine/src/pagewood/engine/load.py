@@ -12,11 +12,13 @@ import torch
 from pagewood.engine.api import Progress
 from pagewood.engine.models.checkpoint import Checkpoint, Found
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.decoder import A, Decoder, Ops
+from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
+from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.tied import EMBEDDING, OUTPUT
+from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
 
 
@@ -64,30 +66,6 @@ class _Shapes:
         return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
 
 
-class _NoLinear:
-    """Stands for the operations of a decoder that is never called."""
-
-    __slots__ = ()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-
-class _NoOps:
-    """The part of `Ops` that takes over weights."""
-
-    __slots__ = ()
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _NoLinear:
-        return _NoLinear()
-
-    def embedding(self, table: torch.Tensor) -> _NoLinear:
-        return _NoLinear()
-
-    def tied_embedding(self, table: torch.Tensor) -> tuple[_NoLinear, _NoLinear]:
-        return _NoLinear(), _NoLinear()
-
-
 def check_weights(folder: str | Path, config: ModelConfig) -> int:
     """Compare the headers of a folder's safetensors with what a configuration asks for; return the number of weights.
 
@@ -97,7 +75,7 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
             is tied to the embedding, differs from it.
     """
     checkpoint = Checkpoint(folder, dtype=torch.float32)
-    Decoder(config, _Headers(checkpoint), cast("Ops[torch.Tensor]", _NoOps()), device=torch.device("cpu"))
+    Decoder(config, _Headers(checkpoint), TorchOps(), device=torch.device("cpu"))
     if config.tied_embeddings:
         why = "tie_word_embeddings is true in config.json; false uses both"
         checkpoint.check_copy(OUTPUT, EMBEDDING, why=why)
@@ -112,7 +90,7 @@ def open_matrices(checkpoint: Checkpoint, config: ModelConfig) -> list[Fused]:
         ValueError: the tensors are not those that the model needs.
     """
     headers = _Headers(checkpoint)
-    Decoder(config, headers, cast("Ops[torch.Tensor]", _NoOps()), device=torch.device("cpu"))
+    Decoder(config, headers, TorchOps(), device=torch.device("cpu"))
     return headers.matrices
 
 
@@ -161,7 +139,7 @@ def check_head(folder: str | Path, config: HeadConfig) -> int:
             of one of the target's tensors, which is not read, differs from it.
     """
     checkpoint = Checkpoint(folder, dtype=torch.float32)
-    ops = cast("Ops[torch.Tensor]", _NoOps())
+    ops = TorchOps()
     embedding, output = ops.tied_embedding(torch.empty(0))
     Head(config, _Headers(checkpoint), ops, embedding=embedding, output=output, device=torch.device("cpu"))
     targets_output = EMBEDDING if config.layer.tied_embeddings else OUTPUT

@@ -34,6 +34,7 @@ class _Plan:
     page_size: int
     window_left: int
     soft_cap: float | None
+    scale: float
     causal: bool
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -111,7 +112,7 @@ class _Wrapper:
         mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].double()
         group = mine.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", mine, k) * k.shape[-1] ** -0.5
+        scores = torch.einsum("qhd,khd->hqk", mine, k) * plan.scale
         if plan.soft_cap:
             scores = plan.soft_cap * torch.tanh(scores / plan.soft_cap)
         seen = self._seen(plan, grant, len(mine))
@@ -185,6 +186,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         *,
         window_left: int = -1,
         logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
@@ -196,8 +198,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             indices = self._graph.take(indptr, indices, last_page_len)
         self._take(
             torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last_page_len, page_size=page_size,
-            window_left=window_left, soft_cap=logits_soft_cap, causal=False, dtype=q_data_type,
-            kv_dtype=kv_data_type or q_data_type, piece=_piece(len(last_page_len), tile=16),
+            window_left=window_left, soft_cap=logits_soft_cap, scale=sm_scale or head_dim**-0.5, causal=False,
+            dtype=q_data_type, kv_dtype=kv_data_type or q_data_type, piece=_piece(len(last_page_len), tile=16),
         )  # fmt: skip
 
 
@@ -244,6 +246,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         causal: bool = False,
         window_left: int = -1,
         logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
@@ -269,8 +272,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         tile = 128 if average > 64 or self._backend != "fa2" else 64 if average > 16 else 16
         self._take(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size=page_size,
-            window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
-            kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
+            window_left=window_left, soft_cap=logits_soft_cap, scale=sm_scale or head_dim_qk**-0.5, causal=causal,
+            dtype=q_data_type, kv_dtype=kv_data_type or q_data_type,
+            piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
 
     def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pagewood.engine.load import load_head, load_model
-from pagewood.engine.models.decoder import Ops
+from pagewood.engine.models.ops import Ops
 from scratch import scratch_folder
-from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
+from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
 KINDS = ["eagle", "mtp"]
@@ -86,9 +86,11 @@ def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> 
     ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
     one = torch.tensor([len(places) - 1])
     attention = SequenceAttention(head_dim=DIM).at(places)
-    _, states = target.states(ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured)
+    _, states = target.states(
+        ids[:-1], rotations_at(target.ropes, places), attention, one, captured=head.config.captured
+    )
     attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
-    logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
+    logits, state = head(ids[1:], head.features(states), rotations_at(head.ropes, places), attention.at(places), one)
     kept = state[0].clone()
     while True:
         number = logits.argmax(-1)
@@ -96,7 +98,7 @@ def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> 
         drafts.append(int(token))
         if len(drafts) == count:
             return drafts, kept
-        rotation, first = rotation_at(head.rope, [position]), torch.tensor([0])
+        rotation, first = rotations_at(head.ropes, [position]), torch.tensor([0])
         logits, state = head(token, state, rotation, attention.at([position]), first)
         position += 1
 

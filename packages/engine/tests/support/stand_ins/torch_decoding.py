@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,10 +20,10 @@ def torch_ops() -> CUDAOps:
     return CUDAOps(flashinfer_torch)
 
 
-def rotation_at(rope: Rope, positions: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the rotation of tokens at `positions`, in the form of `CUDAOps`."""
-    table = torch.cat(rope(torch.arange(max(positions) + 1)), dim=-1)
-    return torch.tensor(positions, dtype=torch.int32), table
+def rotations_at(ropes: Sequence[Rope], positions: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Return the rotations of tokens at `positions` by each rope, in the form of `CUDAOps`."""
+    points = torch.arange(max(positions) + 1)
+    return [(torch.tensor(positions, dtype=torch.int32), torch.cat(rope(points), dim=-1)) for rope in ropes]
 
 
 class SequenceAttention:

@@ -18,8 +18,11 @@ from typing import Generic, Protocol
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.decoder import A, Attention, Embedding, Linear, Ops, Weights, read_layer
 from pagewood.engine.models.head_config import HeadConfig
+from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.layer import Layer, add_and_norm
+from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.rope import Rope
 
 
@@ -39,7 +42,7 @@ class Head(Generic[A]):
 
     __slots__ = (
         "_embedding", "_feature_norms", "_hidden_norm", "_layers", "_norm", "_ops", "_output", "_projection",
-        "_token_norm", "config", "rope", "token_map",
+        "_token_norm", "config", "ropes", "token_map",
     )  # fmt: skip
 
     def __init__(
@@ -67,40 +70,39 @@ class Head(Generic[A]):
         """
         layer, names = config.layer, config.names
         self.config = config
-        self.rope = Rope(layer.rope, device=device)
+        self.ropes = [Rope(rope, device=device) for rope in layer.ropes]
         self._ops = ops
-        source = _OffsetNorms(weights, config.norm_offset)
 
-        def norm(name: str, size: int = layer.hidden_size) -> Tensor:
-            return source.stack([(f"{name}.weight", size)])
+        def norm(name: str, size: int = layer.hidden_size) -> Norm:
+            return read_norm(layer.norm, weights, name, size)
 
         states = len(config.captured) * config.target_hidden_size
         inputs = states if config.has_wide_attention else 2 * layer.hidden_size
         norm_size = states if len(names.feature_norms) == 1 else config.target_hidden_size
         self._feature_norms = [norm(name, norm_size) for name in names.feature_norms]
-        self._projection: Linear[A] = ops.linear(
-            source.stack([(f"{names.projection}.weight", layer.hidden_size)], inputs), None
-        )
+        self._projection: Linear[A] = read_linear(weights, ops, "", [(names.projection, layer.hidden_size)], inputs)
         self._token_norm = None if names.token_norm is None else norm(names.token_norm)
         self._hidden_norm = norm(names.hidden_norm)
         self._layers = [
-            read_layer(
-                layer,
-                source,
+            Layer(
+                layer.layers[index],
+                weights,
                 ops,
                 prefix,
-                attention_inputs=2 * layer.hidden_size if config.has_wide_attention and index == 0 else None,
+                hidden_size=layer.hidden_size,
+                mixer_inputs=2 * layer.hidden_size if config.has_wide_attention and index == 0 else None,
             )
             for index, prefix in enumerate(names.layers)
         ]
         self._norm = norm(names.norm)
         self._embedding, self._output = embedding, output
         if names.embedding is not None:
-            table = source.stack([(f"{names.embedding}.weight", layer.vocab_size)], layer.hidden_size)
+            table = weights.stack([(f"{names.embedding}.weight", layer.vocab_size)], layer.hidden_size)
             self._embedding: Embedding[A] = ops.embedding(table)
         if names.output is not None:
-            matrix = source.stack([(f"{names.output}.weight", config.output_size)], layer.hidden_size)
-            self._output: Linear[A] = ops.linear(matrix, None)
+            self._output: Linear[A] = read_linear(
+                weights, ops, "", [(names.output, config.output_size)], layer.hidden_size
+            )
         self.token_map: Tensor | None = None
         """`[D] int64` on the CPU, the target's token for each of the head's; None: they are the same."""
         if names.token_map is not None:
@@ -109,86 +111,72 @@ class Head(Generic[A]):
 
     def features(self, captured: Sequence[A]) -> A:
         """Return the hidden states `[T, E]` for `captured`, `[T, N]` for each of the C states of the target."""
-        ops, epsilon = self._ops, self.config.layer.norm_epsilon
+        ops = self._ops
         if not self.config.has_wide_attention:
             return captured[0]
         if len(self._feature_norms) > 1:
             parts = zip(captured, self._feature_norms, strict=True)
-            captured = [ops.rms_norm(state, weight, epsilon) for state, weight in parts]
+            captured = [ops.rms_norm(state, norm) for state, norm in parts]
         joined = ops.concat(captured)
         if len(self._feature_norms) == 1:
-            joined = ops.rms_norm(joined, self._feature_norms[0], epsilon)
+            joined = ops.rms_norm(joined, self._feature_norms[0])
         return self._projection(joined)
 
-    def __call__(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> tuple[A, A]:
+    def __call__(
+        self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A
+    ) -> tuple[A, A]:
         """Compute a step of pairs.
 
         Args:
             tokens: `[T] int32`, ids in the target's vocabulary, of positions p + 1.
             hidden: `[T, E]`, hidden states of positions p: from `features`, or what the step before returned. The
                 caller must not read it again.
-            rotation: the rotation of each position p, made from what `rope` returns for it.
+            rotations: for each of `ropes`, the rotation of each position p, made from what the rope returns for it.
             attention: the attention of this step, over the KV memory of the head; a pair is stored at position p.
             wanted: `[W] int32`, the pairs whose results are wanted.
 
         Returns:
             `[W, D]`, logits over the head's vocabulary, see `token_map`; and `[W, E]`, hidden states for the next step.
         """
-        normed, residual = self._advance(tokens, hidden, rotation, attention, wanted)
+        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted)
         return self._output(normed), normed if self.config.feeds_norm else residual
 
-    def advance(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> A:
+    def advance(self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A) -> A:
         """Compute a step of pairs, see `__call__`, and return only the hidden states for the next step."""
-        normed, residual = self._advance(tokens, hidden, rotation, attention, wanted)
+        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted)
         return normed if self.config.feeds_norm else residual
 
     def logits(self, hidden: A) -> A:
         """Return the logits `[W, D]` that belong to the hidden states `[W, E]` of a step."""
         if self.config.feeds_norm:
             return self._output(hidden)
-        return self._output(self._ops.rms_norm(hidden, self._norm, self.config.layer.norm_epsilon))
+        return self._output(self._ops.rms_norm(hidden, self._norm))
 
-    def _advance(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> tuple[A, A]:
+    def _advance(
+        self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A
+    ) -> tuple[A, A]:
         """Return `[W, E]` after the last norm, and `[W, E]` before it."""
-        ops, config, epsilon = self._ops, self.config, self.config.layer.norm_epsilon
+        ops, config = self._ops, self.config
+        step = Step(rotations=dict(zip(config.layer.ropes, rotations, strict=True)), attention=attention)
         embedded = self._embedding(tokens)
         if config.clears_first:
-            embedded = ops.clear_first(embedded, rotation)
-        first = self._layers[0]
-        token = ops.rms_norm(embedded, first.input_norm if self._token_norm is None else self._token_norm, epsilon)
-        normed = ops.rms_norm(hidden, self._hidden_norm, epsilon)
+            embedded = ops.clear_first(embedded, rotations[0])
+        first, last = self._layers[0], len(self._layers) - 1
+        token = ops.rms_norm(embedded, first.input_norm if self._token_norm is None else self._token_norm)
+        normed = ops.rms_norm(hidden, self._hidden_norm)
         x = ops.concat([normed, token] if config.hidden_first else [token, normed])
         if config.has_wide_attention:
             residual = normed if config.norm_before_residual else hidden
         else:
             residual = self._projection(x)
-            x = ops.rms_norm(residual, first.input_norm, epsilon)
+            x = first.enter(None, residual)
+        pending: A | None = None
         for index, layer in enumerate(self._layers):
             if index > 0:
-                x = ops.add_rms_norm(x, residual, layer.input_norm, epsilon)
-            q, k, v = ops.split_heads(layer.qkv(x), rotation, layer.split)
-            x = attention.run(q, k, v, index)
-            if index == len(self._layers) - 1:  # the other pairs are not needed any more
-                x, residual = ops.take(x, wanted), ops.take(residual, wanted)
-            x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
-            x = layer.down(ops.silu_mul(layer.gate_up(x)))
-        return ops.add_rms_norm(x, residual, self._norm, epsilon), residual
-
-
-class _OffsetNorms:
-    """`Weights` that adds a number to the weights of norms, which are the vectors whose names end in "norm.weight"."""
-
-    __slots__ = ("_offset", "_weights")
-
-    def __init__(self, weights: Weights, offset: float) -> None:
-        self._weights = weights
-        self._offset = offset
-
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
-        tensor = self._weights.stack(parts, *columns)
-        if self._offset and not columns and not parts[0][0].endswith(".bias"):
-            tensor += self._offset
-        return tensor
+                x = layer.enter(pending, residual)
+            # behind the last layer, the other pairs are not needed any more
+            pending, residual = layer(x, residual, step, index, wanted if index == last else None)
+        return add_and_norm(ops, pending, residual, self._norm), residual
 
 
 def _token_map(offsets: Tensor, name: str, vocab_size: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Literal
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.fields import Fields, check_same
+from pagewood.engine.models.parts.norm import NormConfig
 
 _MAX_CAPTURED = 64
 _MAX_SIZE = 1 << 24
@@ -49,7 +50,7 @@ class HeadConfig:
 
     kind: Literal["eagle3", "mtp"]
     layer: ModelConfig
-    """Sizes, norms and rope of its layers, which are ordinary ones; `vocab_size` is the target's."""
+    """Its layers, which are ordinary ones; `vocab_size` is the target's."""
     target_hidden_size: int
     captured: tuple[int, ...]
     """The target's hidden states that it reads, see `Decoder.states`."""
@@ -67,13 +68,6 @@ class HeadConfig:
     """Whether the hidden state comes before the token in the projection. MTP only."""
     clears_first: bool = False
     """Whether the token at position 0 has an embedding of zeros."""
-    norm_offset: float = 0.0
-    """What is added to the weights of all its norms: 1 where checkpoints store them less one."""
-
-    @property
-    def num_layers(self) -> int:
-        """Number of layers with KV memory."""
-        return len(self.names.layers)
 
     @classmethod
     def from_folder(
@@ -258,7 +252,7 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
     is_mimo, is_qwen = found.projection.endswith("input_proj"), found.projection == "mtp.fc"
     return HeadConfig(
         kind="mtp",
-        layer=replace(target, num_layers=1, windows=(None,)),
+        layer=_one_layer(target, NormConfig(epsilon=target.norm.epsilon, offset=1.0 if is_qwen else 0.0)),
         target_hidden_size=target.hidden_size,
         captured=(target.num_layers + 1,),
         output_size=target.vocab_size,
@@ -267,8 +261,14 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
         feeds_norm=True,
         hidden_first=is_mimo,
         clears_first=not is_qwen,
-        norm_offset=1.0 if is_qwen else 0.0,
     )
+
+
+def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
+    """Return the target with one layer, which has no window, and with other norms."""
+    layer = target.layers[0]
+    mixer = replace(layer.mixer, window=None, qk_norm=None if layer.mixer.qk_norm is None else norm)
+    return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm),))
 
 
 def _check(config: HeadConfig, source: str) -> None:

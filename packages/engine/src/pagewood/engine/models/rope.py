@@ -28,6 +28,11 @@ class Rope:
         self._frequencies = _frequencies(config).to(device)  # [F] float32, radians per position
         self._amplitude = config.scaling.attention_factor if isinstance(config.scaling, YarnScaling) else 1.0
 
+    @property
+    def width(self) -> int:
+        """F."""
+        return self._config.head_dim // 2
+
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines, each `[T, F] float32`, of `positions` (`[T]`, any integer type)."""
         points = positions.to(torch.float32)[:, None]

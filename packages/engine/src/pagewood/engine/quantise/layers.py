@@ -9,7 +9,7 @@ Legend: B texts, T tokens of a text, E hidden_size, N outputs, K inputs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from torch.nn import functional
 
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.decoder import HeadSplit, Layer, Ops, read_layer
+from pagewood.engine.models.ops import Step
+from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
 _TOKENS_AT_ONCE = 2048
 
@@ -46,15 +48,14 @@ class Projection:
         self.hessian = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return `[B, T, N]` of `[B, T, K]`."""
+        """Return `[T, N]` of `[T, K]`."""
         if self.hessian is not None:
-            flat = x.reshape(-1, x.shape[-1])
-            self.hessian.addmm_(flat.T, flat)
+            self.hessian.addmm_(x.T, x)
         return functional.linear(x, self.weight, self._bias)
 
 
 class _Recorded:
-    """`models.decoder.Weights` that remembers of which matrices the last one consists."""
+    """`models.ops.Weights` that remembers of which matrices the last one consists."""
 
     __slots__ = ("_checkpoint", "parts")
 
@@ -68,73 +69,47 @@ class _Recorded:
         return self._checkpoint.stack(parts, *columns)
 
 
-class _Projections:
-    """The part of `Ops` that takes over the matrices of a layer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLayer:
+    """A layer of a checkpoint."""
 
-    __slots__ = ("_weights",)
-
-    def __init__(self, weights: _Recorded) -> None:
-        self._weights = weights
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Projection:
-        return Projection(self._weights.parts, weight, bias)
+    index: int
+    layer: Layer[Tensor]
+    projections: Sequence[Projection]
+    """All its matrices, in the order in which they are read."""
 
 
-def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[Layer[Tensor]]:
+def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLayer]:
     """Yield the layers of a checkpoint that converts to float32; each is read when it is asked for."""
     weights = _Recorded(checkpoint)
-    ops = cast("Ops[Tensor]", _Projections(weights))
-    for index in range(config.num_layers):
-        yield read_layer(config, weights, ops, f"model.layers.{index}")
+    for index, one in enumerate(config.layers):
+        found: list[Projection] = []
 
+        def projection(weight: Tensor, bias: Tensor | None, found: list[Projection] = found) -> Projection:
+            found.append(Projection(weights.parts, weight, bias))
+            return found[-1]
 
-def projections(layer: Layer[Tensor]) -> list[Projection]:
-    """Return the projections of a layer of `read_layers`."""
-    return [cast("Projection", one) for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)
+        yield ReadLayer(index=index, layer=layer, projections=found)
 
 
 @torch.no_grad()
-def run_layer(layer: Layer[Tensor], states: Tensor, config: ModelConfig, rope: Rope, *, window: int | None) -> Tensor:
+def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
     """Return the residual stream `[B, T, E]` behind a layer, from the one before it.
 
     Args:
-        layer: one of `read_layers`.
+        one: the layer.
         states: `[B, T, E] float32`, of texts that begin at position 0.
         config: of the model.
-        rope: of the model.
-        window: positions that a token sees, itself included; None: itself and all before it.
     """
     length = states.shape[1]
-    cosines, sines = rope(torch.arange(length))
-    ages = torch.arange(length)[:, None] - torch.arange(length)
-    seen = (ages >= 0) & (ages < (window or length))
-    at_once = max(1, _TOKENS_AT_ONCE // length)
+    attention = WholeTexts([layer.mixer for layer in config.layers], length)
+    ropes = {rope: Rope(rope, device=torch.device("cpu")) for rope in config.ropes}
     parts: list[Tensor] = []
-    for residual in states.split(at_once):
-        x = layer.qkv(_norm(residual, layer.input_norm, config))
-        q, k, v = _heads(x, layer.split, config, cosines, sines)
-        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-        residual = residual + layer.output(attended.transpose(1, 2).flatten(2))
-        gate, up = layer.gate_up(_norm(residual, layer.mlp_norm, config)).chunk(2, dim=-1)
-        parts.append(residual + layer.down(functional.silu(gate) * up))
+    for texts in states.split(max(1, _TOKENS_AT_ONCE // length)):
+        positions = torch.arange(length).repeat(len(texts))
+        step = Step(rotations={config: rope(positions) for config, rope in ropes.items()}, attention=attention)
+        residual = texts.flatten(0, 1).clone()
+        pending, residual = one.layer(one.layer.enter(None, residual), residual, step, one.index)
+        parts.append((residual + pending).view(texts.shape))
     return torch.cat(parts)
-
-
-def _norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, config.norm_epsilon)
-
-
-def _heads(
-    qkv: Tensor, split: HeadSplit, config: ModelConfig, cosines: Tensor, sines: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v, each `[B, heads, T, head_dim]`; q and k normed and rotated."""
-    sizes = (split.q_size, split.kv_size, split.kv_size)
-    q, k, v = (one.unflatten(2, (-1, config.head_dim)).transpose(1, 2) for one in qkv.split(sizes, dim=2))
-    if split.q_norm is not None and split.k_norm is not None:
-        q, k = _norm(q, split.q_norm, config), _norm(k, split.k_norm, config)
-
-    def rotated(x: Tensor) -> Tensor:
-        low, high = x.chunk(2, dim=-1)
-        return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
-
-    return rotated(q), rotated(k), v

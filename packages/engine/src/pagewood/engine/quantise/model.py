@@ -22,12 +22,11 @@ from pagewood.engine.api import Progress
 from pagewood.engine.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
 from pagewood.engine.quantise.compressed_folder import CompressedFolder
-from pagewood.engine.quantise.layers import Projection, projections, read_layers, run_layer
+from pagewood.engine.quantise.layers import Projection, read_layers, run_layer
 from pagewood.engine.quantise.rounding import Rounded, relative_error, round_to_nearest, round_with_feedback
 from pagewood.engine.quantise.scheme import Scheme
 
@@ -91,17 +90,15 @@ def quantise_model(
     _check_plain(folder, files)
     written = CompressedFolder(out)
     checkpoint = Checkpoint(folder, dtype=torch.float32)
-    rope = Rope(config.rope, device=torch.device("cpu"))
     states = None if calibration is None else _embedded(folder, files, calibration.tokens)
     done: set[str] = set()
     matrices: list[QuantisedMatrix] = []
-    for index, layer in enumerate(read_layers(config, checkpoint)):
-        found = projections(layer)
+    for layer in read_layers(config, checkpoint):
         if states is not None:
-            for projection in found:
+            for projection in layer.projections:
                 projection.watch()
-            run_layer(layer, states, config, rope, window=config.windows[index])
-        for projection in found:
+            run_layer(layer, states, config)
+        for projection in layer.projections:
             rounded, rows = _round(projection, scheme, files)
             matrices += rows
             for name, part in rounded.items():
@@ -109,9 +106,9 @@ def quantise_model(
                 done.add(name)
             projection.unwatch()
         if states is not None:
-            states = run_layer(layer, states, config, rope, window=config.windows[index])
+            states = run_layer(layer, states, config)
         if progress:
-            progress(f"quantising layers to {scheme.format}", index + 1, config.num_layers)
+            progress(f"quantising layers to {scheme.format}", layer.index + 1, config.num_layers)
     rest = [name for name in files.names() if name not in done]
     for name in rest:
         written.add({name: files.read(name)})

@@ -65,9 +65,10 @@ def _described(found: Inspection) -> str:
     """Return the report for a reader."""
     model = found.model
     windows = {window for window in model.windows if window is not None}
+    attention, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
     shape = (
-        f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {model.intermediate_size}, "
-        f"{model.num_heads} heads of {model.head_dim} ({model.num_kv_heads} for keys and values), "
+        f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
+        f"{attention.num_heads} heads of {attention.head_dim} ({attention.num_kv_heads} for keys and values), "
         f"{model.vocab_size} tokens{', tied embeddings' if model.tied_embeddings else ''}"
     )
     lines = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.tape import Buffer
 
@@ -22,15 +23,14 @@ _TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little 
 class CPUAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`."""
 
-    __slots__ = ("_memories", "_scales", "_storage", "_windows", "tile")
+    __slots__ = ("_layers", "_memories", "_scales", "_storage", "tile")
 
-    def __init__(self, storage: KVStorage, *, num_heads: int, windows: Sequence[int | None]) -> None:
+    def __init__(self, storage: KVStorage, layers: Sequence[AttentionConfig]) -> None:
         """Attend over `storage`, whose layout must have the order HND, in float32 or int8.
 
         Args:
             storage: the KV memory.
-            num_heads: query heads.
-            windows: per layer, see `ModelConfig.windows`.
+            layers: the attention of each layer.
 
         Raises:
             ValueError: the layout is a different one.
@@ -41,11 +41,11 @@ class CPUAttention:
                 f"storage must have the layout HND in float32 or int8, got {layout.order} in {layout.dtype}"
             )
         self._storage = storage
-        layers = range(layout.num_layers)
-        self._memories = [storage.layer(i).view(-1).numpy() for i in layers]
-        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else 0 for i in layers]
-        self._windows = [_UNLIMITED if window is None else window for window in windows]
-        self.tile = max(1, _TILE_ROWS * layout.num_kv_heads // num_heads)
+        self._layers = layers
+        numbers = range(layout.num_layers)
+        self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
+        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else 0 for i in numbers]
+        self.tile = max(1, _TILE_ROWS // max(layer.group for layer in layers))
         """Query tokens of an item of work."""
 
     @property
@@ -68,14 +68,14 @@ class CPUAttention:
 
         Positions and pages are those of the scope of `q`.
         """
-        layout, memory, tape = self._storage.layout, self._memories[layer], q.tape
+        layout, memory, tape, own = self._storage.layout, self._memories[layer], q.tape, self._layers[layer]
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
         scales = self._scales[layer]
         scope, size = q.rows.scope, memory.size
         tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size, scales, scope, size)
         tape.emit(
-            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer], scales, scope,
-            size, layout.head_dim, number=layout.head_dim**-0.5,
+            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size,
+            _UNLIMITED if own.window is None else own.window, scales, scope, size, own.head_dim, number=own.scale,
         )  # fmt: skip
         return out

@@ -71,8 +71,8 @@ class DraftModel:
         self._model = model
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, num_heads=model.config.num_heads, windows=model.config.windows)
-        self._rotations = Rotations(model.rope)
+        self._attention = CPUAttention(storage, [layer.mixer for layer in model.config.layers])
+        self._rotations = Rotations(model.ropes)
         self._slots = ValidSlots(tags, rows, root=root)
         self._uses_rejection = uses_rejection
         self._max_rebuilt = max_rebuilt
@@ -113,14 +113,11 @@ class DraftModel:
         config, indices = self._model.config, []
         held = verify.held_logits(config.vocab_size, self.max_tokens) if self._uses_rejection else None
         for depth in range(self.max_tokens):
-            one = Pass(
-                tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
-                vocab_size=config.vocab_size,
-            )  # fmt: skip
+            one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=config.vocab_size)
             scope = one.scope
             if depth > 0:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
-            logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            logits = self._model(one.tokens, one.rotated(), self._attention, one.wanted)
             self._slots.record(one)
             one.adjust_drafts(logits)
             if held is not None:
@@ -134,7 +131,7 @@ class DraftModel:
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
-        return self._target.states(verify.tokens, (verify.cosines, verify.sines), attention, verify.kept)[0]
+        return self._target.states(verify.tokens, verify.rotated(), attention, verify.kept)[0]
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

@@ -172,15 +172,15 @@ class DraftModelTree(DraftModel):
         config, trees, self._passes = self._model.config, self._trees, []
         for level in range(self.max_tokens):
             one = Pass(
-                tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
-                vocab_size=config.vocab_size, max_nodes=self.max_tokens,
+                tape, self._rows, self._attention, self._rotations, vocab_size=config.vocab_size,
+                max_nodes=self.max_tokens,
             )  # fmt: skip
             if level > 0:
                 trees.climb(one, level)
                 self._passes.append(one)
             else:
                 self._indices = np.array([one.scope.index], np.int64)
-            logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            logits = self._model(one.tokens, one.rotated(), self._attention, one.wanted)
             if level == 0:
                 self._slots.record(one)
             trees.expand(one, logits, level + 1)
@@ -245,7 +245,7 @@ class EagleTree(EagleDrafter):
                 self._passes.append(one)
                 trees.climb(one, level)
                 hidden = trees.inherit(one, states, self._held, level)
-                logits, fed = head(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+                logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
                 num = trees.size.widths[level - 1]
                 tape.emit(Operation.KEEP_BEAM, scope.sampled, scope.index, fed, self._held, trees.size.topk, num, size)
             if self._token_map is not None:
@@ -269,7 +269,7 @@ class EagleTree(EagleDrafter):
         tape.emit(Operation.TRACE, target.sampled, scope.index, target.index, places, accepted.nodes, accepted.counts)
         hidden = tape.buffer(scope.tokens, features.size)
         tape.emit(Operation.TAKE, scope.tokens, features, places, hidden, features.size)
-        fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+        fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
         tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
         self._extension = scope.index

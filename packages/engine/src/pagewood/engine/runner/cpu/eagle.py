@@ -93,12 +93,11 @@ class EagleDrafter:
             uses_rejection: whether drafts are verified by rejection sampling.
         """
         layer, num_rows = head.config.layer, len(rows.lengths)
-        windows = layer.windows[: head.config.num_layers]
         self._head = head
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, num_heads=layer.num_heads, windows=windows)
-        self._rotations = Rotations(head.rope)
+        self._attention = CPUAttention(storage, [one.mixer for one in layer.layers])
+        self._rotations = Rotations(head.ropes)
         self._slots = ValidSlots(tags, rows, root=root)
         self._states = np.zeros((num_rows, layer.hidden_size), np.float32)  # contents written by: the program
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan
@@ -193,7 +192,7 @@ class EagleDrafter:
                 logits = head.logits(hidden)
             else:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, shift)
-                logits, fed = head(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+                logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
                 tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, size)
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
@@ -213,7 +212,7 @@ class EagleDrafter:
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
         kept, self._hidden = self._target.states(
-            verify.tokens, (verify.cosines, verify.sines), attention, verify.kept, captured=self._head.config.captured
+            verify.tokens, verify.rotated(), attention, verify.kept, captured=self._head.config.captured
         )
         scope = verify.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
@@ -265,7 +264,7 @@ class EagleDrafter:
         scope, states = one.scope, self._states
         hidden = self._head.features(captured)
         tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
-        fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+        fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
         tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
 
@@ -288,8 +287,7 @@ class EagleDrafter:
     def _new_pass(self, tape: Tape, *, max_nodes: int = 0) -> Pass:
         layer = self._head.config.layer
         one = Pass(
-            tape, self._rows, self._attention, self._rotations, half=layer.head_dim // 2, vocab_size=layer.vocab_size,
-            max_nodes=max_nodes,
+            tape, self._rows, self._attention, self._rotations, vocab_size=layer.vocab_size, max_nodes=max_nodes
         )  # fmt: skip
         tape.fill(one.scope, {Column.BEGINS: tape.buffer(one.scope.tokens, 1)})
         return one

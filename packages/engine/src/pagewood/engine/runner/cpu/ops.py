@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
+from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level
@@ -152,7 +152,7 @@ class PackedEmbedding:
 
 
 class CPUOps:
-    """`models.decoder.Ops` with float32 between operations: writes instructions to the tape of its arguments.
+    """`models.ops.Ops` with float32 between operations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
@@ -210,16 +210,16 @@ class CPUOps:
         self.variants.add((kind, level))
         return level
 
-    def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+    def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.emit(Operation.NORM, x.rows, x, _array(weight), out, x.size, number=epsilon)
+        x.tape.emit(Operation.NORM, x.rows, x, _array(norm), out, x.size, number=norm.epsilon)
         return out
 
-    def add_rms_norm(self, x: Buffer, residual: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+    def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(weight), out, x.size, number=epsilon)
+        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(norm), out, x.size, number=norm.epsilon)
         return out
 
     def split_heads(
@@ -231,7 +231,7 @@ class CPUOps:
         norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
         tape.emit(
             Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, 2 * rotation[0].size,
-            number=split.epsilon,
+            number=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
         return q, k, v
 
@@ -262,6 +262,6 @@ class CPUOps:
         return x
 
 
-def _array(weight: Tensor) -> Float32:
-    """Return a vector of parameters as contiguous float32, because instructions refer to it by address."""
-    return np.ascontiguousarray(weight.numpy(), np.float32)
+def _array(norm: Norm) -> Float32:
+    """Return the weights of a norm as contiguous float32, because instructions refer to them by address."""
+    return np.ascontiguousarray(norm.folded().weight.numpy(), np.float32)

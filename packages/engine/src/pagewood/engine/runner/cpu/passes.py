@@ -1,7 +1,7 @@
 """Forward passes on a tape: their inputs, and how the grants of a step are laid out in them.
 
 Legend: T tokens of a pass, W wanted tokens, K kept tokens, G grants, S sampled grants, P pooled grants, E
-elements of a hidden state, F head_dim / 2.
+elements of a hidden state, F elements of a head / 2.
 """
 
 # pyright: basic
@@ -9,6 +9,7 @@ elements of a hidden state, F head_dim / 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,10 +73,12 @@ class RowTables:
 class Rotations:
     """The cosines and sines of positions, up to the furthest that has been asked for."""
 
-    __slots__ = ("_rope", "_tables", "columns")
+    __slots__ = ("_rope", "_tables", "columns", "width")
 
-    def __init__(self, rope: Rope) -> None:
-        self._rope = rope
+    def __init__(self, ropes: Sequence[Rope]) -> None:
+        [self._rope] = ropes
+        self.width = self._rope.width
+        """F."""
         self._tables: tuple[Float32, Float32] | None = None  # written by: reach
         self.columns: Int64 = np.zeros(3, np.int64)
         """Addresses of the tables `[positions, F]`, and the number of positions, as in a scope."""  # written by: reach
@@ -180,22 +183,20 @@ class Pass:
         attention: CPUAttention,
         rotations: Rotations,
         *,
-        half: int,
         vocab_size: int,
         max_nodes: int = 0,
     ) -> None:
         """Add the scope and its inputs to `tape`.
 
         Args:
-            tape: on which the model is then called, with `tokens`, (`cosines`, `sines`), `attention` and `wanted`.
+            tape: on which the model is then called, with `tokens`, `rotated()`, `attention` and `wanted`.
             rows: of the runner.
             attention: of the model.
             rotations: of the model.
-            half: F.
             vocab_size: of the model.
             max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
         """
-        scope = tape.scope()
+        scope, half = tape.scope(), rotations.width
         self._rotations = rotations
         self.scope: Scope = scope
         self.tokens: Buffer = tape.buffer(scope.tokens, 1)
@@ -245,6 +246,10 @@ class Pass:
             columns[Column.PATHS] = tape.buffer(scope.tokens, path_size)
             columns[Column.PATH_SIZE] = path_size
         tape.fill(scope, columns)
+
+    def rotated(self) -> list[tuple[Buffer, Buffer]]:
+        """Return the cosines and sines of each rope."""
+        return [(self.cosines, self.sines)]
 
     def plant(self) -> None:
         """Write the instruction that gives trees their positions, by their parents; it runs before the model."""

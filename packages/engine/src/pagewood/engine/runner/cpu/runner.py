@@ -255,8 +255,8 @@ class CPURunner:
         )
         self._adjustments = RowAdjustments(self._rows.adjustments)
         self._processors = RowProcessors(processors, max_rows=max_rows)
-        self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
-        self._rotations = Rotations(model.rope)  # contents written by: the worker
+        self._attention = CPUAttention(storage, [layer.mixer for layer in config.layers])
+        self._rotations = Rotations(model.ropes)  # contents written by: the worker
         self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._reported = _NOTHING  # written by: the worker

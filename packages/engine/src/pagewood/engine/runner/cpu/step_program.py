@@ -79,8 +79,8 @@ class StepWriter:
         """
         tape, config = Tape(), self.model.config
         one = Pass(
-            tape, self.rows, self.attention, self.rotations, half=config.head_dim // 2,
-            vocab_size=config.vocab_size, max_nodes=0 if drafter is None else drafter.max_nodes,
+            tape, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size,
+            max_nodes=0 if drafter is None else drafter.max_nodes,
         )  # fmt: skip
 
         def mark(moment: int) -> None:
@@ -96,7 +96,7 @@ class StepWriter:
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
-            states = self.model.states(one.tokens, (one.cosines, one.sines), self.attention, one.kept)[0]
+            states = self.model.states(one.tokens, one.rotated(), self.attention, one.kept)[0]
         sums = one.pool(states)
         logits = self.model.head(states.first(one.scope.wanted))
         raw = one.adjust(logits)

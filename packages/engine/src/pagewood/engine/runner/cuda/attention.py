@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
 from pagewood.engine.runner.cuda.invariance import num_empty_grants
 from pagewood.engine.runner.cuda.masks import Masks
@@ -97,10 +98,31 @@ class AttentionShape:
 
     num_heads: int
     windows: Sequence[int | None]
-    """Per layer, see `ModelConfig.windows`."""
+    """Per layer, see `AttentionConfig.window`."""
+    scale: float | None = None
+    """Multiplies the products of queries and keys; None means the usual one for the size of a head."""
     logits_soft_cap: float | None = None
     dtype: str | None = None
     """Dtype of queries and results; None means that of the KV memory."""
+
+    @classmethod
+    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str) -> AttentionShape:
+        """Return the shape of layers that differ in their windows only.
+
+        Raises:
+            ValueError: they differ in something else.
+        """
+        first = layers[0]
+        for layer in layers:
+            if (layer.num_heads, layer.scale) != (first.num_heads, first.scale):
+                raise ValueError(
+                    "layers must have the same number of heads and the same scale on CUDA, where FlashInfer plans the "
+                    f"attention of all at once, got {first.num_heads}, {first.scale:g} and {layer.num_heads}, "
+                    f"{layer.scale:g}"
+                )
+        return cls(
+            num_heads=first.num_heads, windows=[layer.window for layer in layers], scale=first.scale, dtype=dtype
+        )
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
@@ -166,6 +188,7 @@ class DecodeKernels:
                 layout.page_size,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
+                sm_scale=self._shape.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,  # otherwise FlashInfer computes it
@@ -221,6 +244,7 @@ class PrefillKernels:
                 causal=True,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
+                sm_scale=self._shape.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,  # otherwise FlashInfer computes it in unpinned memory
@@ -289,6 +313,7 @@ class VerifyKernels:
                 causal=True,
                 window_left=-1,
                 logits_soft_cap=self._shape.logits_soft_cap,
+                sm_scale=self._shape.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,
@@ -308,7 +333,7 @@ Kernels = DecodeKernels | PrefillKernels
 
 
 class PlannedAttention:
-    """The attention of one step; satisfies `models.decoder.Attention`."""
+    """The attention of one step; satisfies `models.ops.Attention`."""
 
     __slots__ = ("_by_layer", "_flashinfer", "_num_heads", "_places", "_storage")
 

@@ -70,9 +70,8 @@ class EagleDrafter:
         where = device.torch_device
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=where)
-            self._rotations = torch.cat(head.rope(points), -1)
-            windows = layer.windows[: head.config.num_layers]
-            shape = AttentionShape(num_heads=layer.num_heads, windows=windows, dtype=dtype)
+            self._rotations = [torch.cat(rope(points), -1) for rope in head.ropes]
+            shape = AttentionShape.of([one.mixer for one in layer.layers], dtype=dtype)
             self._attention = FlashInferAttention(
                 flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
             )
@@ -109,8 +108,8 @@ class EagleDrafter:
             planned = self._attention.plan(extension.host, extension.places, later.plans)
         else:
             planned = self._attention.plan_verify(extension.host, extension.places, extension.masks, later.plans)
-        rotation = extension.places.positions, self._rotations
-        hidden = self._head.advance(extension.tokens, extension.features, rotation, planned, extension.wanted)
+        rotations = [(extension.places.positions, table) for table in self._rotations]
+        hidden = self._head.advance(extension.tokens, extension.features, rotations, planned, extension.wanted)
         if len(extension.rows):
             self._states.index_copy_(0, extension.rows, hidden.to(self._states.dtype))
 
@@ -157,7 +156,9 @@ class EagleDrafter:
                     planned = self._attention.plan_verify(arrays, where, masks, first.plans)
                 else:
                     planned = self._attention.replan_masks(where, masks)
-                logits, hidden = self._head(drafts[-1], hidden, (positions, self._rotations), planned, every)
+                logits, hidden = self._head(
+                    drafts[-1], hidden, [(positions, table) for table in self._rotations], planned, every
+                )
             sampler = sampler_of(sampling, of_sampling, lengths + depth)
             drafts.append(sampler.tokens(self._filters, self._spread(logits))[0].int())
         return torch.stack(drafts, 1), torch.full_like(request.rows, request.num_drafts)

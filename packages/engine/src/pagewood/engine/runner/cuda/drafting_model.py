@@ -87,10 +87,8 @@ class DraftModel:
         """[rows] the most known tokens of each row that are not computed, since its first drafts; 0: none yet."""
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=device.torch_device)
-            self._rotations = torch.cat(model.rope(points), -1)
-            shape = AttentionShape(
-                num_heads=config.num_heads, windows=config.windows, dtype=dtype or storage.layout.dtype
-            )
+            self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
+            shape = AttentionShape.of([layer.mixer for layer in config.layers], dtype=dtype or storage.layout.dtype)
             self._attention = FlashInferAttention(
                 flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
             )
@@ -172,7 +170,7 @@ class DraftModel:
             else:
                 planned = self._attention.replan_masks(where, packed)
             wanted = step["ends"] if is_first else every
-            logits = self._model(tokens, (positions, self._rotations), planned, wanted)
+            logits = self._model(tokens, [(positions, table) for table in self._rotations], planned, wanted)
             sampler = sampler_of(sampling, of_sampling, lengths + depth)
             drafts.append(sampler.tokens(self._filters, logits)[0].int())
         found = torch.where(step["is_late"] > 0, 0, request.num_drafts)

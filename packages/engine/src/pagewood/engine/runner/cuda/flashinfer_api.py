@@ -33,6 +33,7 @@ class DecodeWrapper(Protocol):
         *,
         window_left: int = -1,
         logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
@@ -50,6 +51,7 @@ class DecodeWrapper(Protocol):
             page_size: P.
             window_left: how many earlier positions a token sees; -1 means all.
             logits_soft_cap: None means no cap.
+            sm_scale: multiplies the products of queries and keys; None means D ** -0.5.
             q_data_type: dtype of the queries.
             kv_data_type: dtype of the KV memory; None means that of the queries.
             non_blocking: whether to return before the copies to the device are done.
@@ -86,6 +88,7 @@ class PrefillWrapper(Protocol):
         causal: bool = False,
         window_left: int = -1,
         logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
+from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -50,7 +50,7 @@ class DenseEmbedding:
 
 
 class CUDAOps:
-    """`models.decoder.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
+    """`models.ops.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
 
     The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
     cosines of position i, then its sines.
@@ -87,13 +87,13 @@ class CUDAOps:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
         return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""
-        return self._flashinfer.rmsnorm(x, weight, epsilon)
+        return self._flashinfer.rmsnorm(x, norm.weight, norm.epsilon)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum, in the memory of `x`."""
-        self._flashinfer.fused_add_rmsnorm(x, residual, weight, epsilon)
+        self._flashinfer.fused_add_rmsnorm(x, residual, norm.weight, norm.epsilon)
         return x
 
     def split_heads(
@@ -103,10 +103,10 @@ class CUDAOps:
         positions, table = rotation
         head_dim = table.shape[1]
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
-        for x, weight in ((q, split.q_norm), (k, split.k_norm)):
-            if weight is not None:
+        for x, norm in ((q, split.q_norm), (k, split.k_norm)):
+            if norm is not None:
                 heads = x.view(x.shape[0], -1, head_dim)
-                self._flashinfer.rmsnorm(heads, weight, split.epsilon, out=heads)
+                self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_dim, table)
         return q, k, v
 

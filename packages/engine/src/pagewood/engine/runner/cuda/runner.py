@@ -254,9 +254,9 @@ class CUDARunner:
             self._page_table = torch.full(((max_rows + 1) * pages_per_row,), storage.num_pages - 1, **options)
             """[places] page ids; contents written by: launch"""
             points = torch.arange(max_length + 1, device=device.torch_device)
-            self._rotations = torch.cat(model.rope(points), -1)
-            """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
-            shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
+            self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
+            """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
+            shape = AttentionShape.of([layer.mixer for layer in config.layers], dtype=dtype)
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
@@ -705,8 +705,9 @@ class CUDARunner:
     def _last_states(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""
         captured = () if self._head is None else self._head.captured
+        rotations = [(positions, table) for table in self._rotations]
         last, states = self._model.states(
-            self._tokens.index_select(0, sources), (positions, self._rotations), attention, wanted, captured=captured
+            self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured
         )
         if self._head is not None:
             self._features = self._head.features(states)

@@ -1,0 +1,140 @@
+"""What the parts of a model compute with: the arithmetic of a device, its attention, and where parameters come from.
+
+Legend: T tokens of a step, W tokens whose hidden state is wanted, E hidden_size, Q and K elements of all query and key
+heads of a token, I size of a feed-forward, F elements of a head / 2, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagewood.engine.models.rope_config import RopeConfig
+
+A = TypeVar("A")
+"""What a device computes with: a tensor, or the name of a tensor that will be computed."""
+
+
+class Linear(Protocol[A]):
+    """A projection that holds its weights, in the form that is fastest on its device."""
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, out]` of `[T, in]`."""
+        ...
+
+
+class Embedding(Protocol[A]):
+    """A table that holds the embedding of every token."""
+
+    def __call__(self, tokens: A) -> A:
+        """Return `[T, E]` of token ids `[T] int32`, each in [0, V)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """A root mean square norm: a row over its root mean square, times `weight` + `offset`."""
+
+    weight: Tensor
+    """`[E]`"""
+    epsilon: float
+    offset: float = 0.0
+
+    def folded(self) -> Norm:
+        """Return the same norm without an offset; the sum is rounded to the dtype of the weights."""
+        return replace(self, weight=self.weight + self.offset, offset=0.0) if self.offset else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSplit:
+    """How a fused projection is split into heads, and how these are normalised before they are rotated."""
+
+    q_size: int
+    kv_size: int
+    q_norm: Norm | None
+    """`[head_dim]`, the norm of each query head, without an offset; None: no norm."""
+    k_norm: Norm | None
+
+
+class Ops(Protocol[A]):
+    """The arithmetic of a device.
+
+    `residual` is written in place. A result may lie in the memory of the first argument, which the caller does not read
+    again; `rms_norm`, `take`, `concat` and projections leave theirs unchanged.
+    """
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
+        """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def embedding(self, table: Tensor) -> Embedding[A]:
+        """Take over `table` `[V, E]`; the caller must drop it."""
+        ...
+
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding[A], Linear[A]]:
+        """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
+        ...
+
+    def rms_norm(self, x: A, norm: Norm) -> A:
+        """Return the norm of `x` `[T, E]`."""
+        ...
+
+    def add_rms_norm(self, x: A, residual: A, norm: Norm) -> A:
+        """Add `x` `[T, E]` to `residual` in place and return the norm of the sum."""
+        ...
+
+    def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:
+        """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
+
+        Args:
+            qkv: all query heads, then all key heads, then all value heads.
+            rotation: two operands that say how far each token is rotated; element i of a head is rotated with element
+                i + F. Their contents depend on the device: see its `Ops`.
+            split: sizes and norms.
+        """
+        ...
+
+    def silu_mul(self, gate_up: A) -> A:
+        """Return `[T, I]`: silu of the first half of `gate_up` `[T, 2I]` times the second half."""
+        ...
+
+    def take(self, x: A, wanted: A) -> A:
+        """Return `[W, n]`, the rows of `x` `[T, n]` at `wanted` `[W] int32`."""
+        ...
+
+    def concat(self, parts: Sequence[A]) -> A:
+        """Return `[T, sum of n]` in new memory: the columns of all `parts` `[T, n]`, side by side."""
+        ...
+
+    def clear_first(self, x: A, rotation: tuple[A, A]) -> A:
+        """Return `x` `[T, E]` with zeros in the rows of tokens at position 0; `rotation` as in `split_heads`."""
+        ...
+
+
+class Attention(Protocol[A]):
+    """Attention of one step. It knows the request and the position of each of the T tokens."""
+
+    def run(self, q: A, k: A, v: A, layer: int) -> A:
+        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[A]):
+    """What the parts of all layers know about the tokens of a step."""
+
+    rotations: Mapping[RopeConfig, tuple[A, A]]
+    """Of each token, for every rope of the model; see `Ops.split_heads`."""
+    attention: Attention[A]
+
+
+class Weights(Protocol):
+    """Where parameters come from."""
+
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""
+        ...

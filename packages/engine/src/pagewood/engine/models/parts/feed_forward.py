@@ -1,0 +1,53 @@
+"""A gated feed-forward: down(activation(gate(x)) * up(x)).
+
+Source: Shazeer, GLU Variants Improve Transformer, 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import A, Linear, Ops, Weights
+from pagewood.engine.models.parts.linear import read_linear
+
+Activation = Literal["silu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardConfig:
+    """The numbers of a feed-forward.
+
+    Raises:
+        ValueError: the size is out of its range.
+    """
+
+    size: int
+    """Outputs of the gate, which is also the number of inputs of the last projection."""
+    activation: Activation = "silu"
+    has_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("intermediate_size", self.size)
+
+
+class FeedForward(Generic[A]):
+    """A feed-forward with its parameters."""
+
+    __slots__ = ("_down", "_gate_up", "_ops")
+
+    def __init__(
+        self, config: FeedForwardConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    ) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        gate_up = [("gate_proj", config.size), ("up_proj", config.size)]
+        self._gate_up: Linear[A] = read_linear(weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias)
+        self._down: Linear[A] = read_linear(
+            weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
+        )
+        self._ops = ops
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, E]` of `[T, E]`."""
+        return self._down(self._ops.silu_mul(self._gate_up(x)))

@@ -1,0 +1,102 @@
+"""A layer: a mixer and a feed-forward, in a frame of norms around the residual stream.
+
+Legend: T tokens of a step, W wanted tokens, E hidden_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.norm import NormConfig, read_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameConfig:
+    """Which norms a layer has, as the names of their tensors without ".weight"."""
+
+    before_mixer: str = "input_layernorm"
+    before_feed_forward: str = "post_attention_layernorm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """The parts of a layer."""
+
+    mixer: AttentionConfig
+    feed_forward: FeedForwardConfig
+    norm: NormConfig
+    """The numbers of the norms of the frame."""
+    frame: FrameConfig
+
+
+class Layer(Generic[A]):
+    """A layer with its parameters.
+
+    The residual stream is written in place. What a part adds to it may be pending: then the norm before the next part
+    adds it.
+    """
+
+    __slots__ = ("_feed_forward", "_feed_forward_norm", "_mixer", "_ops", "input_norm")
+
+    def __init__(
+        self,
+        config: LayerConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        mixer_inputs: int | None = None,
+    ) -> None:
+        """Take the parameters from `weights`.
+
+        Args:
+            config: of the layer.
+            weights: where the parameters come from.
+            ops: keeps them.
+            prefix: of their names, without the dot at its end.
+            hidden_size: E.
+            mixer_inputs: columns of what the mixer reads; None: E.
+        """
+
+        def norm(name: str) -> Norm:
+            return read_norm(config.norm, weights, f"{prefix}.{name}", hidden_size)
+
+        self._ops = ops
+        self.input_norm = norm(config.frame.before_mixer)
+        self._mixer = SelfAttention(
+            config.mixer, weights, ops, f"{prefix}.self_attn.", hidden_size=hidden_size, inputs=mixer_inputs
+        )
+        self._feed_forward_norm = norm(config.frame.before_feed_forward)
+        self._feed_forward = FeedForward(config.feed_forward, weights, ops, f"{prefix}.mlp.", hidden_size=hidden_size)
+
+    def enter(self, pending: A | None, residual: A) -> A:
+        """Return what the mixer reads `[T, E]`, after `pending` is added to the residual stream `[T, E]`."""
+        return add_and_norm(self._ops, pending, residual, self.input_norm)
+
+    def __call__(self, x: A, residual: A, step: Step[A], index: int, wanted: A | None = None) -> tuple[A, A]:
+        """Compute the layer.
+
+        Args:
+            x: what the mixer reads, see `enter`.
+            residual: `[T, E]`, the residual stream.
+            step: of the tokens.
+            index: number of the layer's memory.
+            wanted: `[W] int32`, the tokens that are needed behind the layer; None: all.
+
+        Returns:
+            What is pending, and the residual stream, each `[T, E]`, or `[W, E]`.
+        """
+        x = self._mixer(x, step, index, wanted)
+        if wanted is not None:
+            residual = self._ops.take(residual, wanted)
+        return self._feed_forward(add_and_norm(self._ops, x, residual, self._feed_forward_norm)), residual
+
+
+def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm) -> A:
+    """Add what is `pending` to the residual stream, and return the norm of the sum; None: nothing is pending."""
+    return ops.rms_norm(residual, norm) if pending is None else ops.add_rms_norm(pending, residual, norm)

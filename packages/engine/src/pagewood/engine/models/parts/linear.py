@@ -1,0 +1,25 @@
+"""Projections of several matrices with the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagewood.engine.models.ops import A, Linear, Ops, Weights
+
+
+def read_linear(
+    weights: Weights, ops: Ops[A], prefix: str, parts: Sequence[tuple[str, int]], inputs: int, *, has_bias: bool = False
+) -> Linear[A]:
+    """Take the matrices `parts`, one below the other, and their biases from `weights`.
+
+    Args:
+        weights: where they come from.
+        ops: keeps them.
+        prefix: of their names, with the dot at its end.
+        parts: name and number of outputs of each.
+        inputs: of all.
+        has_bias: whether each has a bias.
+    """
+    weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs)
+    bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts]) if has_bias else None
+    return ops.linear(weight, bias)

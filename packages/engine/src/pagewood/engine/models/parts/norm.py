@@ -1,0 +1,30 @@
+"""Root mean square norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewood.engine.models.ops import Norm, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """The numbers of a norm.
+
+    Raises:
+        ValueError: the epsilon is out of its range.
+    """
+
+    epsilon: float
+    offset: float = 0.0
+    """What is added to its weights: 1 where checkpoints store them less one."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= 1:
+            raise ValueError(f"norm_epsilon must be in (0, 1], got {self.epsilon}")
+
+
+def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
+    """Take the norm `name` of `size` elements from `weights`."""
+    weight = weights.stack([(f"{name}.weight", size)])
+    return Norm(weight=weight, epsilon=config.epsilon, offset=config.offset).folded()

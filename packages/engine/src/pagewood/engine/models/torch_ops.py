@@ -1,0 +1,132 @@
+"""The arithmetic of parts in plain torch: the oracle of every device, and what calibration computes with.
+
+Legend: T tokens, E hidden_size, V vocab_size, F elements of a head / 2, B texts, L tokens of a text.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
+from pagewood.engine.models.parts.attention import AttentionConfig
+
+
+class TorchLinear:
+    """A projection."""
+
+    __slots__ = ("_bias", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `[T, out]` of `[T, in]`."""
+        return functional.linear(x, self._weight, self._bias)
+
+
+class TorchEmbedding:
+    """An embedding table `[V, E]`."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return `[T, E]`."""
+        return functional.embedding(tokens, self._table)
+
+
+class TorchOps:
+    """`models.ops.Ops` on tensors of any device and dtype.
+
+    The rotation of a step is (cosines, sines), each `[T, F]`.
+    """
+
+    __slots__ = ("_make_linear",)
+
+    def __init__(self, make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear) -> None:
+        """Take the function that makes projections of a weight and a bias."""
+        self._make_linear = make_linear
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
+        return self._make_linear(weight, bias)
+
+    def embedding(self, table: Tensor) -> Embedding[Tensor]:
+        """Return an embedding with `table` `[V, E]`."""
+        return TorchEmbedding(table)
+
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+        """Return an embedding and an output projection that share `table` `[V, E]`."""
+        return TorchEmbedding(table), self._make_linear(table, None)
+
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Return the norm of the last axis of `x`."""
+        weight = norm.folded().weight
+        return functional.rms_norm(x, weight.shape, weight, norm.epsilon)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        """Add `x` to `residual` and return the norm of the sum."""
+        return self.rms_norm(residual.add_(x), norm)
+
+    def split_heads(
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q and k, and v."""
+        cosines, sines = (one[:, None] for one in rotation)
+        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+
+        def rotated(x: Tensor, norm: Norm | None) -> Tensor:
+            heads = x.unflatten(1, (-1, 2 * cosines.shape[-1]))
+            if norm is not None:
+                heads = self.rms_norm(heads, norm)
+            low, high = heads.chunk(2, dim=-1)
+            return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1).flatten(1)
+
+        return rotated(q, split.q_norm), rotated(k, split.k_norm), v
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu of the first half times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def take(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """Return the rows of `x` at `wanted`."""
+        return x.index_select(0, wanted)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the columns of all `parts` side by side, in new memory."""
+        return torch.cat(list(parts), dim=-1)
+
+    def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
+        return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
+
+
+class WholeTexts:
+    """`models.ops.Attention` of texts of one length, one after the other, each from position 0; it needs no memory."""
+
+    __slots__ = ("_layers", "_length")
+
+    def __init__(self, layers: Sequence[AttentionConfig], length: int) -> None:
+        """Attend in `layers` within texts of `length` tokens."""
+        self._layers = layers
+        self._length = length
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`."""
+        config, length = self._layers[layer], self._length
+        ages = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
+        seen = (ages >= 0) & (ages < (config.window or length))
+        heads = [x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v)]
+        attended = functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=config.scale, enable_gqa=True)
+        return attended.transpose(1, 2).reshape(len(q), -1)
