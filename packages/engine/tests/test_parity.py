@@ -90,6 +90,10 @@ CASES = {
             **_rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
     ),
+    "olmo2": Case(kind="Olmo2", extra={"eos_token_id": 0}),
+    "olmo2-one-kv-head": Case(
+        kind="Olmo2", extra={"eos_token_id": 0, "num_key_value_heads": 1, "attention_bias": True}
+    ),
     "qwen3-windows": Case(
         kind="Qwen3",
         extra={
@@ -273,4 +277,4 @@ def test_no_position_is_beyond_the_longest_sequence(pair: Pair) -> None:
 
 def test_every_supported_architecture_is_compared(pair: Pair) -> None:
     assert isinstance(pair.model.config, ModelConfig)
-    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2"}

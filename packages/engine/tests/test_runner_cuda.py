@@ -36,6 +36,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1,
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
         "Qwen3",

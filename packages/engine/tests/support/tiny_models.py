@@ -30,6 +30,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "mimo": ("Qwen2", {}),
+    "olmo2": ("Olmo2", {}),
 }
 ARCHITECTURES = tuple(_MODELS)
 

@@ -46,6 +46,9 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "max_position"):
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers))
+        frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers}
+        if len(frames) > 1:
+            raise ValueError(f"layers must all have norms before their parts, or none of them, got {frames}")
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
@@ -108,7 +111,7 @@ class ModelConfig:
         Raises:
             ValueError: see `from_folder`.
         """
-        family = replace(FAMILIES["LlamaForCausalLM"], qk_norm=qk_norm, windows="some")
+        family = replace(FAMILIES["LlamaForCausalLM"], qk_norm="heads" if qk_norm else "none", windows="some")
         if set(fields.texts("layer_types") or ()) == {"full_attention"}:  # of all layers of the target
             fields = replace(fields, values={**fields.values, "layer_types": None})
         return _read(fields, fields.empty("generation"), "LlamaForCausalLM", family)

@@ -20,7 +20,8 @@ class Family:
     """None: `attention_bias` decides."""
     mlp_bias: bool | None = False
     """None: `mlp_bias` decides."""
-    qk_norm: bool = False
+    qk_norm: Literal["none", "heads", "whole"] = "none"
+    """Whether q and k have norms, of each head or of all heads together."""
     windows: Literal["none", "all", "some"] = "none"
     """Which layers have the window of `sliding_window`; "some": those that `use_sliding_window` says."""
     frame: FrameConfig = field(default_factory=FrameConfig)
@@ -37,9 +38,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3ForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,
-            qk_norm=True,
+            qk_norm="heads",
             windows="some",
             defaults={"num_key_value_heads": 32, "head_dim": 128},
+        ),
+        "Olmo2ForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            qk_norm="whole",
+            frame=FrameConfig(
+                before_mixer=None,
+                behind_mixer="post_attention_layernorm",
+                before_feed_forward=None,
+                behind_feed_forward="post_feedforward_layernorm",
+            ),
+            defaults={"rms_norm_eps": 1e-5},
         ),
     }
 )

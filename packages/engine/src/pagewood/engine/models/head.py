@@ -162,7 +162,9 @@ class Head(Generic[A]):
         if config.clears_first:
             embedded = ops.clear_first(embedded, rotations[0])
         first, last = self._layers[0], len(self._layers) - 1
-        token = ops.rms_norm(embedded, first.input_norm if self._token_norm is None else self._token_norm)
+        token_norm = first.input_norm if self._token_norm is None else self._token_norm
+        assert token_norm is not None
+        token = ops.rms_norm(embedded, token_norm)
         normed = ops.rms_norm(hidden, self._hidden_norm)
         x = ops.concat([normed, token] if config.hidden_first else [token, normed])
         if config.has_wide_attention:

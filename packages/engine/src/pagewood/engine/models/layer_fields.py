@@ -57,7 +57,8 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
-            qk_norm=norm if family.qk_norm else None,
+            qk_norm=None if family.qk_norm == "none" else norm,
+            qk_norm_is_whole=family.qk_norm == "whole",
         )
         return LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=family.frame)
 

@@ -58,6 +58,8 @@ class HeadSplit:
     q_norm: Norm | None
     """`[head_dim]`, the norm of each query head, without an offset; None: no norm."""
     k_norm: Norm | None
+    norms_are_whole: bool = False
+    """Whether the norms are `[q_size]` and `[kv_size]`, each of all heads together."""
 
 
 class Ops(Protocol[A]):
@@ -85,6 +87,10 @@ class Ops(Protocol[A]):
 
     def add_rms_norm(self, x: A, residual: A, norm: Norm) -> A:
         """Add `x` `[T, E]` to `residual` in place and return the norm of the sum."""
+        ...
+
+    def norm_add(self, x: A, residual: A, norm: Norm) -> None:
+        """Add the norm of `x` `[T, E]` to `residual` in place; `x` is not read again."""
         ...
 
     def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:

@@ -78,6 +78,10 @@ class TorchOps:
         """Add `x` to `residual` and return the norm of the sum."""
         return self.rms_norm(residual.add_(x), norm)
 
+    def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
+        """Add the norm of `x` to `residual`."""
+        residual.add_(self.rms_norm(x, norm))
+
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,8 +90,10 @@ class TorchOps:
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
 
         def rotated(x: Tensor, norm: Norm | None) -> Tensor:
+            if norm is not None and split.norms_are_whole:
+                x = self.rms_norm(x, norm)
             heads = x.unflatten(1, (-1, 2 * cosines.shape[-1]))
-            if norm is not None:
+            if norm is not None and not split.norms_are_whole:
                 heads = self.rms_norm(heads, norm)
             low, high = heads.chunk(2, dim=-1)
             return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1).flatten(1)

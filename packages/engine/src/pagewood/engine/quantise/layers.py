@@ -111,5 +111,5 @@ def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
         step = Step(rotations={config: rope(positions) for config, rope in ropes.items()}, attention=attention)
         residual = texts.flatten(0, 1).clone()
         pending, residual = one.layer(one.layer.enter(None, residual), residual, step, one.index)
-        parts.append((residual + pending).view(texts.shape))
+        parts.append((residual if pending is None else residual + pending).view(texts.shape))
     return torch.cat(parts)

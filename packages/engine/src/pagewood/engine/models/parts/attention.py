@@ -39,6 +39,8 @@ class AttentionConfig:
     output_bias: bool = False
     qk_norm: NormConfig | None = None
     """Of each head of q and k, before they are rotated; None: no norm."""
+    qk_norm_is_whole: bool = False
+    """Whether that norm is of all heads together."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -48,6 +50,8 @@ class AttentionConfig:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
         if self.head_dim < 4 or self.head_dim % 4:
             raise ValueError(f"head_dim must be a multiple of 4, got {self.head_dim}")
+        if self.qk_norm_is_whole and self.qk_norm is None:
+            raise ValueError("qk_norm_is_whole must be False without qk_norm, got True")
         if self.window is not None and self.window < 1:
             raise ValueError(f"windows must be >= 1, got {self.window}")
 
@@ -107,12 +111,17 @@ class SelfAttention(Generic[A]):
         self._config = config
         self._ops = ops
         self._qkv = read_linear(weights, ops, prefix, qkv, inputs or hidden_size, has_bias=config.qkv_bias)
-        norm = config.qk_norm
+        sizes = (config.q_size, config.kv_size) if config.qk_norm_is_whole else (config.head_dim, config.head_dim)
+        norms = [
+            None if config.qk_norm is None else read_norm(config.qk_norm, weights, f"{prefix}{name}", size)
+            for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)
+        ]
         self._split = HeadSplit(
             q_size=config.q_size,
             kv_size=config.kv_size,
-            q_norm=None if norm is None else read_norm(norm, weights, f"{prefix}q_norm", config.head_dim),
-            k_norm=None if norm is None else read_norm(norm, weights, f"{prefix}k_norm", config.head_dim),
+            q_norm=norms[0],
+            k_norm=norms[1],
+            norms_are_whole=config.qk_norm_is_whole,
         )
         self._output: Linear[A] = read_linear(
             weights, ops, prefix, [("o_proj", hidden_size)], config.q_size, has_bias=config.output_bias

@@ -16,10 +16,26 @@ from pagewood.engine.models.parts.norm import NormConfig, read_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameConfig:
-    """Which norms a layer has, as the names of their tensors without ".weight"."""
+    """Which norms a layer has, as the names of their tensors without ".weight"; None: no norm.
 
-    before_mixer: str = "input_layernorm"
-    before_feed_forward: str = "post_attention_layernorm"
+    A norm before a part is of what the part reads, and a norm behind it of what it adds to the residual stream.
+
+    Raises:
+        ValueError: the parts have norms in different places, or none.
+    """
+
+    before_mixer: str | None = "input_layernorm"
+    behind_mixer: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    behind_feed_forward: str | None = None
+
+    def __post_init__(self) -> None:
+        places = [
+            (self.before_mixer is not None, self.behind_mixer is not None),
+            (self.before_feed_forward is not None, self.behind_feed_forward is not None),
+        ]
+        if places[0] != places[1] or not any(places[0]):
+            raise ValueError(f"norms must stand before both parts of a layer, behind both, or all of it, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +56,8 @@ class Layer(Generic[A]):
     adds it.
     """
 
-    __slots__ = ("_feed_forward", "_feed_forward_norm", "_mixer", "_ops", "input_norm")
+    __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_mixer", "_ops",
+                 "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -63,22 +80,28 @@ class Layer(Generic[A]):
             mixer_inputs: columns of what the mixer reads; None: E.
         """
 
-        def norm(name: str) -> Norm:
-            return read_norm(config.norm, weights, f"{prefix}.{name}", hidden_size)
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else read_norm(config.norm, weights, f"{prefix}.{name}", hidden_size)
 
+        frame = config.frame
         self._ops = ops
-        self.input_norm = norm(config.frame.before_mixer)
+        self.input_norm = norm(frame.before_mixer)
         self._mixer = SelfAttention(
             config.mixer, weights, ops, f"{prefix}.self_attn.", hidden_size=hidden_size, inputs=mixer_inputs
         )
-        self._feed_forward_norm = norm(config.frame.before_feed_forward)
+        self._behind_mixer = norm(frame.behind_mixer)
+        self._feed_forward_norm = norm(frame.before_feed_forward)
         self._feed_forward = FeedForward(config.feed_forward, weights, ops, f"{prefix}.mlp.", hidden_size=hidden_size)
+        self._behind_feed_forward = norm(frame.behind_feed_forward)
 
     def enter(self, pending: A | None, residual: A) -> A:
-        """Return what the mixer reads `[T, E]`, after `pending` is added to the residual stream `[T, E]`."""
+        """Return what the mixer reads `[T, E]`, after `pending` is added to the residual stream `[T, E]`.
+
+        Without a norm before the mixer nothing is pending, and it is the residual stream itself.
+        """
         return add_and_norm(self._ops, pending, residual, self.input_norm)
 
-    def __call__(self, x: A, residual: A, step: Step[A], index: int, wanted: A | None = None) -> tuple[A, A]:
+    def __call__(self, x: A, residual: A, step: Step[A], index: int, wanted: A | None = None) -> tuple[A | None, A]:
         """Compute the layer.
 
         Args:
@@ -89,14 +112,29 @@ class Layer(Generic[A]):
             wanted: `[W] int32`, the tokens that are needed behind the layer; None: all.
 
         Returns:
-            What is pending, and the residual stream, each `[T, E]`, or `[W, E]`.
+            What is pending, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
         """
         x = self._mixer(x, step, index, wanted)
         if wanted is not None:
             residual = self._ops.take(residual, wanted)
-        return self._feed_forward(add_and_norm(self._ops, x, residual, self._feed_forward_norm)), residual
+        pending = self._leave(x, residual, self._behind_mixer)
+        x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
+        return self._leave(x, residual, self._behind_feed_forward), residual
+
+    def _leave(self, x: A, residual: A, norm: Norm | None) -> A | None:
+        """Return what a part has computed, which is pending; or add its norm to the residual stream, if it has one."""
+        if norm is None:
+            return x
+        self._ops.norm_add(x, residual, norm)
+        return None
 
 
-def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm) -> A:
-    """Add what is `pending` to the residual stream, and return the norm of the sum; None: nothing is pending."""
+def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm | None) -> A:
+    """Add what is `pending` to the residual stream, and return the norm of the sum.
+
+    Without a norm, nothing may be pending, and the residual stream itself is returned.
+    """
+    if norm is None:
+        assert pending is None
+        return residual
     return ops.rms_norm(residual, norm) if pending is None else ops.add_rms_norm(pending, residual, norm)

@@ -12,6 +12,7 @@ from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.step import (
     StepKernel,
     draft,
+    frame,
     heads_kernel,
     packed_kernel,
     packed_variant,
@@ -46,7 +47,7 @@ def warm_up(
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     products = {packed_variant(*one): packed_kernel(*one) for one in sorted(packed)}
-    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, step)
+    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, frame, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -9,6 +9,7 @@ Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,11 +223,22 @@ class CPUOps:
         x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(norm), out, x.size, number=norm.epsilon)
         return out
 
+    def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
+        """Add the norm of `x` to `residual`."""
+        x.tape.emit(Operation.NORM_ADD, x.rows, x, _array(norm), residual, x.size, number=norm.epsilon)
+
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
     ) -> tuple[Buffer, Buffer, Buffer]:
         """Return rotated q and k, and v."""
         tape, rows = qkv.tape, qkv.rows
+        if split.norms_are_whole:
+            for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
+                assert norm is not None
+                tape.emit(
+                    Operation.NORM_COLUMNS, rows, qkv, _array(norm), qkv.size, start, size, number=norm.epsilon
+                )  # fmt: skip
+            split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
         norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
         tape.emit(

@@ -96,6 +96,11 @@ class CUDAOps:
         self._flashinfer.fused_add_rmsnorm(x, residual, norm.weight, norm.epsilon)
         return x
 
+    def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
+        """Add the norm of `x` to `residual`."""
+        self._flashinfer.rmsnorm(x, norm.weight, norm.epsilon, out=x)
+        residual.add_(x)
+
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +110,7 @@ class CUDAOps:
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
         for x, norm in ((q, split.q_norm), (k, split.k_norm)):
             if norm is not None:
-                heads = x.view(x.shape[0], -1, head_dim)
+                heads = x if split.norms_are_whole else x.view(x.shape[0], -1, head_dim)
                 self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_dim, table)
         return q, k, v

@@ -90,6 +90,32 @@ def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: 
 
 
 @inlined
+def norm_add(x: Any, weight: Any, epsilon: Any, residual: Any, first: Any, last: Any) -> None:
+    """Add the norm of rows [first, last) of `x` to `residual`; the norm is that of `norm`."""
+    size = _U(x.shape[1])
+    for row in range(_U(first), _U(last)):
+        total = _F(0.0)
+        for i in range(size):
+            total += x[row, i] * x[row, i]
+        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        for i in range(size):
+            residual[row, i] += x[row, i] * scale * weight[i]
+
+
+@inlined
+def norm_columns(x: Any, weight: Any, epsilon: Any, column: Any, first: Any, last: Any) -> None:
+    """Replace as many columns of rows [first, last) of `x` as `weight` has, from `column` on, by their norm."""
+    size, column = _U(weight.shape[0]), _U(column)
+    for row in range(_U(first), _U(last)):
+        total = _F(0.0)
+        for i in range(size):
+            total += x[row, column + i] * x[row, column + i]
+        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        for i in range(size):
+            x[row, column + i] = x[row, column + i] * scale * weight[i]
+
+
+@inlined
 def silu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
     """Write silu of the first half of rows [first, last) of `gate_up` `[T, 2I]`, times the second half, to `out`."""
     size = _U(out.shape[1])

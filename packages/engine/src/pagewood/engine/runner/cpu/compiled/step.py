@@ -178,6 +178,11 @@ class Operation(IntEnum):
     LOOK_UP = 52
     """tokens `[rows]`, panels, scales or 0, out `[rows, K]`, K, D, group, variant. The parts are rows."""
 
+    NORM_ADD = 60
+    """x, weight, residual, size. For this and the following see `frame`."""
+    NORM_COLUMNS = 61
+    """x, weight, size of x, first column, columns."""
+
 
 @inlined
 def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
@@ -200,7 +205,7 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return num_rows if scopes[one[2], Column.NUM_REPORTED] > 0 else 0
     if op == Operation.POOL:
         return scopes[one[2], Column.NUM_POOLED]
-    if op == Operation.DRAW or op >= Operation.ACCEPT:
+    if op == Operation.DRAW or (op >= Operation.ACCEPT and op < Operation.NORM_ADD):
         return num_rows
     return (num_rows + one[PART_ROWS] - 1) // one[PART_ROWS]
 
@@ -353,6 +358,19 @@ def report(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, par
     report_token(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
 
 
+@kernel(_PART)
+def frame(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
+    """Compute a part of an instruction of layers in other frames than norms before both parts, or of other norms."""
+    one = longs(one_at, NUM_COLUMNS)
+    first, last = part * one[PART_ROWS], min((part + 1) * one[PART_ROWS], num_rows)
+    if op == Operation.NORM_ADD:
+        size = one[5]
+        rows.norm_add(floats(one[2], num_rows, size), vector(one[3], size), number, floats(one[4], num_rows, size),
+                      first, last)  # fmt: skip
+    else:
+        rows.norm_columns(floats(one[2], num_rows, one[4]), vector(one[3], one[6]), number, one[5], first, last)
+
+
 @inlined
 def _move(op: Any, one: Any, first: Any, last: Any) -> None:
     if op == Operation.TAKE:
@@ -492,7 +510,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
 class StepKernel:
     """Runs programs: `step`, and the functions that instructions name by address. All are compiled."""
 
-    __slots__ = ("_drafts", "_heads", "_packed", "_report", "_runs")
+    __slots__ = ("_drafts", "_frame", "_heads", "_packed", "_report", "_runs")
 
     def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool, packed: Mapping[int, Kernel]) -> None:
         """Take the functions for heads, by their number of elements, those of drafters or not, and `packed_kernel`s.
@@ -503,6 +521,7 @@ class StepKernel:
         self._heads = {dim: one.address for dim, one in heads.items()}
         self._drafts = draft.address if drafts else 0
         self._report = report.address
+        self._frame = frame.address
         self._runs: Any = np.zeros(COUNTER_STRIDE, np.int64)
         """[0]: how many runs have begun."""  # written by: step, pass_by
 
@@ -524,6 +543,8 @@ class StepKernel:
             return self._report
         if operation < Operation.FILL:
             return 0
+        if operation >= Operation.NORM_ADD:
+            return self._frame
         if operation >= Operation.QUANTISE:
             variant = last_operand % VARIANTS if isinstance(last_operand, int) else -1
             if variant not in self._packed:
