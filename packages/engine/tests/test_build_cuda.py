@@ -233,13 +233,19 @@ def test_fields_are_checked() -> None:
         EngineConfig(cuda_graph_max_batch=0)
 
 
+def with_attention(model: ModelConfig, changes: list[dict[str, Any]]) -> ModelConfig:
+    """Return the model with one layer for each of `changes` of its attention."""
+    layer = model.layers[0]
+    return replace(model, layers=tuple(replace(layer, mixer=replace(layer.mixer, **change)) for change in changes))
+
+
 def test_models_without_kernels_are_refused() -> None:
     model = ModelConfig.from_folder(model_folder(None))
     needs = kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
     assert (needs.dtype, needs.head_dim, needs.has_windows) == ("bfloat16", 64, (False,))
     with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\) on CUDA.* got 80"):
-        kernel_needs(EngineConfig(device="cuda"), replace(model, head_dim=80))
-    model = replace(model, windows=(None, 32, 64, None))
+        kernel_needs(EngineConfig(device="cuda"), with_attention(model, [{"head_dim": 80}]))
+    model = with_attention(model, [{"window": window} for window in (None, 32, 64, None)])
     assert kernel_needs(EngineConfig(device="cuda"), model).has_windows == (False, True)
     kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=32), model)
     with pytest.raises(ValueError, match=r"max_length must be at most 32 for batch_invariant, .* got 33"):

@@ -189,8 +189,9 @@ def test_layers_for_multi_token_prediction_do_not_disturb_their_target(tmp_path:
     del tensors["model.layers.4.mlp.up_proj.weight"]
     with pytest.raises(ValueError, match=r"lacks the tensor model\.layers\.4\.mlp\.up_proj"):
         load(write(tmp_path / "lacking", config, tensors), folder)
+    target = ModelConfig.from_folder(folder)
     with pytest.raises(ValueError, match="the head must be layer 3, got layer 4"):
-        HeadConfig.from_folder(folder, replace(ModelConfig.from_folder(folder), num_layers=3, windows=(None,) * 3))
+        HeadConfig.from_folder(folder, replace(target, layers=target.layers[:3]))
     with pytest.raises(ValueError, match="captured states of a layer for multi-token prediction must be 1, got 2"):
         HeadConfig.from_folder(folder, ModelConfig.from_folder(folder), captured=[1, 2])
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import (
     DynamicScaling,
@@ -161,6 +162,49 @@ def test_biases_and_norms_of_each_architecture(tmp_path: Path) -> None:
     assert (llama.mixer.qkv_bias, llama.mixer.output_bias, llama.feed_forward.has_bias) == (True, True, True)
 
 
+GEMMA3_TEXT = {
+    "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+}  # fmt: skip
+
+
+def test_the_text_model_of_a_model_of_images(tmp_path: Path) -> None:
+    """As Gemma 3 is published: most fields are absent, and ropes are in the style of transformers 4."""
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "vision_config": {}}
+    config = read(tmp_path, {**outer, "text_config": GEMMA3_TEXT})
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (262208, 2560, 34)
+    assert (config.eos_token_ids, config.tied_embeddings, config.max_position) == ((1, 106), True, 131072)
+    assert config.embedding_multiplier == 2560**0.5
+    assert config.norm == NormConfig(epsilon=1e-6, offset=1.0)
+    assert config.windows == tuple(None if layer % 6 == 5 else 1024 for layer in range(34))
+    local, full = config.ropes
+    assert (local.theta, local.scaling) == (1e4, None)
+    assert (full.theta, full.scaling) == (1e6, LinearScaling(factor=8.0, original_length=131072))
+    layer = config.layers[5]
+    mixer = layer.mixer
+    assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.scale) == (8, 4, 256, 1 / 16)
+    assert mixer.rope == full
+    assert (layer.feed_forward.size, layer.feed_forward.activation) == (10240, "gelu_tanh")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "text_config: attn_logit_softcapping must be absent or null or 0, got 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be in"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters must hold an object for each of the layer types"),
+        ({"hidden_activation": "relu"}, "hidden_activation must be silu or swish or gelu_pytorch_tanh, got 'relu'"),
+    ],
+)
+def test_what_gemma_does_not_do_here_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(
+            tmp_path,
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**GEMMA3_TEXT, **change}},
+        )
+
+
 def test_generation_config(tmp_path: Path) -> None:
     config = read(tmp_path, {**LLAMA, "eos_token_id": 1}, {"eos_token_id": [7, 8]})
     assert config.eos_token_ids == (7, 8)
@@ -175,7 +219,7 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2.*Qwen3.*got Mamba"),
         ({"architectures": None}, "got no architecture"),
-        ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu or swish or gelu_pytorch_tanh, got 'gelu'"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, got 'many'"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads 3, got 8"),
@@ -281,7 +325,9 @@ FIELDS = [
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    architecture=st.sampled_from(["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]),
+    architecture=st.sampled_from(
+        ["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3ForCausalLM"]
+    ),
     changes=st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=4),
     scaling=st.none() | SCALING,
     eos=HOSTILE,
@@ -300,9 +346,9 @@ def test_any_configuration_is_read_or_refused(
         assert str(tmp_path) in problem
         assert len(problem) < 1000
         return
-    rope = Rope(config.ropes[0], device=torch.device("cpu"))
-    for part in rope(torch.tensor([0, config.max_position - 1])):
-        assert part.isfinite().all()
+    for own in config.ropes:
+        for part in Rope(own, device=torch.device("cpu"))(torch.tensor([0, config.max_position - 1])):
+            assert part.isfinite().all()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

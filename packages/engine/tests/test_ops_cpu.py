@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.ops import HeadSplit, Norm
+from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -87,6 +88,28 @@ def test_gate(num_rows: int) -> None:
     gate_up = randn(num_rows, 70) * 30
     expected = functional.silu(gate_up[:, :35]) * gate_up[:, 35:]
     torch.testing.assert_close(compute(OPS.silu_mul, gate_up), expected, atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_operations_of_few_families(num_rows: int) -> None:
+    """Against plain torch: norms of what is added and of some columns, gelu, a multiplier."""
+    torch_ops = TorchOps()
+    x, residual, own = randn(num_rows, 64), randn(num_rows, 64, seed=1), Norm(weight=randn(64, seed=2), epsilon=EPSILON)
+    added = compute(lambda x, residual: (OPS.norm_add(x, residual, own), residual)[1], x, residual)
+    expected = residual.clone()
+    torch_ops.norm_add(x, expected, own)
+    torch.testing.assert_close(added, expected)
+    torch.testing.assert_close(compute(OPS.gelu_mul, x * 30), torch_ops.gelu_mul(x * 30), atol=1e-5, rtol=2e-6)
+    assert torch.equal(compute(lambda x: OPS.scale(x, 64**0.3), x), torch_ops.scale(x, 64**0.3))
+
+    angles = randn(num_rows, 8, seed=3)
+    norms = [Norm(weight=randn(size, seed=4), epsilon=EPSILON) for size in (32, 16)]
+    split = HeadSplit(q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], norms_are_whole=True)
+    for index, wanted in enumerate(torch_ops.split_heads(x, (angles.cos(), angles.sin()), split)):
+        found = compute(
+            lambda x, c, s, index=index: OPS.split_heads(x, (c, s), split)[index], x, angles.cos(), angles.sin()
+        )
+        torch.testing.assert_close(found, wanted)
 
 
 def test_gate_at_the_ends_of_float32() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pagewood.engine.models.ops import HeadSplit, Norm
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cuda.ops import CUDAOps
@@ -62,6 +63,23 @@ def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
     expected = compiled(lambda x, r: CPUOps().add_rms_norm(x, r, exact), x, residual)
     torch.testing.assert_close(sum_norm.float(), expected, atol=atol, rtol=rtol)
     torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
+
+    less_one = Norm(weight=norm.weight, epsilon=1e-5, offset=1.0)
+    wide = Norm(weight=norm.weight.float(), epsilon=1e-5, offset=1.0)
+    shifted = compiled(lambda x: CPUOps().rms_norm(x, wide), x)
+    torch.testing.assert_close(OPS.rms_norm(x.to(dtype), less_one).float(), shifted, atol=atol, rtol=rtol)
+    for own, exact_own in ((norm, exact), (less_one, wide)):
+        total, expected = residual.to(dtype).clone(), residual.clone()
+        OPS.norm_add(x.to(dtype).clone(), total, own)
+        TorchOps().norm_add(x, expected, exact_own)
+        torch.testing.assert_close(total.float(), expected, atol=2 * atol, rtol=rtol)
+    total = residual.to(dtype).clone()
+    sum_norm = OPS.add_rms_norm(x.to(dtype).clone(), total, less_one)
+    expected = TorchOps().add_rms_norm(x, residual.clone(), wide)
+    torch.testing.assert_close(sum_norm.float(), expected, atol=2 * atol, rtol=2 * rtol)
+    scaled = OPS.scale(x.to(dtype).clone(), 7.3)
+    assert torch.equal(scaled, x.to(dtype) * torch.tensor(7.3, dtype=dtype))
+    torch.testing.assert_close(OPS.gelu_mul(x.to(dtype)).float(), TorchOps().gelu_mul(x), atol=atol, rtol=rtol)
 
     product = compiled(lambda x: CPUOps().silu_mul(x), x)
     torch.testing.assert_close(OPS.silu_mul(x.to(dtype)).float(), product, atol=atol, rtol=rtol)

@@ -53,6 +53,8 @@ class Case:
     extra: dict[str, Any]
     by_token: bool = False
     """Whether the reference computes one token at a time."""
+    is_inside: bool = False
+    """Whether the model is a part of one that reads images too."""
 
 
 def _rope(kind: str, **extra: Any) -> dict[str, Any]:
@@ -63,6 +65,18 @@ def _llama3() -> dict[str, Any]:
     return _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 
 
+GEMMA3 = {
+    "head_dim": 16,
+    "sliding_window": 9,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    },
+}
 CASES = {
     "llama": Case(kind="Llama", extra={}),
     "llama-multi-head": Case(kind="Llama", extra={"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -90,6 +104,8 @@ CASES = {
             **_rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
     ),
+    "gemma3": Case(kind="Gemma3", extra=GEMMA3),
+    "gemma3-in-a-model-of-images": Case(kind="Gemma3", extra=GEMMA3, is_inside=True),
     "olmo2": Case(kind="Olmo2", extra={"eos_token_id": 0}),
     "olmo2-one-kv-head": Case(
         kind="Olmo2", extra={"eos_token_id": 0, "num_key_value_heads": 1, "attention_bias": True}
@@ -146,13 +162,23 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def _build(case: Case, folder: Path) -> Any:
     torch.manual_seed(7)
-    config = getattr(transformers, f"{case.kind}Config")(**{**SMALL, **case.extra})
+    config_class = "Gemma3TextConfig" if case.kind == "Gemma3" else f"{case.kind}Config"
+    config = getattr(transformers, config_class)(**{**SMALL, **case.extra})
+    if case.is_inside:
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "image_size": 28, "patch_size": 14}  # fmt: skip
+        config = getattr(transformers, f"{case.kind}Config")(
+            text_config=config, vision_config=vision, mm_tokens_per_image=4, image_token_id=90
+        )
     config._attn_implementation = "eager"
-    reference = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
+    kind = "ForConditionalGeneration" if case.is_inside else "ForCausalLM"
+    reference = getattr(transformers, f"{case.kind}{kind}")(config).eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
-            if parameter.ndim == 1:  # norms start at one and biases at zero: a test would not see them swapped
-                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            # Norms start at one (Gemma's, which are stored less one, at zero), biases at zero: a test would not see
+            # them swapped.
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if "norm" in name and case.kind != "Gemma3" else 0.0, 0.2)
     reference.save_pretrained(folder)
     return reference
 
@@ -271,10 +297,10 @@ def test_bfloat16_activations_change_logits_by_little(pair: Pair) -> None:
 
 def test_no_position_is_beyond_the_longest_sequence(pair: Pair) -> None:
     """The positions that are compared here, beyond the original length of several, are all usable ones."""
-    original = pair.reference.config.max_position_embeddings
+    original = pair.reference.config.get_text_config().max_position_embeddings
     assert pair.model.config.max_position >= (134 if original == 40 else original)
 
 
 def test_every_supported_architecture_is_compared(pair: Pair) -> None:
     assert isinstance(pair.model.config, ModelConfig)
-    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2"}
+    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2", "Gemma3"}

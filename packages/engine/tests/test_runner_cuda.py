@@ -36,6 +36,16 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1,
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": DIM,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "eos_token_id": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
@@ -57,7 +67,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, extra = MODELS[request.param]
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **heads, **extra})
+    config_class = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config = getattr(transformers, config_class)(**{**sizes, **heads, **extra})
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     return folder
 

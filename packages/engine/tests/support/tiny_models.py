@@ -31,6 +31,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "mimo": ("Qwen2", {}),
     "olmo2": ("Olmo2", {}),
+    "gemma3": ("Gemma3", {"sliding_window": 7, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20}),
 }
 ARCHITECTURES = tuple(_MODELS)
 
@@ -43,7 +44,8 @@ def model_folder(architecture: str, *, seed: int = 0, noise: float = 0.0, has_mt
     """
     kind, extra = _MODELS[architecture]
     torch.manual_seed(seed)
-    config: Any = getattr(transformers, f"{kind}Config")(
+    config_class = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config: Any = getattr(transformers, config_class)(
         vocab_size=VOCAB_SIZE, hidden_size=SIZE, intermediate_size=WIDTH, num_hidden_layers=2, head_dim=HEAD_DIM,
         num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, max_position_embeddings=256,
         initializer_range=0.3, bos_token_id=None, eos_token_id=0, **extra,
@@ -161,6 +163,10 @@ def _head(
         "use_sliding_window": False,
         "sliding_window": None,
         "layer_types": None,
+        "hidden_act": "silu",
+        "hidden_activation": None,
+        "query_pre_attn_scalar": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
     _change_config(target, folder, values)
     return folder

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,12 @@ def test_types_may_differ_in_a_file(architecture: str, folders: dict[str, Path],
     )
     assert set(compare(file, expected)) == {"Int8Group", "Float16", "Int4", "Float32"}
     config, own = ModelConfig.from_folder(folders[architecture]), ModelConfig.from_folder(model_folder(file))
-    for name in ("architecture", "head_dim", "num_kv_heads", "qkv_bias", "qk_norm", "tied_embeddings", "rope"):
+    for name in ("architecture", "num_layers", "tied_embeddings", "ropes", "windows"):
         assert getattr(own, name) == getattr(config, name), name
-    assert own.norm.epsilon == pytest.approx(config.norm.epsilon)
+    epsilon = own.norm.epsilon  # which the file has in float32
+    assert epsilon == pytest.approx(config.norm.epsilon)
+    qk_norm = None if config.layers[0].mixer.qk_norm is None else own.norm
+    assert own.layers[0].mixer == replace(config.layers[0].mixer, qk_norm=qk_norm)
     assert own.eos_token_ids == (0,)
 
 
@@ -345,8 +349,8 @@ def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
     with pytest.raises(ValueError, match=r"rope_freqs\.weight must hold the factors of Llama 3's scaling"):
         model_folder(file)
-    keys = {"llama.ropes[0].scaling.type": "yarn", "llama.ropes[0].scaling.factor": 4.0}
-    keys["llama.ropes[0].scaling.original_context_length"] = 64
+    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    keys["llama.rope.scaling.original_context_length"] = 64
     gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys)
     scaling = ModelConfig.from_folder(model_folder(file)).ropes[0].scaling
     assert isinstance(scaling, YarnScaling)
@@ -564,13 +568,13 @@ OF_OTHER_MODELS = {
         ({"llama.final_logit_softcapping": 30.0}, r"llama\.final_logit_softcapping must be absent or 0, got 30\.0"),
         ({"llama.attention.causal": False}, r"attention\.causal must be absent or true, got False"),
         ({"llama.attention.sliding_window_pattern": [True, False]}, r"must be absent or 0, got \[True, False\]"),
-        ({"llama.ropes[0].scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
-        ({"llama.ropes[0].scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
-        ({"llama.ropes[0].scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
+        ({"llama.rope.scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
+        ({"llama.rope.scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
         ({"llama.expert_count": 8}, r"llama\.expert_count must be 0, got 8"),
         ({"split.count": 3}, r"split\.count must be 1, got 3: parts are files named name-00001-of-00003\.gguf"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),
-        ({"llama.ropes[0].scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
+        ({"llama.rope.scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
         ({"llama.block_count": "two"}, r"llama\.block_count must be a whole number, got 'two'"),
         ({"llama.attention.head_count_kv": [2, 2]}, "must be a whole number"),
         ({"tokenizer.ggml.pre": "superbpe"}, r"tokenizer\.ggml\.pre must be one of llama-bpe, .* got 'superbpe'"),

@@ -144,7 +144,7 @@ def load(file: Path) -> None:
     check_weights(made, config)
     checkpoint = Checkpoint(made, dtype=torch.float32)
     checkpoint.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
-    checkpoint.stack([("model.layers.0.mlp.down_proj.weight", config.hidden_size)], config.intermediate_size)
+    checkpoint.stack([("model.layers.0.mlp.down_proj.weight", config.hidden_size)], config.layers[0].feed_forward.size)
 
 
 def test_every_file_that_is_cut_is_refused(content: bytes, tmp_path: Path) -> None:

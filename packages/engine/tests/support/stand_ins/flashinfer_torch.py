@@ -306,6 +306,25 @@ def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None
     return normed if out is None else out.copy_(normed)
 
 
+def gemma_rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+    """Return the norm over the last axis of a matrix, with 1 added to the weights."""
+    if input.ndim != 2:
+        raise ValueError(f"input must have 2 axes, got {input.ndim}")
+    return rmsnorm(input, weight.double() + 1, eps, out)
+
+
+def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+    """Add to the residual, and write the norm of the sum to the input, with 1 added to the weights."""
+    fused_add_rmsnorm(input, residual, weight.double() + 1, eps)
+
+
+def gelu_tanh_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return gelu of the first half times the second."""
+    gate, up = input.double().chunk(2, -1)
+    product = (functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
+    return product if out is None else out.copy_(product)
+
+
 def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     """Add `input` to `residual`, and write the norm of the sum to `input`."""
     residual += input

@@ -197,7 +197,12 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
         verifies=config.speculative != "off",
+        activations=_activations(model),
     )
+
+
+def _activations(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(sorted({layer.feed_forward.activation for layer in model.layers}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
@@ -211,6 +216,7 @@ def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
         batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
         verifies=True,
+        activations=_activations(layer),
     )
 
 

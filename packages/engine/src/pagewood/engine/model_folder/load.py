@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,8 @@ def load_model(
     """
     config = ModelConfig.from_folder(folder)
     check_weights(folder, config)
+    if config.other_parts:
+        _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
@@ -237,7 +242,8 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a tensor repeats what the configuration or another tensor says, or is of a drafting head."""
     return (
         name.endswith("rotary_emb.inv_freq")
-        or (config.tied_embeddings and name == OUTPUT)
+        or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))
+        or name.startswith(config.other_parts)
         or is_mtp_tensor(name, config)
     )
 

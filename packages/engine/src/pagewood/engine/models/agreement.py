@@ -6,7 +6,7 @@ architecture does: the model would load and compute something else than its file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from pagewood.engine.json_fields import Fields, check_same, shown
@@ -56,8 +56,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Fields that change what other models compute, each with the values, besides null, that change nothing."""
 
 
-def check_fields(fields: Fields) -> None:
+def check_fields(fields: Fields, *, read: Collection[str] = ()) -> None:
     """Check the fields of a config.json that every family reads alike.
+
+    Args:
+        fields: of config.json.
+        read: fields that the family reads itself.
 
     Raises:
         ValueError: two fields say different things, a field has the name that another family gives it, or a field asks
@@ -65,13 +69,14 @@ def check_fields(fields: Fields) -> None:
     """
     for name, others in _OTHER_NAMES.items():
         for other in others:
-            if fields.values.get(other) is not None and fields.values.get(name) is None:
+            if other not in read and fields.values.get(other) is not None and fields.values.get(name) is None:
                 raise ValueError(f"{fields.source}: {other} must be named {name}, got {other} alone")
         check_same(fields.source, [(each, fields.values.get(each)) for each in (name, *others)])
     for names in _SYNONYMS:
         check_same(fields.source, [(name, fields.values.get(name)) for name in names])
     for name, harmless in _NEUTRAL.items():
-        must_be(fields, name, *harmless)
+        if name not in read:
+            must_be(fields, name, *harmless)
 
 
 def must_be(fields: Fields, name: str, *harmless: object) -> None:

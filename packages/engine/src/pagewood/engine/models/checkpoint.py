@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pagewood.engine.api import Progress
 from pagewood.engine.models.mapped_memory import give_back
+from pagewood.engine.models.naming import Naming
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import check_copy, stored_name
@@ -50,9 +51,9 @@ class Checkpoint:
         "_device",
         "_dtype",
         "_files",
-        "_has_prefix",
         "_kept",
         "_maps_plain",
+        "_naming",
         "_num_read",
         "_num_tensors",
         "_passed",
@@ -89,8 +90,7 @@ class Checkpoint:
         self._progress = progress
         self._files: TensorFiles = open_tensors(self.folder)
         self._unread = set(self._files.names())  # written by: check, finish
-        self._has_prefix = any(name.startswith("model.") for name in self._unread)
-        """Whether the decoder was saved as a part of a model with a head; otherwise its tensors lack the prefix."""
+        self._naming = Naming.of(self._unread)
         self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack, forms, integers
         self._passed: list[Tensor] = []
@@ -114,8 +114,7 @@ class Checkpoint:
         """
         found: list[Found] = []
         for name, rows in parts:
-            name = name if self._has_prefix else name.removeprefix("model.")
-            name = stored_name(self.folder, name, self._files.names())
+            name = stored_name(self.folder, self._naming.stored(name), self._files.names())
             form = self._files.format_of(name) if len(columns) == 1 else None
             if form is not None and not self._is_plain(name):
                 found.append(self._check_quantised(name, form, rows, columns[0]))
@@ -190,7 +189,7 @@ class Checkpoint:
         Raises:
             ValueError: they differ.
         """
-        check_copy(self.folder, self._files, copy, original, why=why)
+        check_copy(self.folder, self._files, self._naming.stored(copy), self._naming.stored(original), why=why)
 
     def integers(self, name: str, rows: int) -> Tensor:
         """Return the tensor `name` `[rows]` as int64 on the CPU.

@@ -38,9 +38,13 @@ class ModelConfig:
     """Longest sequence that the model can be used for, in tokens, with its ropes scaled as they say."""
     tied_embeddings: bool
     """Whether the embedding table is also the output projection."""
+    embedding_multiplier: float = 1.0
+    """Multiplies the embeddings of tokens."""
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
+    other_parts: tuple[str, ...] = ()
+    """Prefixes of tensors that belong to other parts of the checkpoint, such as a model of images."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position"):
@@ -117,6 +121,8 @@ class ModelConfig:
         return _read(fields, fields.empty("generation"), "LlamaForCausalLM", family)
 
 
+_OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
+"""Fields of a decoder that a larger model may have outside of `text_config`."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -127,8 +133,9 @@ _ENCODERS = frozenset(
 
 
 def _read(fields: Fields, generation: Fields, architecture: str, family: Family) -> ModelConfig:
+    fields = _text_fields(fields, family)
     check_method(fields)
-    check_fields(fields)
+    check_fields(fields, read=family.reads)
     fields = _with_defaults(fields, family)
     vocab_size = read_size(fields, "vocab_size", "vocab_size")
     hidden_size = read_size(fields, "hidden_size", "hidden_size")
@@ -136,7 +143,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         generation.integers("eos_token_id", high=vocab_size - 1) or fields.integers("eos_token_id", high=vocab_size - 1)
     )  # fmt: skip
     try:
-        norm = NormConfig(epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1))
+        norm = NormConfig(epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1), offset=family.norm_offset)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
         return ModelConfig(
@@ -145,13 +152,24 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             hidden_size=hidden_size,
             layers=layers,
             norm=norm,
-            max_position=max(layer.mixer.rope.longest(max_position) for layer in layers),
+            max_position=max_position if family.has_local_rope else layers[0].mixer.rope.longest(max_position),
             tied_embeddings=fields.flag("tie_word_embeddings", False),
+            embedding_multiplier=hidden_size**0.5 if family.scales_embeddings else 1.0,
+            other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
         )
     except ValueError as error:
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
+
+
+def _text_fields(fields: Fields, family: Family) -> Fields:
+    """Return the fields of the decoder, where it is a part of a larger model with those that stand outside."""
+    if not family.other_parts:
+        return fields
+    text = fields.section("text_config") or fields.empty("text_config")
+    outside = {name: fields.values[name] for name in _OUTSIDE if name in fields.values}
+    return replace(text, values={**outside, **text.values})
 
 
 def _with_defaults(fields: Fields, family: Family) -> Fields:

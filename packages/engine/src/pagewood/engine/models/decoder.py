@@ -90,6 +90,8 @@ class Decoder(Generic[A]):
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
         residual, pending = self.embedding(tokens), None
+        if self.config.embedding_multiplier != 1:
+            residual = ops.scale(residual, self.config.embedding_multiplier)
         for index, layer in enumerate(self._layers):
             x = layer.enter(pending, residual)
             if index in captured:

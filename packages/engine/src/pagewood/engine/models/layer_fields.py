@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.agreement import must_be
 from pagewood.engine.models.families import Family
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.feed_forward import Activation, FeedForwardConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
-from pagewood.engine.models.rope_config import LAYER_TYPES, read_rope
+from pagewood.engine.models.rope_config import LAYER_TYPES, local_ropes, read_rope
 
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+)
 _LONGEST_WINDOW = (1 << 31) - 1
+_PERIOD = 6
+"""Each n-th layer sees all positions, where a family has windows so and `sliding_window_pattern` is absent."""
 _DEFAULT_WINDOW = 4096
 """Where a family has windows and `sliding_window` is absent; null means that there are none."""
 
@@ -33,27 +41,32 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
     num_layers = read_size(fields, "num_hidden_layers", "num_layers")
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
-    rope = read_rope(
-        fields, head_dim=head_dim, max_position=read_size(fields, "max_position_embeddings", "max_position")
-    )
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")
+    max_position = read_size(fields, "max_position_embeddings", "max_position")
+    views = local_ropes(fields) if family.has_local_rope else (fields, fields)
+    ropes = [read_rope(view, head_dim=head_dim, max_position=max_position) for view in views]
+    activation = fields.text(family.activation_field, "silu")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{fields.source}: {family.activation_field} must be {' or '.join(_ACTIVATIONS)}, got {activation!r:.80}"
+        )
     feed_forward = FeedForwardConfig(
         size=read_size(fields, "intermediate_size", "intermediate_size"),
+        activation=_ACTIVATIONS[activation],
         has_bias=_bias(fields, "mlp_bias", family.mlp_bias),
     )
     num_kv_heads = read_size(fields, "num_key_value_heads", "num_kv_heads", num_heads)
     qkv_bias = _bias(fields, "attention_bias", family.qkv_bias)
     output_bias = fields.flag("attention_bias", False) if family.output_bias is None else family.output_bias
 
+    scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
+
     def layer(window: int | None) -> LayerConfig:
         mixer = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rope=rope,
-            scale=head_dim**-0.5,
+            rope=ropes[window is not None],
+            scale=scalar**-0.5,
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
@@ -89,6 +102,9 @@ def _bias(fields: Fields, name: str, fixed: bool | None) -> bool:
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     kinds = _layer_types(fields, num_layers)
+    if kinds is None and family.windows == "periodic":
+        period = fields.integer("sliding_window_pattern", _PERIOD, low=1, high=_LONGEST_WINDOW)
+        kinds = tuple("sliding_attention" if layer % period else "full_attention" for layer in range(1, num_layers + 1))
     window = _window(fields, family)
     if kinds is None:
         first = 0 if family.windows == "all" else fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)

@@ -108,6 +108,14 @@ class Ops(Protocol[A]):
         """Return `[T, I]`: silu of the first half of `gate_up` `[T, 2I]` times the second half."""
         ...
 
+    def gelu_mul(self, gate_up: A) -> A:
+        """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent."""
+        ...
+
+    def scale(self, x: A, factor: float) -> A:
+        """Return `x` times `factor`, which is rounded to the dtype of `x`."""
+        ...
+
     def take(self, x: A, wanted: A) -> A:
         """Return `[W, n]`, the rows of `x` `[T, n]` at `wanted` `[W] int32`."""
         ...

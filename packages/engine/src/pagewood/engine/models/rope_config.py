@@ -15,6 +15,8 @@ MAX_POSITION = 1 << 28
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """The kinds of layers that `layer_types` may name."""
 _MAX_FACTOR = 4096.0
+_GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
+"""Where a family has two ropes, and the fields with their bases are absent."""
 _SECTIONS = ("rope_parameters", "rope_scaling")
 _ALSO_OUTSIDE = frozenset({"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 """Fields of a section that may stand beside it."""
@@ -139,6 +141,34 @@ def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig
             f"got {rope.longest(max_position)}"
         )
     return rope
+
+
+def local_ropes(fields: Fields) -> tuple[Fields, Fields]:
+    """Return the fields for `read_rope` of layers that see all positions, and of those with a window.
+
+    Their ropes are objects of `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`, and
+    `rope_local_base_freq` (earlier versions).
+    """
+    own = fields.section("rope_parameters") or fields.empty("rope_parameters")
+    if own.values.keys() - LAYER_TYPES:
+        raise ValueError(
+            f"{own.source} must hold an object for each of the layer types {', '.join(sorted(LAYER_TYPES))}, "
+            f"got {min(own.values.keys() - LAYER_TYPES)[:80]!r}"
+        )
+
+    def view(kind: str, outside: str, theta: float) -> dict[str, object]:
+        section = own.section(kind)
+        inside = None if section is None else section.values.get("rope_theta")
+        base = fields.values.get(outside)
+        return {
+            **fields.values,
+            "rope_parameters": None if section is None else section.values,
+            "rope_theta": theta if base is None and inside is None else base,
+        }
+
+    full = view("full_attention", "rope_theta", _GLOBAL_THETA)
+    local = view("sliding_attention", "rope_local_base_freq", _LOCAL_THETA)
+    return Fields(fields.source, full), Fields(fields.source, {**local, "rope_scaling": None})
 
 
 def _rope_section(fields: Fields) -> Fields:

@@ -37,7 +37,6 @@ def check_copy(folder: Path, files: TensorFiles, copy: str, original: str, *, wh
     Raises:
         ValueError: they differ.
     """
-    original = original if original in files.names() else original.removeprefix("model.")
     if copy not in files.names() or original not in files.names():
         return
     headers = [files.header(name) for name in (copy, original)]

@@ -105,6 +105,15 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * up
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Return `x` times `factor`."""
+        return x * torch.tensor(factor, dtype=x.dtype)
+
     def take(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Return the rows of `x` at `wanted`."""
         return x.index_select(0, wanted)

@@ -22,6 +22,7 @@ from pagewood.engine.api import Progress
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.naming import Naming
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
@@ -90,7 +91,7 @@ def quantise_model(
     _check_plain(folder, files)
     written = CompressedFolder(out)
     checkpoint = Checkpoint(folder, dtype=torch.float32)
-    states = None if calibration is None else _embedded(folder, files, calibration.tokens)
+    states = None if calibration is None else _embedded(folder, files, calibration.tokens) * config.embedding_multiplier
     done: set[str] = set()
     matrices: list[QuantisedMatrix] = []
     for layer in read_layers(config, checkpoint):
@@ -133,8 +134,8 @@ def _embedded(folder: Path, files: TensorFiles, tokens: Tensor) -> Tensor:
 
 
 def _own_name(files: TensorFiles, name: str) -> str:
-    """Return the name that a tensor has in files that were saved without the prefix of the decoder."""
-    return name if name in files.names() else name.removeprefix("model.")
+    """Return the name that a tensor of the decoder has in the files."""
+    return Naming.of(files.names()).stored(name)
 
 
 def _round(

@@ -113,7 +113,7 @@ class SelfAttention(Generic[A]):
         self._qkv = read_linear(weights, ops, prefix, qkv, inputs or hidden_size, has_bias=config.qkv_bias)
         sizes = (config.q_size, config.kv_size) if config.qk_norm_is_whole else (config.head_dim, config.head_dim)
         norms = [
-            None if config.qk_norm is None else read_norm(config.qk_norm, weights, f"{prefix}{name}", size)
+            None if config.qk_norm is None else read_norm(config.qk_norm, weights, f"{prefix}{name}", size).folded()
             for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)
         ]
         self._split = HeadSplit(

@@ -12,7 +12,7 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
 from pagewood.engine.models.parts.linear import read_linear
 
-Activation = Literal["silu"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class FeedForwardConfig:
 class FeedForward(Generic[A]):
     """A feed-forward with its parameters."""
 
-    __slots__ = ("_down", "_gate_up", "_ops")
+    __slots__ = ("_activation", "_down", "_gate_up", "_ops")
 
     def __init__(
         self, config: FeedForwardConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
@@ -46,8 +46,14 @@ class FeedForward(Generic[A]):
         self._down: Linear[A] = read_linear(
             weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
         )
+        self._activation: Activation = config.activation
         self._ops = ops
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`."""
-        return self._down(self._ops.silu_mul(self._gate_up(x)))
+        gate_up = self._gate_up(x)
+        match self._activation:
+            case "silu":
+                return self._down(self._ops.silu_mul(gate_up))
+            case "gelu_tanh":
+                return self._down(self._ops.gelu_mul(gate_up))

@@ -35,7 +35,7 @@ class FrameConfig:
             (self.before_feed_forward is not None, self.behind_feed_forward is not None),
         ]
         if places[0] != places[1] or not any(places[0]):
-            raise ValueError(f"norms must stand before both parts of a layer, behind both, or all of it, got {self}")
+            raise ValueError(f"norms must stand before both parts, behind both, or in all four places, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,15 @@ class NormConfig:
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"norm_epsilon must be in (0, 1], got {self.epsilon}")
+        if self.offset not in (0, 1):
+            raise ValueError(f"norm_offset must be 0 or 1, got {self.offset}")
 
 
 def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
-    """Take the norm `name` of `size` elements from `weights`."""
+    """Take the norm `name` of `size` elements from `weights`.
+
+    An offset is added here if the weights are float32. To narrower ones the device adds it, without rounding the sum.
+    """
     weight = weights.stack([(f"{name}.weight", size)])
-    return Norm(weight=weight, epsilon=config.epsilon, offset=config.offset).folded()
+    norm = Norm(weight=weight, epsilon=config.epsilon, offset=config.offset)
+    return norm.folded() if weight.dtype.itemsize >= 4 else norm

@@ -89,17 +89,22 @@ class CUDAOps:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""
-        return self._flashinfer.rmsnorm(x, norm.weight, norm.epsilon)
+        return self._rms_norm(norm)(x, norm.weight, norm.epsilon)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum, in the memory of `x`."""
-        self._flashinfer.fused_add_rmsnorm(x, residual, norm.weight, norm.epsilon)
+        kernel = self._flashinfer.gemma_fused_add_rmsnorm if norm.offset else self._flashinfer.fused_add_rmsnorm
+        kernel(x, residual, norm.weight, norm.epsilon)
         return x
 
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        self._flashinfer.rmsnorm(x, norm.weight, norm.epsilon, out=x)
+        self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
         residual.add_(x)
+
+    def _rms_norm(self, norm: Norm) -> Callable[..., Tensor]:
+        """Return the kernel of a norm: Gemma's adds 1 to weights in float32."""
+        return self._flashinfer.gemma_rmsnorm if norm.offset else self._flashinfer.rmsnorm
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
@@ -118,6 +123,14 @@ class CUDAOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
         return self._silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
+        return self._flashinfer.gelu_tanh_and_mul(gate_up)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""
+        return x.mul_(torch.tensor(factor, dtype=x.dtype))
 
     def take(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Return the rows of `x` at `wanted`."""

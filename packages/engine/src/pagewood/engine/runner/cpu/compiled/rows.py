@@ -18,6 +18,8 @@ from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 
 _F = np.float32
+_TWICE_ROOT = _F(2 * (2 / np.pi) ** 0.5)
+_CUBIC = _F(0.044715)
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 
 
@@ -123,6 +125,37 @@ def silu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
         for i in range(size):
             gate = gate_up[row, i]
             out[row, i] = gate / (_F(1.0) + exp(-gate)) * gate_up[row, size + i]
+
+
+@inlined
+def gelu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
+    """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent.
+
+    0.5 (1 + tanh(x)) is the logistic function of 2x.
+    """
+    size = _U(out.shape[1])
+    for row in range(_U(first), _U(last)):
+        for i in range(size):
+            gate = gate_up[row, i]
+            inner = _TWICE_ROOT * (gate + _CUBIC * gate * gate * gate)
+            out[row, i] = gate / (_F(1.0) + exp(-inner)) * gate_up[row, size + i]
+
+
+@inlined
+def scale(x: Any, factor: Any, first: Any, last: Any) -> None:
+    """Multiply rows [first, last) of `x` by `factor`."""
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(x.shape[1])):
+            x[row, i] *= _F(factor)
+
+
+@inlined
+def columns(x: Any, out: Any, column: Any, first: Any, last: Any) -> None:
+    """Copy as many columns of rows [first, last) of `x` as `out` has, from `column` on; the reverse of `put`."""
+    column = _U(column)
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(out.shape[1])):
+            out[row, i] = x[row, column + i]
 
 
 @inlined

@@ -185,6 +185,12 @@ class Operation(IntEnum):
     """x, weight, residual, size. For this and the following see `frame`."""
     NORM_COLUMNS = 61
     """x, weight, size of x, first column, columns."""
+    GELU_MUL = 62
+    """gate and up, out, size."""
+    SCALE = 63
+    """x, size."""
+    COLUMNS = 64
+    """x, out, size of x, size of out, first column in x."""
 
 
 @inlined
@@ -363,13 +369,19 @@ def report(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, par
 
 @kernel(_PART)
 def frame(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
-    """Compute a part of an instruction of layers in other frames than norms before both parts, or of other norms."""
+    """Compute a part of an instruction that few families need: of other frames, norms, activations and ropes."""
     one = longs(one_at, NUM_COLUMNS)
     first, last = part * one[PART_ROWS], min((part + 1) * one[PART_ROWS], num_rows)
     if op == Operation.NORM_ADD:
         size = one[5]
         rows.norm_add(floats(one[2], num_rows, size), vector(one[3], size), number, floats(one[4], num_rows, size),
                       first, last)  # fmt: skip
+    elif op == Operation.GELU_MUL:
+        rows.gelu_mul(floats(one[2], num_rows, 2 * one[4]), floats(one[3], num_rows, one[4]), first, last)
+    elif op == Operation.SCALE:
+        rows.scale(floats(one[2], num_rows, one[3]), number, first, last)
+    elif op == Operation.COLUMNS:
+        rows.columns(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), one[6], first, last)
     else:
         rows.norm_columns(floats(one[2], num_rows, one[4]), vector(one[3], one[6]), number, one[5], first, last)
 

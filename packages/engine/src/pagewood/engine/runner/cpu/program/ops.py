@@ -253,6 +253,17 @@ class CPUOps:
         gate_up.tape.emit(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
         return out
 
+    def gelu_mul(self, gate_up: Buffer) -> Buffer:
+        """Return gelu of the first half times the second half."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.emit(Operation.GELU_MUL, gate_up.rows, gate_up, out, out.size)
+        return out
+
+    def scale(self, x: Buffer, factor: float) -> Buffer:
+        """Return `x` times `factor`, in its memory."""
+        x.tape.emit(Operation.SCALE, x.rows, x, x.size, number=factor)
+        return x
+
     def take(self, x: Buffer, wanted: Buffer) -> Buffer:
         """Return the rows of `x` at `wanted`."""
         out = x.tape.buffer(wanted.rows, x.size)

@@ -1,7 +1,7 @@
 """Forward passes on a tape: their inputs, and how the grants of a step are laid out in them.
 
 Legend: T tokens of a pass, W wanted tokens, K kept tokens, G grants, S sampled grants, P pooled grants, E
-elements of a hidden state, F elements of a head / 2.
+elements of a hidden state, F elements of a head / 2 of all ropes together.
 """
 
 # pyright: basic
@@ -71,14 +71,14 @@ class RowTables:
 
 
 class Rotations:
-    """The cosines and sines of positions, up to the furthest that has been asked for."""
+    """The cosines and sines of positions, up to the furthest that has been asked for; all ropes are side by side."""
 
-    __slots__ = ("_rope", "_tables", "columns", "width")
+    __slots__ = ("_ropes", "_tables", "columns", "widths")
 
     def __init__(self, ropes: Sequence[Rope]) -> None:
-        [self._rope] = ropes
-        self.width = self._rope.width
-        """F."""
+        self._ropes = ropes
+        self.widths = [rope.width for rope in ropes]
+        """Columns of each rope; F is their sum."""
         self._tables: tuple[Float32, Float32] | None = None  # written by: reach
         self.columns: Int64 = np.zeros(3, np.int64)
         """Addresses of the tables `[positions, F]`, and the number of positions, as in a scope."""  # written by: reach
@@ -86,7 +86,9 @@ class Rotations:
     def reach(self, num_positions: int) -> None:
         """Grow the tables to at least `num_positions`."""
         with torch.inference_mode():
-            cosines, sines = (x.numpy() for x in self._rope(torch.arange(1 << (num_positions - 1).bit_length())))
+            positions = torch.arange(1 << (num_positions - 1).bit_length())
+            tables = zip(*(rope(positions) for rope in self._ropes), strict=True)
+            cosines, sines = (torch.cat(parts, -1).numpy() for parts in tables)
         self._tables = cosines, sines
         self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
 
@@ -196,7 +198,7 @@ class Pass:
             vocab_size: of the model.
             max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
         """
-        scope, half = tape.scope(), rotations.width
+        scope, half = tape.scope(), sum(rotations.widths)
         self._rotations = rotations
         self.scope: Scope = scope
         self.tokens: Buffer = tape.buffer(scope.tokens, 1)
@@ -248,8 +250,15 @@ class Pass:
         tape.fill(scope, columns)
 
     def rotated(self) -> list[tuple[Buffer, Buffer]]:
-        """Return the cosines and sines of each rope."""
-        return [(self.cosines, self.sines)]
+        """Return the cosines and sines of each rope; if there are several, write instructions that separate them."""
+        widths = self._rotations.widths
+        if len(widths) == 1:
+            return [(self.cosines, self.sines)]
+        starts = [sum(widths[:index]) for index in range(len(widths))]
+        return [
+            (_columns(self.cosines, start, width), _columns(self.sines, start, width))
+            for start, width in zip(starts, widths, strict=True)
+        ]
 
     def plant(self) -> None:
         """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
@@ -375,3 +384,10 @@ class Pass:
             if outcome != Outcome.TOO_FAR:
                 return outcome
             rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
+
+
+def _columns(x: Buffer, start: int, size: int) -> Buffer:
+    """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
+    out = x.tape.buffer(x.rows, size)
+    x.tape.emit(Operation.COLUMNS, x.rows, x, out, x.size, size, start)
+    return out

@@ -119,6 +119,18 @@ class FlashInfer(Protocol):
         """Add `input` to `residual`, both `[T, E]`, and write the norm of the sum to `input`."""
         ...
 
+    def gemma_rmsnorm(self, input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+        """Return the norm of `[T, E]`, as `rmsnorm` does, with 1 added to the weights in float32."""
+        ...
+
+    def gemma_fused_add_rmsnorm(self, input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+        """Like `fused_add_rmsnorm`, with 1 added to the weights in float32."""
+        ...
+
+    def gelu_tanh_and_mul(self, input: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return `[T, I]`: gelu, with a hyperbolic tangent, of the first half of `[T, 2I]` times the second."""
+        ...
+
     def silu_and_mul(self, input: Tensor, out: Tensor | None = None) -> Tensor:
         """Return `[T, I]`: silu of the first half of `[T, 2I]` times the second."""
         ...

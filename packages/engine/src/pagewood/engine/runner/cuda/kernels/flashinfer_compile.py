@@ -41,6 +41,8 @@ class KernelNeeds:
     """Dtype of the KV memory; None means `dtype`."""
     verifies: bool = False
     """Whether some steps have masks, in which windows are hidden too."""
+    activations: tuple[str, ...] = ("silu",)
+    """Of feed-forwards, as FlashInfer names them."""
 
 
 def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[Any]:
@@ -57,7 +59,7 @@ def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[
         importlib.import_module("flashinfer.jit.rope").gen_rope_module(),
         importlib.import_module("flashinfer.jit.page").gen_page_module(),
         importlib.import_module("flashinfer.jit.sampling").gen_sampling_module(),
-        jit.activation.gen_act_and_mul_module("silu"),
+        *(jit.activation.gen_act_and_mul_module(name) for name in sorted({a for n in needs for a in n.activations})),
     ]
     for need in needs:
         dtype = getattr(torch, need.dtype)
