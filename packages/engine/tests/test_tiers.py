@@ -18,7 +18,16 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario, with_holds
+from pagewood.engine.testing import (
+    make_queue,
+    make_request,
+    random_faults,
+    random_scenario,
+    run_scenario,
+    with_holds,
+    with_interruptions,
+    with_urgency,
+)
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
@@ -162,6 +171,23 @@ def test_random_pauses_and_retention_over_tiers(seed: int) -> None:
     scenario = with_holds(random_scenario(rng, overlap=seed % 2 > 0), rng)
     scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True, retained_share=0.5))
     run_scenario(scenario, make_caches=make_caches)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_priorities_over_tiers(seed: int) -> None:
+    """Requests are parked behind the prompts of others of lower priority, and preempted for them."""
+    rng = random.Random(seed)
+    host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
+        device = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        host = HostTier(page_bytes=page_size * 8, num_pages=host_pages)
+        return lambda: TieredIndex(
+            RadixCache(page_size), device=device, host=host, page_size=page_size, write_policy=policy
+        )
+
+    scenario = with_interruptions(random_scenario(rng, overlap=seed % 2 > 0, bursts=0.9), rng)
+    run_scenario(with_urgency(scenario, rng), make_caches=make_caches)
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
