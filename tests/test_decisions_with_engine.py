@@ -48,6 +48,7 @@ from pagewood.schedpolicy.simulation import (
     policies_named,
     simulate,
 )
+from pagewood.schedpolicy.steps.latency import pairs_of
 
 PAGE = 16
 MACHINE = Machine(
@@ -266,13 +267,18 @@ def random_setting(rng: Random, policy: str) -> Setting:
 
 
 def compare(seed: int, setting: Setting, *, over_radix: bool = False) -> int:
-    """Compare one trace; return how many requests were preempted."""
-    engine, num_preempted = steps_of_engine(crowd(seed=seed), setting)
-    simulated = steps_of_simulator(crowd(seed=seed), setting, over_radix=over_radix)
+    """Compare one crowd; return how many requests were preempted."""
+    return compared(crowd(seed=seed), setting, over_radix=over_radix)[1]
+
+
+def compared(trace: Trace, setting: Setting, *, over_radix: bool = False) -> tuple[list[Step], int]:
+    """Compare one trace; return its steps, and how many requests were preempted."""
+    engine, num_preempted = steps_of_engine(trace, setting)
+    simulated = steps_of_simulator(trace, setting, over_radix=over_radix)
     for index, (found, expected) in enumerate(zip(simulated, engine, strict=False)):
         assert found == expected, f"step {index} with {setting}"
     assert len(simulated) == len(engine)
-    return num_preempted
+    return engine, num_preempted
 
 
 @pytest.mark.parametrize("policy", ORDERS)
@@ -296,6 +302,22 @@ def test_grants_are_taken_back_alike(seed: int) -> None:
 def test_a_match_whose_pages_a_prompt_has_taken_is_looked_up_again() -> None:
     """In this trace a prompt in progress goes on within the pass, and evicts what the next request had matched."""
     compare(20, random_setting(Random("20 fair"), "fair"), over_radix=True)
+
+
+def test_the_last_token_of_a_prompt_takes_as_long_as_a_decode_where_prompts_come_first() -> None:
+    """A request that arrives shortly before that step ends is in the next, if the step takes as long in both."""
+    model, num_prompt = MACHINE.model, 33
+    begun_s = model.step_s(num_prefill=32, num_decode=0, num_kv=0, num_pairs=pairs_of(0, 32))
+    as_prompt_s = begun_s + model.step_s(num_prefill=1, num_decode=0, num_kv=0, num_pairs=num_prompt)
+    as_decode_s = begun_s + model.step_s(num_prefill=0, num_decode=1, num_kv=num_prompt)
+    assert as_prompt_s < as_decode_s
+    first, second = (
+        TraceRequest(arrived_s=arrived_s, num_prompt=num_prompt, num_output=3, max_new_tokens=3, keys=())
+        for arrived_s in (0.0, (as_prompt_s + as_decode_s) / 2)
+    )
+    trace = Trace(name="two", requests=(first, second), block_size=PAGE)
+    steps, _ = compared(trace, Setting(chunk=32, prefill_first=True))
+    assert [step.prompts for step in steps[:3]] == [((0, 0, 32),), ((0, 32, 1),), ((1, 0, 32),)]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ first token: those of the work of the high one, those of the work of the low one
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.grammar import GrammarCompiler
 from pagewood.engine.grammar.matcher import Matcher
 from pagewood.engine.testing.echo_grammar import EchoMatcher
-from pagewood.kvpool.tiers import ArrayPages, HostTier, TieredIndex
+from pagewood.kvpool.tiers import ArrayPages, HostTier, Lanes, TieredIndex
 from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 from pagewood.radixcache import RadixCache
 
@@ -258,27 +258,48 @@ def test_a_grammar_of_a_high_request_is_compiled_before_those_of_lower_ones() ->
         bench.engine.close()
 
 
-def test_a_prefix_of_a_high_request_is_copied_back_before_those_of_lower_ones() -> None:
-    lanes = manual_lanes(max_pending=100)
-    load = lanes.load
-    assert isinstance(load, ManualLane)
+def over_tiers(lanes: Lanes, **options: Any) -> EchoBench:
+    """Return a bench whose cache moves evicted pages to host memory; copies are made when the lanes are run."""
 
     def make_caches(memory: NDArray[np.uint64]) -> Callable[[], TieredIndex]:
         return lambda: TieredIndex(
             RadixCache(PAGE),
             device=ArrayPages([[memory.view(np.uint8).reshape(-1, PAGE * 8)]]),
-            host=HostTier(page_bytes=PAGE * 8, num_pages=400),
+            host=HostTier(page_bytes=PAGE * 8, num_pages=800),
             page_size=PAGE,
             lanes=lanes,
         )
 
-    bench = EchoBench(num_pages=120, max_running=32, make_caches=make_caches, overlap=False)
-    prompts = [[number, number + 1] * 10 for number in range(1, 40)]
-    for number, prompt in enumerate(prompts):  # the last ones evict the first ones
+    return EchoBench(make_caches=make_caches, **options)
+
+
+def run_all(lanes: Lanes) -> None:
+    """Make all copies that are pending."""
+    for lane in (lanes.demote, lanes.load, lanes.store):
+        assert isinstance(lane, ManualLane)
+        lane.run(lane.num_pending)
+
+
+def fill(bench: EchoBench, lanes: Lanes, prompts: Sequence[Sequence[int]]) -> None:
+    """Compute prompts one after another; the last ones move the first ones to the host."""
+    for number, prompt in enumerate(prompts):
         bench.answer(submit(f"before {number}", prompt, max_tokens=1))
-        for lane in (lanes.demote, lanes.store):
-            assert isinstance(lane, ManualLane)
-            lane.run(100)
+        run_all(lanes)
+
+
+def others(number: int) -> list[list[int]]:
+    """Return prompts that no other test request repeats; they fill the cache."""
+    return [[30 + index % 20, 49 - index // 20] * 40 for index in range(number)]
+
+
+def test_a_prefix_of_a_high_request_is_copied_back_before_those_of_lower_ones() -> None:
+    lanes = manual_lanes(max_pending=100)
+    load = lanes.load
+    assert isinstance(load, ManualLane)
+
+    bench = over_tiers(lanes, num_pages=120, max_running=32, overlap=False)
+    prompts = [[number, number + 1] * 10 for number in range(1, 40)]
+    fill(bench, lanes, prompts)
     assert bench.kv.num_free < 20
     bench.step(*(submit(f"low {number}", prompts[number], priority=LOW) for number in range(6)))
     assert load.num_pending >= 4
@@ -286,4 +307,70 @@ def test_a_prefix_of_a_high_request_is_copied_back_before_those_of_lower_ones() 
     stream = (submit(f"middle {number}", prompts[8 + number % 4], priority=MIDDLE) for number in count())
     assert steps_to_first_token(bench, "high", stream, after_step=load.run) <= 1 + SLACK
     load.run(100)
+    bench.engine.close()
+
+
+@OVERLAPS
+@pytest.mark.parametrize("num_back", [0, 40, 120])
+def test_a_leader_lends_and_goes_on_where_a_part_of_its_prompt_is_copied_back(overlap: bool, num_back: int) -> None:
+    lanes = manual_lanes(max_pending=100)
+    bench = over_tiers(
+        lanes, overlap=overlap, num_pages=400, max_length=MAX_LENGTH, chunked_prefill_size=CHUNK, max_running=64
+    )
+    first = [SHARED[:num_back]] if num_back else []
+    fill(bench, lanes, [*first, *others(30)])
+    bench.step(submit("low", [*SHARED, 7, 7], priority=LOW, max_tokens=4))
+    bench.until(lambda: run_all(lanes) or request(bench, "low").row >= 0)
+    assert request(bench, "low").num_cached == num_back
+    bench.step(submit("high", [*SHARED, 8, 8], priority=HIGH, max_tokens=4))
+    bench.until(lambda: run_all(lanes) or bench.state.waiting.is_parked(request(bench, "high")))
+    stream = middle_ones(20)
+    num = steps_to_first_token(bench, "high", stream, after_step=lambda: run_all(lanes))
+    assert num <= num_steps(len(SHARED) - num_back + 4) + SLACK
+    bench.until(lambda: run_all(lanes) or (bench.finish("high") and bench.finish("low")))
+    assert bench.tokens("low") == expected([*SHARED, 7, 7], 4, max_length=MAX_LENGTH)
+    assert bench.tokens("high") == expected([*SHARED, 8, 8], 4, max_length=MAX_LENGTH)
+    bench.engine.close()
+
+
+@OVERLAPS
+@pytest.mark.parametrize("num_low", [1, 6])
+def test_a_high_request_does_not_wait_for_the_copies_of_low_ones_with_its_prompt(overlap: bool, num_low: int) -> None:
+    lanes = manual_lanes(max_pending=100)
+    bench = over_tiers(
+        lanes, overlap=overlap, num_pages=300, max_length=MAX_LENGTH, chunked_prefill_size=CHUNK, max_running=64
+    )
+    fill(bench, lanes, [SHARED, *others(30)])
+    bench.step(*(submit(f"low {number}", [*SHARED, 7, number], priority=LOW) for number in range(num_low)))
+    bench.step(submit("high", [*SHARED, 8, 8], priority=HIGH, max_tokens=4))
+    load = lanes.load
+    assert isinstance(load, ManualLane)
+    assert load.num_pending > 1
+    assert steps_to_first_token(bench, "high", middle_ones(20), after_step=load.run) <= 1 + SLACK
+    run_all(lanes)
+    bench.engine.close()
+
+
+@OVERLAPS
+@pytest.mark.parametrize("num_held", [1, 4])
+def test_middle_ones_do_not_take_the_pages_that_a_high_one_needs_after_its_copies(overlap: bool, num_held: int) -> None:
+    """Its copies take some steps; what it needs beside the copied prefix must be free then."""
+    lanes = manual_lanes(max_pending=100)
+    bench = over_tiers(
+        lanes, overlap=overlap, num_pages=60, max_length=MAX_LENGTH, chunked_prefill_size=CHUNK, max_running=16
+    )
+    fill(bench, lanes, [SHARED[:80], *others(8)])
+    bench.step(submit("high", SHARED[:120], priority=HIGH, max_tokens=4))  # 31 pages, of which 20 are copied
+    num_left = num_held
+
+    def copy_later() -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left <= 0:
+            run_all(lanes)
+
+    stream = middle_ones(4, max_tokens=60)  # 16 pages each
+    num = steps_to_first_token(bench, "high", stream, after_step=copy_later)
+    assert num <= num_held + num_steps(120 - 80) + SLACK
+    run_all(lanes)
     bench.engine.close()

@@ -32,7 +32,7 @@ from pagewood.kvpool.tiers import (
 )
 from pagewood.radixcache import RadixCache
 from parts import make_queue, make_request
-from scenarios.drawing import random_scenario, with_holds
+from scenarios.drawing import random_scenario, with_holds, with_interruptions, with_urgency
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario
 
@@ -165,6 +165,23 @@ def test_random_pauses_and_retention_over_tiers(seed: int) -> None:
     scenario = with_holds(random_scenario(rng, overlap=seed % 2 > 0), rng)
     scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True, retained_share=0.5))
     run_scenario(scenario, make_caches=make_caches)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_priorities_over_tiers(seed: int) -> None:
+    """Requests are parked behind the prompts of others of lower priority, and preempted for them."""
+    rng = random.Random(seed)
+    host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
+        device = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        host = HostTier(page_bytes=page_size * 8, num_pages=host_pages)
+        return lambda: TieredIndex(
+            RadixCache(page_size), device=device, host=host, page_size=page_size, write_policy=policy
+        )
+
+    scenario = with_interruptions(random_scenario(rng, overlap=seed % 2 > 0, bursts=0.9), rng)
+    run_scenario(with_urgency(scenario, rng), make_caches=make_caches)
 
 
 @pytest.mark.parametrize("has_disk", [False, True])

@@ -235,6 +235,7 @@ class NaiveReplica:
         decodes: list[Naive] = []
         prefills: list[tuple[Naive, int]] = []
         preempted = [False]
+        begun = list(self.running)
 
         def get_pages(request: Naive, num_tokens: int) -> bool:
             """Preempt requests without a grant until a running one has pages; return whether it still runs."""
@@ -312,12 +313,14 @@ class NaiveReplica:
             # All requests that could run were preempted; plan again at once.
             assert preempted[0]
             return now_s
-        num_kv = sum(r.num_tokens for r in decodes)
+        last = [r for r, _ in prefills if r in begun and r.num_tokens - r.computed == 1]
+        prompts = [(r, num) for r, num in prefills if r not in last]
+        singles = [*decodes, *last]
         end_s = now_s + MODEL.step_s(
-            num_prefill=sum(num for _, num in prefills),
-            num_decode=len(decodes),
-            num_kv=num_kv,
-            num_pairs=sum(position + 1 for r, num in prefills for position in range(r.computed, r.computed + num)),
+            num_prefill=sum(num for _, num in prompts),
+            num_decode=len(singles),
+            num_kv=sum(r.num_tokens for r in singles),
+            num_pairs=sum(position + 1 for r, num in prompts for position in range(r.computed, r.computed + num)),
         )
         for request in decodes:
             if request.is_decoding:

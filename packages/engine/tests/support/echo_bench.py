@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.kv import KVSpace, PrefixCache
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
+from pagewood.engine.testing.simulated_device import StepSeconds
 
 PAGE, MAX_LENGTH, VOCAB = 4, 64, 50
 
@@ -24,7 +27,10 @@ MakeCaches = Callable[[NDArray[np.uint64]], Callable[[], PrefixCache]]
 
 
 class EchoBench:
-    """An engine of small size. After every call of `step`, the accounting of its memory is right."""
+    """An engine of small size. After every call of `step`, the accounting of its memory is right.
+
+    `now_s` is the time of its clock. With `step_s` it passes while steps are computed.
+    """
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class EchoBench:
         make_caches: MakeCaches | None = None,
         drafting: Drafting | None = None,
         clock: Callable[[], float] | None = None,
+        step_s: StepSeconds | None = None,
         **options: Any,
     ) -> None:
         self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
@@ -44,11 +51,12 @@ class EchoBench:
         memory = np.empty(num_pages * PAGE, np.uint64)
         config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
 
-        def make_runner(kv: KVSpace) -> EchoRunner:
-            return EchoRunner(
+        def make_runner(kv: KVSpace) -> Runner:
+            runner = EchoRunner(
                 num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE,
                 vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
             )  # fmt: skip
+            return runner if step_s is None else _TimedRunner(self, runner, step_s)
 
         self.engine: Engine = assemble(
             config,
@@ -115,6 +123,33 @@ class EchoBench:
         assert self.kv.cache.num_locked == counters.num_retained_pages
         assert self.kv.num_free_rows == self.engine.config.num_rows
         assert self.state.by_id == {}
+
+
+class _TimedRunner:
+    """Lets the clock of a bench pass while a step is waited for; for requests without grammars."""
+
+    def __init__(self, bench: EchoBench, runner: Runner, step_s: StepSeconds) -> None:
+        self._bench = bench
+        self._runner = runner
+        self._step_s = step_s
+
+    def launch(self, batch: Batch) -> _TimedStep:
+        return _TimedStep(self._bench, self._runner.launch(batch), self._step_s(batch))
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class _TimedStep:
+    def __init__(self, bench: EchoBench, step: StepHandle, seconds: float) -> None:
+        self._bench = bench
+        self._step = step
+        self._left_s = seconds
+
+    def wait(self) -> StepResult:
+        self._bench.now_s += self._left_s
+        self._left_s = 0.0
+        return self._step.wait()
 
 
 def submit(name: str, prompt: Sequence[int], *, max_tokens: int = 30, **fields: Any) -> Submit:

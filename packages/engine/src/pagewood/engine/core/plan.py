@@ -472,6 +472,7 @@ class Planner:
         is_plain = self._notes is None and self._giving_way is None and kv.tiers is None and not kv.num_retained
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
+        coming: list[tuple[int, int]] = []  # priority of each that waits for copies, and pages that it will need
         is_declined = False
         num_available, page_size = kv.num_available, kv.page_size
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
@@ -514,7 +515,9 @@ class Planner:
                     continue
                 break
             num_reserved = reserve.num_reserved(request, num_available=kv.num_available)
+            num_reserved += sum(num for priority, num in coming if priority > request.priority)
             if waiting.recall(request, num_reserved=num_reserved):
+                coming.append((request.priority, num_wanted))
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
                 continue

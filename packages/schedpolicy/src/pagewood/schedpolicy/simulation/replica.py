@@ -183,7 +183,7 @@ class Replica:
 
     def _start(self, now_s: float) -> None:
         """Decide the next step, and how often it repeats."""
-        decoding, policies, memory = self._decoding, self._policies, self._memory
+        policies, memory = self._policies, self._memory
         self._prefills, self._completing = [], []
         self._run_started_s = now_s
         self._is_decoding = False
@@ -215,18 +215,33 @@ class Replica:
         self._recorder.moment(now_s, num_running=len(self._running), num_waiting=len(self._queue), memory=memory)
         if self._prefills or self._completing:
             self._num_run_steps = 1
-            self.end_s = now_s + self._machine.model.step_s(
-                num_prefill=sum(num for _, num in self._prefills),
-                num_decode=len(self._completing) + (decoding.num_requests if self._is_decoding else 0),
-                num_kv=sum(request.num_tokens for request in self._completing)
-                + (decoding.kv_tokens if self._is_decoding else 0),
-                num_pairs=sum(pairs_of(request.num_computed, num) for request, num in self._prefills),
-            )
+            self.end_s = now_s + self._step_s()
         elif self._is_decoding:
             self._set_run(self._num_alike())
         else:
             assert has_preempted, "a waiting request must fit when no request runs"
             self._start(now_s)
+
+    def _step_s(self) -> float:
+        """Return how long the step just decided takes, if it computes prompts.
+
+        The last token of a prompt that was begun in an earlier step takes as long as a decode: the device computes the
+        same, whether prompts come first or not.
+        """
+        decoding = self._decoding
+        last = [
+            request
+            for request, _ in self._prefills
+            if _lacks_one(request) and request.num_computed > request.num_matched
+        ]
+        prompts = [(request, num) for request, num in self._prefills if request not in last]
+        singles = [*self._completing, *last]
+        return self._machine.model.step_s(
+            num_prefill=sum(num for _, num in prompts),
+            num_decode=len(singles) + (decoding.num_requests if self._is_decoding else 0),
+            num_kv=sum(request.num_tokens for request in singles) + (decoding.kv_tokens if self._is_decoding else 0),
+            num_pairs=sum(pairs_of(request.num_computed, num) for request, num in prompts),
+        )
 
     def _note_step(self, has_preempted: bool) -> None:
         if has_preempted:
