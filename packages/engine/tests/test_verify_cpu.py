@@ -319,7 +319,7 @@ class GivenTrees:
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Compute the target."""
-        return model(self.window).states(verify.tokens, (verify.cosines, verify.sines), attention, verify.kept)[0]
+        return model(self.window).states(verify.tokens, verify.rotated(), attention, verify.kept)[0]
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing."""
