@@ -15,6 +15,7 @@ import pytest
 from memory_server import MemoryServer
 from pagewood.engine.api import SamplingParams
 from pagewood.server.protocols.ollama import fields, options
+from pagewood.server.protocols.ollama.lenient import MAX_LOOKED_AT, log_ignored
 from scripted import Script, interrupted, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -320,6 +321,15 @@ async def test_fields_without_effect_are_accepted(
         assert put_together([await whole(server, GENERATE, **body)]) == plain
     assert caplog.messages == []
     assert len(script.prompts) == 1
+
+
+def test_long_lists_are_not_searched_whole_for_what_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    known: list[dict[str, Any]] = [USER] * (MAX_LOOKED_AT - 1)
+    body = {"model": "echo", "messages": [*known, {**USER, "early": 1}, {**USER, "late": 1}]}
+    request = fields.parse_chat(json.dumps(body).encode())
+    with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
+        log_ignored(request)
+    assert caplog.messages == ["without effect: messages[].early"]
 
 
 async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(

@@ -24,6 +24,11 @@ _ALLOWED = {
 }
 
 
+def num_parts(request: PromptFields) -> int:
+    """Return how many blocks a conversation has."""
+    return sum(len(message.content) for message in request.messages)
+
+
 def chat_prompt(request: PromptFields, tools: Tools | None) -> wire.ChatPrompt:
     """Return the conversation in the form that the model's chat template reads. A last message of the assistant is
     continued.

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
 from pagewood.server.protocols.anthropic import fields
-from pagewood.server.protocols.anthropic.conversation import chat_prompt
+from pagewood.server.protocols.anthropic.conversation import chat_prompt, num_parts
 from pagewood.server.protocols.anthropic.errors import OVERLOADED, AnthropicError
 from pagewood.server.protocols.anthropic.format import Message, MessageEvent, MessageFormat
 from pagewood.server.protocols.anthropic.retention import retain_s
@@ -86,8 +86,9 @@ class AnthropicEndpoints:
             max_tokens=said.max_tokens,
             grammar=None if constraint is None else constraint.grammar,
         )
+        prompt = await self.service.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
         generation = Generation(
-            prompts=[chat_prompt(said, tools)],
+            prompts=[prompt],
             sampling=sampling,
             prompt_param="messages",
             grammar_param=None if constraint is None else constraint.param,
@@ -111,5 +112,7 @@ class AnthropicEndpoints:
         """Count the tokens of a prompt."""
         said = await self.service.read(request, fields.parse_count)
         self.service.model(said.model)
-        tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
+        tools = fields.tools_of(said)
+        prompt = await self.service.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
+        tokens = await self.service.encode(prompt, prompt_param="messages")
         return json_response(TokenCount(len(tokens)))

@@ -165,7 +165,7 @@ class NativeEndpoints:
         """Return the token ids of a text or of a conversation."""
         said = await self.service.read(request, parser(fields.TokenizeRequest))
         model = self._model(said.model)
-        chat = said.chat()
+        chat = await self.service.convert(said.chat, num_parts=len(said.messages or ()))
         fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
         param = "messages" if chat is not None else "text" if said.prompt is None else "prompt"
         message = wire.Encode(
@@ -205,7 +205,7 @@ class NativeEndpoints:
         """Return the text that the model's chat template makes of a conversation."""
         said = await self.service.read(request, parser(fields.TemplateRequest))
         model = self._model(said.model)
-        chat = said.chat()
+        chat = await self.service.convert(said.chat, num_parts=len(said.messages or ()))
         fields.check_one({"messages": said.messages})
         assert chat is not None
         message = wire.Encode(

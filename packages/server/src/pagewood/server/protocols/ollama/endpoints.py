@@ -134,7 +134,11 @@ class OllamaEndpoints:
         """Answer a conversation."""
         said = await self._read(request, fields.parse_chat)
         tools = fields.tools_of(said)
-        prompt = fields.chat_prompt(said, tools) if said.messages else None
+        prompt = (
+            await self.service.convert(lambda: fields.chat_prompt(said, tools), num_parts=len(said.messages))
+            if said.messages
+            else None
+        )
         return self._respond(request, said, prompt, prompt_param="messages", tools=tools)
 
     async def generate(self, request: Request) -> ASGIApp:

@@ -105,8 +105,8 @@ class OpenAIEndpoints:
             shows_reasoning=said.include_reasoning is not False,
             has_old_form=said.has_old_form,
         )
-        prompts = [chat.prompt(said, tools)]
-        return self._respond(request, said, model, prompts, extent, format, tools=tools, is_chat=True)
+        prompt = await self.service.convert(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
+        return self._respond(request, said, model, [prompt], extent, format, tools=tools, is_chat=True)
 
     async def completions(self, request: Request) -> ASGIApp:
         """Continue one or more prompts."""
