@@ -202,7 +202,7 @@ assert silu_mul(torch.zeros(MOST_ACTIVATED + 1, 8), otherwise=torch.numel) == (M
 
 INTERPRETED_RACE = """
 import torch
-from pagewood.engine.runner.cuda import race, race_triton
+from pagewood.engine.runner.cuda.drawing import race, race_triton
 
 for num_tokens in (5, 300, 5000):
     weights = (torch.randn(16, num_tokens) * 3).softmax(-1)

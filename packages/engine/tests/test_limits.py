@@ -3,11 +3,11 @@
 The faults in `FAULTS` are seeded one at a time, and `run_scenario` finds each of them.
 """
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,7 +159,7 @@ def test_what_a_quota_holds_back_is_counted_apart_from_repeats() -> None:
     bench.engine.measure(clock=lambda: 0.0)
     bench.step(submit("a1", "a"), submit("a2", "a"), submit("a3", "a"), submit("b", "b", num_tokens=60))
     again = submit("b", "b", num_tokens=60)
-    bench.step(dataclasses.replace(again, request_id="b2"))
+    bench.step(msgspec.structs.replace(again, request_id="b2"))
     bench.step()
     found = bench.engine.measurement()
     assert found is not None

@@ -212,7 +212,7 @@ def test_cancelled_requests_that_died_with_a_tokenizer_give_their_places_back() 
     live.tokenizer_lost(0)  # the next one dies before it has passed on the cancellations
     assert live.num_ending == 3
     words = [type(message).__name__ for message in sender.messages]
-    assert words == ["Cancel", "Cancel", "Cancel", "Encode"]
+    assert words == ["Abort", "Abort", "Abort", "Encode"]
     mark = mark_of(sender)
     live.take(answer("b", finish=FinishReason.ABORT, ended=True))  # the engine had this one
     assert live.num_ending == 2

@@ -98,9 +98,9 @@ FAULTS: dict[str, tuple[list[Edit], int, str]] = {
     ),
     "earlier ends": ([(NewTokenRatio, "on_end", "part_of(request)", "0")], 231, "request 9 [1, 49, 40]"),
     "smaller chunks": ([(StepBudget, "offer_prefill", "min(chunk", "min(chunk - 1")], 250, "request 0 got 16 tokens"),
-    "parked less": ([(InBatchDeferral, "_await", "< self._min", "< 2 * self._min")], 346, "parked for request 7"),
+    "parked less": ([(InBatchDeferral, "_await", "< self._min", "< 2 * self._min")], 243, "request 7 got 33 tokens"),
     "older later": ([(Ageing, "ordered", "self.every - 1", "self.every")], 308, "no_tokens for request 7"),
-    "another clock": ([(plan.Planner, "_admit", "(now_s,", "(now_s + 50,")], 279, "no_place for request 5 [1, 0]"),
+    "another clock": ([(plan.Planner, "_admit", "(now_s,", "(now_s + 50,")], 243, "request 3 got 6 tokens"),
 }
 """What is changed, the scenario that notices it, and words of what it says."""
 

@@ -46,7 +46,7 @@ class EchoBench:
         **options: Any,
     ) -> None:
         self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.now_s = 0.0
+        self.now_s = 0.0  # written by: echo_bench
         self.num_pages = num_pages
         memory = np.empty(num_pages * PAGE, np.uint64)
         config = EngineConfig(page_size=PAGE, max_running=max_running, **options)

@@ -977,7 +977,9 @@ class EngineConfig:
             max_running=self.num_rows,
             overlap=self.num_continuous_decode_steps == 1 if self.overlap is None else self.overlap,
             chunked_prefill_size=self.max_chunk_tokens,
-            cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows),
+            cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows)
+            if self.cuda_graph
+            else None,
         )
 
     @property

@@ -94,7 +94,7 @@ def assemble(
     own = policies or Policies()
     own.check(config)
     config = config.resolved()
-    if config.decision_log is not None and not config.cache_history_tokens:
+    if config.decision_log is not None and config.prefix_cache and not config.cache_history_tokens:
         config = replace(config, cache_history_tokens=_LOGGED_HISTORY)
     _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
     page_size = info.page_size

@@ -63,7 +63,7 @@ class Exchange:
     is_complete: bool = False  # written by: FrontDoor
     """Whether the whole answer was sent."""
     error_code: str | None = None  # written by: respond
-    usage: Usage | None = None  # written by: respond, common.beams, vectors.collect
+    usage: Usage | None = None  # written by: respond, common.beams, common.collected
     caller: Caller = field(default_factory=Caller)  # written by: FrontDoor
     """The caller that sent it; one without a key until this is known."""
     engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests

@@ -49,6 +49,7 @@ HUGE_BYTES = 1 << 20
 MAX_PIECES = 8_192
 """Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
 
+_Hold = PauseRequest | ResumeRequest
 _Command = Command | wire.Profile
 """What a tokenizer sends to the engine process."""
 
@@ -79,9 +80,7 @@ class _Pending:
     """Ids of its requests that were cancelled."""
     priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
     """Newest priorities of those of its requests whose priority changed, by id."""
-    holds: dict[str, PauseRequest | ResumeRequest] = field(
-        default_factory=dict[str, PauseRequest | ResumeRequest]
-    )  # written by: take
+    holds: dict[str, _Hold] = field(default_factory=dict[str, _Hold])  # written by: take
     """Newest pauses and resumptions of its requests, by id; the engine gets them behind the request."""
 
     @property
