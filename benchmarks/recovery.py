@@ -93,7 +93,7 @@ class Server:
                 command = (entry / "cmdline").read_text()
             except (OSError, ValueError, IndexError):
                 continue
-            if parent == self._process.pid and f"pagewood.server.{name}_process" in command:
+            if parent == self._process.pid and f"pagewood.server.processes.{name}_process" in command:
                 return int(entry.name)
         raise RuntimeError(f"there is no {name} process")
 

@@ -81,7 +81,7 @@ class Server:
                 words = (entry / "cmdline").read_text().split("\0")
             except (OSError, ValueError, IndexError):
                 continue
-            if parent == self.process.pid and f"pagewood.server.{module}" in words:
+            if parent == self.process.pid and f"pagewood.server.processes.{module}" in words:
                 return int(entry.name)
         return None
 
