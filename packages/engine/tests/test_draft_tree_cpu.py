@@ -201,7 +201,7 @@ def expected_tree(
     return {path for path, _ in sorted(candidates, key=lambda one: -one[1])[:num_nodes]}
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, TYPICAL], ids=["greedy", "sampled", "typical"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, TYPICAL, NEAR], ids=["greedy", "sampled", "typical", "near"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_nodes", "topk"), [(8, 2), (6, 3), (7, 4)])
 def test_a_tree_has_the_nodes_of_an_independent_expansion(

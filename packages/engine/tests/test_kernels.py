@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import small_disk
-from pagewood.engine.runner.cpu.compiled.machine.kernel import kernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import _Locator, kernel
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.kernels import warm_up
 
@@ -191,3 +191,20 @@ def test_a_call_compiles_nothing() -> None:
         untouched(1)
     untouched.compile()
     assert untouched(1) == 1
+
+
+def test_code_is_stale_when_a_file_of_another_room_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tmp_path / "compiled"
+    for room in ("machine", "products"):
+        (compiled / room).mkdir(parents=True)
+        (compiled / room / "one.py").write_text("x = 1")
+    monkeypatch.setattr("pagewood.engine.runner.cpu.compiled.machine.kernel._COMPILED", compiled)
+    file = compiled / "machine" / "one.py"
+
+    def stamp() -> str:
+        return _Locator(stamp, str(file)).get_source_stamp()
+
+    before = stamp()
+    assert stamp() == before
+    (compiled / "products" / "one.py").write_text("x = 2")
+    assert stamp() != before

@@ -12,6 +12,7 @@ Legend: D rows to draft for, T tokens of a step, S sampled grants, E elements of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,7 @@ from pagewood.engine.runner.cuda.drawing.sampling import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.kvpool.storage import KVStorage
 
-_NEVER = -1e30  # a logit that is never drawn, at any temperature
+_NEVER = -math.inf
 
 
 class EagleDrafter:

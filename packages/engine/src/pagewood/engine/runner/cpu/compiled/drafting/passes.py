@@ -25,7 +25,7 @@ from pagewood.engine.runner.splitmix import mix
 
 _mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
 _SALT = np.uint64(0xA24BAED4963EE407)
-_NEVER = np.float32(-1e30)  # a logit that is never drawn, at any temperature
+_NEVER = np.float32(-np.inf)
 
 
 @inlined

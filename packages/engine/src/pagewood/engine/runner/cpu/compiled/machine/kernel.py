@@ -23,6 +23,8 @@ from numba.misc.appdirs import AppDirs
 from pagewood.engine.core.sampling import SamplingColumn
 
 _log = logging.getLogger(__name__)
+_COMPILED = Path(__file__).parents[1]
+"""The folder of all compiled functions."""
 
 REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
 """Lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
@@ -35,15 +37,14 @@ FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "li
 class _Locator(UserWideCacheLocator):
     """Places compiled code in the user's cache folder, because an installation may be read-only or shared.
 
-    Code is valid until any source file in the function's folder changes, because kernels call functions of other files,
-    or the columns of the sampling parameters do, which are part of the code.
+    Code is valid until a source file in `compiled` or in the function's folder changes, because kernels call functions
+    of other files, or until the columns of the sampling parameters do, which are part of the code.
     """
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
-        folder = Path(py_file).parent
         sources = hashlib.sha256()
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted({*_COMPILED.rglob("*.py"), *Path(py_file).parent.glob("*.py")}):
             sources.update(path.read_bytes())
         sources.update(repr(list(SamplingColumn)).encode())
         self._stamp = sources.hexdigest()
