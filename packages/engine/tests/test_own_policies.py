@@ -73,7 +73,7 @@ class Served:
         self.inbox.put(Submit(request_id=name, tokens=tokens, sampling=SamplingParams(max_tokens=max_tokens)))
 
     def run(self, num_requests: int) -> list[Delta]:
-        """Step until so many requests have ended."""
+        """Step until `num_requests` requests have ended."""
         found: list[Delta] = []
         pending = None
         while sum(delta.finish is not None for delta in found) < num_requests:

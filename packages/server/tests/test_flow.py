@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from leaving_client import Client
 from memory_server import NUM_ROWS, MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import unavailable
+from pagewood.server.http.field_limits import MAX_ID_LENGTH
 from pagewood.server.requests.status import EngineState, EngineStatus
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +56,25 @@ async def test_text_comes_before_the_end(server: MemoryServer) -> None:
     server.gate.open()
     async for _ in client.messages():
         pass
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "echo", "prompt": "a"}),
+        ("/v1/chat/completions", {"model": "echo", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"model": "echo", "input": "a"}),
+        ("/v1/messages", {"model": "echo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+        ("/api/generate", {"model": "echo", "prompt": "a"}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+async def test_a_name_that_is_too_long_to_be_looked_up_is_refused(
+    server: MemoryServer, path: str, body: dict[str, Any]
+) -> None:
+    response = await server.client.post(path, json=body, headers={"X-Client-Request-Id": "n" * (MAX_ID_LENGTH + 1)})
+    assert response.status_code == 400
+    assert "'X-Client-Request-Id' must have at most 512 characters, but got 513." in response.text
 
 
 async def test_a_queued_request_can_be_moved_to_the_front(server: MemoryServer) -> None:

@@ -399,9 +399,16 @@ ATTACKS: tuple[Attack, ...] = (
         name="wrong keys",
         path="/v1/models",
         method="GET",
-        headers=("X-Api-Key: " + "w" * 40,),
+        key="w" * 40,
         num_parallel=8,
-        ends=frozenset({"401 invalid_api_key", "200", "401"}),
+        ends=frozenset({"401 invalid_api_key"}),
+    ),
+    Attack(
+        name="a name of 60 kB for 128 prompts",
+        path="/v1/completions",
+        headers=("X-Client-Request-Id: " + "n" * 60_000,),
+        body=lambda: {"model": MODEL, "prompt": ["a"] * 128, "max_tokens": 1},
+        ends=WRONG,
     ),
     Attack(name="the documentation", method="GET", path="/openapi.json", num_parallel=8, ends=OK),
     # The other protocols.

@@ -32,8 +32,8 @@ class Attack:
     has ended at the end of the attack and `NO_END` is among these."""
     method: str = "POST"
     num_parallel: int = 4
-    most_more_s: float = 0.5
-    """How much longer than without it a request of another client may wait; more than 0.5 is a known gap."""
+    key: str | None = None
+    """None: one that the server knows."""
     headers: tuple[str, ...] = ()
     send: Callable[[Sending], None] = field(default=lambda sending: sending.whole())
 
@@ -54,7 +54,7 @@ class Sending:
         lines = [
             f"{self.attack.method} {self.attack.path} HTTP/1.1",
             "Host: 127.0.0.1",
-            f"Authorization: Bearer {self.key}",
+            f"Authorization: Bearer {self.attack.key or self.key}",
             "Content-Type: application/json",
             *self.attack.headers,
             *more,

@@ -55,7 +55,7 @@ class Scenario:
     abort_all_at: int | None = None
     """The step before which the engine is paused and all requests are aborted; it is resumed two steps later."""
     long_step_tokens: int = 0
-    """Tokens of a step that is retired before the next one is launched; 0: none is."""
+    """Tokens of a step that is retired before the next one is launched; 0: no step is."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     tree: TreeShape | None = None

@@ -142,7 +142,7 @@ class Step(Generic[A]):
     """What the parts of all layers know about the tokens of a step."""
 
     rotations: Mapping[RopeConfig, tuple[A, A]]
-    """Of each token, for every rope of the model; see `Ops.split_heads`."""
+    """The rotation of each token, for every rope of the model; see `Ops.split_heads`."""
     attention: Attention[A]
 
 

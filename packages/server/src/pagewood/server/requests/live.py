@@ -460,7 +460,7 @@ class LiveRequests:
         """Refuse requests for which there is no place. In the kept places, a tenant holds at most as many as it leaves.
 
         Raises:
-            ApiError: there is none.
+            ApiError: no place is free for them.
         """
         reserved = [(group.caller.tenant, group.room - len(group.open_ids)) for group in self._growing]
         num_held = len(self._live) + len(self._ending) + sum(number for _, number in reserved)

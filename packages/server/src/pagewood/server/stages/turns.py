@@ -20,7 +20,7 @@ class Turns(Generic[Item]):
     def __init__(self) -> None:
         self._num_items = 0  # written by: put, pop
         self._tenants: dict[str, dict[str, deque[Item]]] = {}  # written by: put, pop
-        """Tenant -> group -> its items, the oldest first. Those whose turn is next are first, and none is empty."""
+        """Tenant -> group -> its items, the oldest first. What has the next turn is first; nothing is empty."""
 
     def __len__(self) -> int:
         return self._num_items

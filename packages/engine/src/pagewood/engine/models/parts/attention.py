@@ -38,7 +38,7 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormConfig | None = None
-    """Of each head of q and k, before they are rotated; None: no norm."""
+    """The norm of each head of q and k before rotation; None: there is no norm."""
     qk_norm_is_whole: bool = False
     """Whether that norm is of all heads together."""
 

@@ -21,6 +21,7 @@ from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.http.exchange import exchange_of
+from pagewood.server.http.field_limits import MAX_ID_LENGTH
 from pagewood.server.messages import wire
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.protocols.common.formats import Format
@@ -305,7 +306,14 @@ class Service:
 
 
 def names_of(request: Request, answer_id: str) -> frozenset[str]:
-    """Return the names of a request: the id of its answers, its `x-request-id`, and `X-Client-Request-Id` if sent."""
+    """Return the names of a request: the id of its answers, its `x-request-id`, and `X-Client-Request-Id` if sent.
+
+    Raises:
+        ApiError: the client's own name is too long to be looked up.
+    """
     names = {answer_id, exchange_of(request.scope).request_id}
-    own_id = request.headers.get("x-client-request-id")
+    own_id = request.headers.get("x-client-request-id", "")
+    if len(own_id) > MAX_ID_LENGTH:
+        message = f"'X-Client-Request-Id' must have at most {MAX_ID_LENGTH} characters, but got {len(own_id)}."
+        raise ApiError(message, param="X-Client-Request-Id", code="invalid_value")
     return frozenset(names | {own_id} if own_id else names)

@@ -42,7 +42,7 @@ class KernelNeeds:
     verifies: bool = False
     """Whether some steps have masks, in which windows are hidden too."""
     activations: tuple[str, ...] = ("silu",)
-    """Of feed-forwards, as FlashInfer names them."""
+    """The activations of feed-forwards, by FlashInfer's names."""
 
 
 def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[Any]:
