@@ -6,11 +6,20 @@ Usage: python shared_kv.py /tmp/kv                     through a folder
 
 import multiprocessing
 import sys
+import time
 
 import numpy as np
 
 from pagewood.kvpool import PageAllocator
-from pagewood.kvpool.tiers import ArrayPages, HostTier, PageStore, SharedFolder, TieredIndex
+from pagewood.kvpool.tiers import (
+    ArrayPages,
+    HostTier,
+    PageStore,
+    PrefetchMode,
+    PrefetchPolicy,
+    SharedFolder,
+    TieredIndex,
+)
 from pagewood.kvpool.tiers.plain_cache import PlainCache  # or pagewood.radixcache.RadixCache
 
 PAGE_SIZE, NUM_LAYERS, LAYER_BYTES, NUM_PAGES = 16, 4, 4096, 64
@@ -38,11 +47,12 @@ def serve(place: str, name: str) -> None:
         remote=open_store(place, page_bytes),
         page_size=PAGE_SIZE,
         fingerprint=b"my model",
+        prefetch=PrefetchPolicy(mode=PrefetchMode.WAIT),  # by default it waits about a second
     )
 
     recall = index.recall(PROMPT)
     while recall is not None and index.advance(recall, allocator.alloc):
-        pass  # an engine computes other requests in the meantime
+        time.sleep(0.001)  # an engine computes other requests in the meantime
 
     match = index.match(PROMPT)
     lease = index.lock(match.node)
