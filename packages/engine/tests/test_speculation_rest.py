@@ -67,7 +67,8 @@ def num_calls(function: Callable[[], None]) -> int:
 def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_requests() -> None:
     counts: list[list[int]] = []
     for num_requests in (2, 200):
-        speculation = Speculation(drafting=Resting(), kv=None)  # type: ignore[arg-type]
+        # The clock stands still, because the time of steps decides when they are reported.
+        speculation = Speculation(drafting=Resting(), kv=None, clock=lambda: 1.0)  # type: ignore[arg-type]
         grants = tuple(Grant(None, 0, 1, 1) for _ in range(num_requests))  # type: ignore[arg-type]
         result = StepResult(tokens=np.zeros(num_requests, np.int32), counts=np.ones(num_requests, np.int32))
 
