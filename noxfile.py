@@ -296,18 +296,18 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def emulated(session: nox.Session) -> None:
-    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels.
+    """Run the GPU check on an emulated GPU; the first time, compiling the kernels takes half an hour on two cores.
 
     Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s emulated`
     """
-    compile_flashinfer(session, "--ptx")
+    compile_flashinfer(session)
     session.run("python", "tools/emulated_check.py", *(session.posargs or ["--all"]))
     session.run("python", "tools/emulated_check.py", "--run", "python", "-m", "pytest", "-m", "gpu")
 
 
 @nox.session
 def hollow(session: nox.Session) -> None:
-    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores.
+    """Run the host side of the CUDA path without a GPU, with the kernels of `emulated`.
 
     Needs torch's CUDA build. Where pip prefers the CPU build: `TORCH_INDEX_URL=https://pypi.org/simple nox -s hollow`
     """
@@ -315,8 +315,8 @@ def hollow(session: nox.Session) -> None:
     session.run("python", "tools/hollow_check.py", *session.posargs)
 
 
-def compile_flashinfer(session: nox.Session, *options: str) -> None:
-    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100.
+def compile_flashinfer(session: nox.Session) -> None:
+    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100, unless a run has done so.
 
     `TORCH_INDEX_URL` is the package index that torch comes from; without it, pip decides.
     """
@@ -333,4 +333,5 @@ def compile_flashinfer(session: nox.Session, *options: str) -> None:
         )
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = str(session.run("python", "-c", where, silent=True)).strip()
-    session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, *options)
+    kept = ["--folder", str(session.cache_dir / "flashinfer")]
+    session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, "--ptx", *kept)

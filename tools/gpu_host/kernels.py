@@ -32,17 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--models", nargs="*", default=[], type=Path, help="folders of models that will be served there, in bf16"
     )
     parser.add_argument("--ptx", action="store_true", help="compile to PTX only, for `emulated_check.py`")
+    parser.add_argument("--folder", type=Path, help="keeps the toolkit and the kernels for the next run")
     options = parser.parse_args(arguments)
     sys.path[:0] = [str(options.site), str(ROOT / "tools"), str(ROOT / "benchmarks")]
     from gpu_host.toolkit import fetch_toolkit, keep_ptx
 
-    with tempfile.TemporaryDirectory() as work:
-        root = fetch_toolkit(Path(work) / "cuda", version=options.cuda)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(options.folder or temporary).absolute()
+        root = fetch_toolkit(work / "cuda", version=options.cuda)
         if options.ptx:
             keep_ptx(root)
         os.environ["CUDA_HOME"] = str(root)
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = options.arch  # FlashInfer reads these when it is imported
-        os.environ["FLASHINFER_WORKSPACE_BASE"] = work
+        os.environ["FLASHINFER_WORKSPACE_BASE"] = str(work)
         for name, library in compile_all(options.arch, options.models).items():
             target = options.site / "flashinfer" / "data" / "aot" / name / f"{name}.so"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,8 @@ def compile_all(arch: str, models: Sequence[Path]) -> dict[str, Path]:
     specs = kernel_specs(needs, prefill_backend="fa3" if arch.startswith("9.") else "fa2")
     for done, spec in enumerate(specs):
         start_s = time.monotonic()
-        spec.build()
+        if not spec.jit_library_path.exists():  # its path names FlashInfer's version and the architecture
+            spec.build()
         print(f"compiled {done + 1} of {len(specs)} in {time.monotonic() - start_s:.0f} s: {spec.name}", flush=True)
     return {spec.name: spec.jit_library_path for spec in specs}
 

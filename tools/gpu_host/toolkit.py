@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,15 +17,19 @@ exec COMPILER --no-compress "${@//code=sm_/code=compute_}"
 
 
 def fetch_toolkit(folder: Path, *, version: str) -> Path:
-    """Download the toolkit for Linux on x86-64 into `folder`, 600 MB; return its root, for CUDA_HOME.
+    """Download the toolkit for Linux on x86-64, 600 MB, unless `folder` has it; return its root, for CUDA_HOME.
 
     Args:
-        folder: is created.
+        folder: is created; what an earlier call has completed is used as it is.
         version: major and minor, such as 13.0.
 
     Raises:
         subprocess.CalledProcessError: PyPI has no such version, or no C compiler is installed.
     """
+    complete = folder / f"toolkit-{version}-is-complete"
+    if complete.exists():
+        return next((folder / "nvidia").glob("cu*"))
+    shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"
     names = [f"{name}=={version}.*" for name in _WHEELS] + list(_OTHERS)
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
@@ -36,13 +41,17 @@ def fetch_toolkit(folder: Path, *, version: str) -> Path:
     for program in [*(root / "bin").iterdir(), *(root / "nvvm" / "bin").iterdir()]:
         program.chmod(0o755)
     _complete(root)
+    complete.touch()
     return root
 
 
 def keep_ptx(root: Path) -> None:
     """Make nvcc stop at uncompressed PTX, which `emulated_gpu` can read."""
     nvcc = root / "bin" / "nvcc"
-    compiler = nvcc.rename(nvcc.with_name("nvcc-as-it-came"))
+    compiler = nvcc.with_name("nvcc-as-it-came")
+    if compiler.exists():
+        return
+    nvcc.rename(compiler)
     nvcc.write_text(_STOPPING.replace("COMPILER", str(compiler)))
     nvcc.chmod(0o755)
 
