@@ -141,8 +141,12 @@ class CUDADevice:
         return torch.cuda.stream(self._compute)
 
     def download(self, source: Tensor, target: Tensor) -> torch.cuda.Event:
-        """Queue a copy to the host on the copy stream."""
+        """Queue a copy to the host on the copy stream.
+
+        The caller may drop `source` at once: torch then gives its memory to nothing else before the copy has ended.
+        """
         self._copy.wait_event(self._compute.record_event())
+        source.record_stream(self._copy)
         with torch.cuda.stream(self._copy):
             target.copy_(source, non_blocking=True)
         event = torch.cuda.Event()
