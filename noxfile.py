@@ -324,7 +324,7 @@ def compile_flashinfer(session: nox.Session) -> None:
     if index:  # alone, because pip prefers 2.13.0+cpu of any other index to 2.13.0
         only_there = {"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
         session.install("-c", "constraints.txt", "--index-url", index, "torch", env=only_there)
-    install_everything(session, *TEST_TOOLS, *EXTRAS, "flashinfer-python", "openai", "transformers")
+    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "flashinfer-python")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
         session.error(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,28 @@ def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
     assert device.num_replayed > 0
+
+
+@pytest.mark.parametrize("speculative", ["off", "draft", "eagle"])
+def test_a_closed_engine_gives_its_memory_back_at_once(speculative: str) -> None:
+    """Without the garbage collector: another engine may be built right after it, and takes most of the free memory."""
+    more = {"speculative_model": str(model_folder(None))} if speculative == "draft" else {}
+    gc.collect()
+    before = _storages()
+    engine, _, _ = build(RecordingDevice(), max_total_tokens=1024, speculative=speculative, **more)
+    assert _storages() > before
+    engine.close()
+    gc.disable()
+    try:
+        del engine
+        assert _storages() == before
+    finally:
+        gc.enable()
+
+
+def _storages() -> int:
+    """Return how many KV memories there are."""
+    return sum(type(one) is KVStorage for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("kind", ["gptq", "gguf"])

@@ -409,7 +409,7 @@ READ: dict[str, tuple[Any, dict[str, str]]] = {
     ),
     "integer": ({"type": "integer"}, {"5": "5", "5.0": "5.0", "05": '"05"', "5.5": '"5.5"'}),
     "boolean": ({"type": "boolean"}, {"True": "true", "false": "false", "1": "true"}),
-    "object": ({"type": "object"}, {'{"x": 1.10}': '{"x": 1.10}', "{": '"{"'}),
+    "object": ({"type": "object"}, {'{"x": 1.10, "y": [6E9559]}': '{"x": 1.10, "y": [6E9559]}', "{": '"{"'}),
     "no type": ({}, {"5": '"5"', "null": '"null"'}),
     "encoded": ({"$ref": "#/$defs/a%20b~1c"}, {"5": "5"}),
     "allOf": ({"allOf": [{"type": ["integer", "string"]}, {"type": ["string", "null"]}]}, {"5": '"5"'}),

@@ -12,7 +12,7 @@ Legend: T tokens, G grants, N pages of all grants, P page_size, W tokens whose l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
@@ -40,17 +42,16 @@ class EchoDecoder:
     """The echo model with the interface of `models.decoder.Decoder`."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.config = SimpleNamespace(num_heads=1, windows=[None])
+        rope = RopeConfig(head_dim=4, theta=1.0)
+        attention = AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=4, rope=rope, scale=1.0)
+        self.config = SimpleNamespace(layers=[SimpleNamespace(mixer=attention)])
+        self.ropes = [lambda positions: (positions[:, None].float(), positions[:, None].float())]
         self._vocab_size = vocab_size
-
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a table for the runner; it is never read."""
-        return positions[:, None].float(), positions[:, None].float()
 
     def states(
         self,
         tokens: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotations: Sequence[tuple[Tensor, Tensor]],
         attention: PlannedAttention,
         wanted: Tensor,
         *,
@@ -58,7 +59,7 @@ class EchoDecoder:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the states `[W, 4]` of tokens, the parts of a hash; see `testing.echo.echo_state`."""
         assert not captured
-        positions = rotation[0].long()
+        positions = rotations[0][0].long()
         hashes = _parts(_mix((tokens.long() << 32) + positions + 1))
         sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
         words = _mix(sums.index_select(0, wanted) + positions.index_select(0, wanted) + 1)

@@ -47,11 +47,11 @@ from pagewood.engine.runner.cuda.drafts.verify import (
     result_size,
 )
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep, verify_step
-from pagewood.engine.runner.cuda.drafts.verify_graphs import capture_verify_graphs
+from pagewood.engine.runner.cuda.drafts.verify_graphs import VerifyGraphs, capture_verify_graphs
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampling import Sampler, is_broken, marked
-from pagewood.engine.runner.cuda.graphs import capture_graphs
+from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
@@ -279,7 +279,7 @@ class CUDARunner:
             slot = self._staging.take()
             device.finish()
             with device.computing():
-                self._graphs = capture_graphs(
+                self._graphs = capture_graphs(  # written by: close
                     graph_sizes,
                     self._attention,
                     self._forward_in_graph,
@@ -290,7 +290,7 @@ class CUDARunner:
                     staging=slot.plans,
                     progress=progress,
                 )
-                self._verify_graphs = capture_verify_graphs(
+                self._verify_graphs = capture_verify_graphs(  # written by: close
                     () if drafter is None else graph_sizes,
                     (1 + max_drafts,),
                     self._attention,
@@ -329,8 +329,9 @@ class CUDARunner:
         return logits
 
     def close(self) -> None:
-        """Wait for all launched steps."""
+        """Wait for all launched steps, and drop the graphs, which keep this runner and its memory alive."""
         self._device.finish()
+        self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})
 
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()

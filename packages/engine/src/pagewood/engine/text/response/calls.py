@@ -323,14 +323,11 @@ def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
     if not (yield from read_value(source, keep, field.dialect)):
         return False
     value = decoded("".join(fragments))
-    if isinstance(value, str):
-        value = any_json(value.strip() or "{}")
-        if not isinstance(value, dict):
-            return False
-    elif value is not None:
+    text = value.strip() if isinstance(value, str) else ""
+    if not isinstance(any_json(text or "{}"), dict) or not isinstance(value, str | None):
         return False
     call.has_arguments = call.has_all_arguments = True
-    call.emit(json_text(cast("object", value) or {}))
+    call.emit(as_written(text or "{}"))
     return call.report()
 
 

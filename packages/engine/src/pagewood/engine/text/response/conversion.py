@@ -137,13 +137,11 @@ def as_written(text: str) -> str:
 
 
 def any_json(text: str) -> object:
-    """Return the value of a JSON text; None if it is none, or has a number that is not finite."""
+    """Return the value of a JSON text; None if it is none. A number too large for a float is infinite there."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, allow_nan=False)
+        return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None
-    return value
 
 
 def _no_constant(name: str) -> None:
