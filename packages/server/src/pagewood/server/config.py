@@ -28,7 +28,7 @@ MIN_WATCHDOG_S = 3.0
 def _can_trace() -> bool:
     try:
         return all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -79,8 +79,8 @@ class ServeConfig:
     watchdog_s: float | None = None
     """An engine that is stuck for this long is ended and started again, seconds; None: it is reported only."""
     max_retries: int = 1
-    """How often a request is sent again after a process that held it died, if its client has got nothing of an answer:
-    whole answers until they are complete, streams until their first text. A request that kills it does so again."""
+    """How often a request is sent again after its process died, if its client has received nothing: whole answers until
+    they are complete, streams until their first text. A request that kills a process does so each time."""
     max_quick_deaths: int = 10
     """Deaths of one process in a row, each soon after its start, after which the server ends."""
     max_ttft_s: float | None = None

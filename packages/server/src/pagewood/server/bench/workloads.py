@@ -30,7 +30,7 @@ class Turn:
     """One request."""
 
     prompt: str | tuple[int, ...]
-    """What is new in this turn; ids are for completions."""
+    """The new text or ids of this turn; ids are for completions only."""
     max_tokens: int
     after_s: float | None = None
     """Seconds after the start of the run; None: the arrivals decide."""
@@ -45,7 +45,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Makes texts of about a number of tokens.
+    """Makes texts with about a given number of tokens.
 
     Args:
         tokens_per_word: of the server's tokenizer.
@@ -57,7 +57,7 @@ class Words:
 
     @classmethod
     def calibrated(cls, short: tuple[int, int], long: tuple[int, int]) -> Words:
-        """Return what two prompts say, each given as (words, tokens that the server counted)."""
+        """Return the calibration by two prompts, each given as (words, tokens that the server counted)."""
         slope = (long[1] - short[1]) / (long[0] - short[0])
         if slope <= 0:
             return cls()
@@ -70,7 +70,7 @@ class Words:
 
 
 def words_of(num_words: int) -> str:
-    """Return a text of so many words, to measure how many tokens they are."""
+    """Return a text of `num_words` words, to measure how many tokens they have."""
     return " ".join(_WORDS[index % len(_WORDS)] for index in range(num_words))
 
 

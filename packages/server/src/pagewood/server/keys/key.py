@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 SHORTEST_KEY = 16
-"""Characters. Keys are not slowed down after wrong guesses, so they must be too long to guess."""
+"""Characters. Wrong guesses are not slowed down, so keys must be too long to guess."""
 _TENANT = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 _KEY = re.compile(r"[!-~]+")
 _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"

@@ -225,7 +225,7 @@ def _requests(families: Families, facts: Facts) -> None:
 
 
 def _server(families: Families, facts: Facts, usage: dict[str, ProcessUsage]) -> None:
-    """Add HTTP, the processes, and what had to be repaired."""
+    """Add HTTP, the processes, and incidents."""
     metrics = facts.metrics
     families.counter(
         "http_requests", "HTTP requests by method, path and status.",

@@ -30,7 +30,7 @@ class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
     max_tokens: int | None
-    """The same."""
+    """The same as `max_input_tokens`."""
     lifecycle: Literal["active"] = "active"
     line: None = None
     deprecated_at: None = None
