@@ -338,8 +338,7 @@ class Replica:
         return has_preempted
 
     def _preempt_for(self, request: SimRequest) -> None:
-        """Preempt a request without a grant in the present step, or one of lower priority rather than `request`
-        itself."""
+        """Preempt a request without a grant in this step, or one of lower priority rather than `request` itself."""
         candidates = self._without_grant()
         if choose_victim(candidates, rank=self._policies.victim) is request:
             lower = [one for one in self._running.values() if one.priority < request.priority]

@@ -31,7 +31,7 @@ def _own_process() -> Mapping[str, int]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Metrics:
-    """The counts of the HTTP process. Invariant: a label has a bounded number of values, and none is a client's
+    """The counts of the HTTP process. Invariant: labels have a bounded number of values, and none is a client's
     text."""
 
     requests: RequestMetrics = field(default_factory=RequestMetrics)

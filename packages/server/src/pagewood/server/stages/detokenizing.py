@@ -1,5 +1,5 @@
-"""The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string or expression,
-or after the only call that it may have."""
+"""The detokenizer stage: turns tokens into text, and ends a request at a stop string, a stop expression or its only
+call."""
 
 from __future__ import annotations
 

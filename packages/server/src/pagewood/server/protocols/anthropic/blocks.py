@@ -10,8 +10,7 @@ from pagewood.server.http.validation import kind
 
 _MESSAGE_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 _CacheControl = dict[str, Any] | None
-"""All prefixes are cached; this mark also keeps its prefix for a time if the server retains prefixes (see
-`retention`)."""
+"""All prefixes are cached; if the server retains prefixes, this mark keeps its prefix for a time (see `retention`)."""
 
 
 def _blocks(value: Any, supported: frozenset[str]) -> Any:

@@ -98,8 +98,7 @@ class AnthropicToolChoice(Strict):
 
 
 class BlockBinding(Strict):
-    """How to treat reasoning from another conversation. Without effect: this server does not check where it comes
-    from."""
+    """How to treat reasoning from another conversation. Without effect: this server does not check its origin."""
 
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 

@@ -277,8 +277,7 @@ def _usage(usage: Usage) -> _Usage:
 
 
 def _end(finish: str, stopped_by: str | None, *, has_called: bool, has_room: bool) -> _End:
-    """Return the reason why an answer ended. If it ended by length and still `has_room`, it has filled the context
-    window."""
+    """Return why an answer ended. If it ended by length and still `has_room`, it has filled the context window."""
     if finish == "length":
         return _End("model_context_window_exceeded" if has_room else "max_tokens", None)
     if stopped_by is not None:

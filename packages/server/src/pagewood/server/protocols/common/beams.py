@@ -69,8 +69,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamResponse:
-    """An ASGI response with the best sequences after each prompt. All its requests have ended when it returns or
-    fails."""
+    """An ASGI response with the best sequences after each prompt. When it returns or fails, its requests have ended."""
 
     live: LiveRequests
     params: BeamSearchParams

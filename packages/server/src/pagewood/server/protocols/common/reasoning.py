@@ -21,7 +21,6 @@ def reasoning_kwargs(*, thinks: bool | None = None, effort: str | None = None) -
 
 
 def style_kwargs(effort: str | None, verbosity: str | None) -> dict[str, Any]:
-    """Return the variables of chat templates for the amount of reasoning and the verbosity; a template may read
-    none."""
+    """Return the variables of chat templates for reasoning effort and verbosity; a template may read none."""
     style: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
     return style if effort is None else style | reasoning_kwargs(thinks=effort != "none", effort=effort)

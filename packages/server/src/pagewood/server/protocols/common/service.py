@@ -75,8 +75,7 @@ class Generation:
     explains: bool = False
     """Whether answers say what was cached of their prompt, and when they were admitted."""
     deadline_s: float | None = None
-    """Time when the request ends with an error unless it is complete, seconds on the clock of `time.monotonic`; None:
-    never.
+    """Time when the request fails unless it is complete, seconds on the clock of `time.monotonic`; None: never.
     """
     param_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's names of further fields of the engine, where they differ; for errors."""
@@ -147,8 +146,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
 
     async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
-        """Return the result of `make` for the parts of a conversation; many parts are handled in the thread of long
-        bodies."""
+        """Return the result of `make` for the parts of a conversation; many parts go to the thread of long bodies."""
         if num_parts <= MAX_CONVERTED_AT_ONCE:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self.parsing, make)

@@ -63,8 +63,7 @@ def _not_available(name: str) -> ApiError:
 
 
 def params(fields: GenerationFields, extent: Extent, model: wire.Model) -> BeamSearchParams:
-    """Return the parameters of the search for the answers to a request. The width of the beam is the number of answers
-    computed.
+    """Return the search parameters of a request. The width of the beam is the number of answers computed.
 
     Raises:
         ApiError: a token is not in the vocabulary, the beam is too wide, or the grammar or a stop expression is wrong.
