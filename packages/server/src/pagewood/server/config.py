@@ -55,7 +55,7 @@ class ServeConfig:
     max_body_bytes: int = 16 * 1024 * 1024
     """Longest request body."""
     max_connections: int | None = None
-    """Open connections; None: what the process's limit of open files allows."""
+    """Open connections; None: as many as the process's limit of open files allows."""
     allowed_hosts: tuple[str, ...] = ()
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class ServeConfig:
     """Address at which the engine process publishes the changes of its prefix cache, host tier and disk tier, such as
     `tcp://*:5557`."""
     kv_events_replay: str | None = None
-    """Address at which it repeats what a subscriber has lost."""
+    """Address at which it repeats batches that a subscriber has lost."""
     kv_events_form: Literal["map", "array"] = "map"
     """How events are written: vLLM's maps, or arrays for older readers."""
 

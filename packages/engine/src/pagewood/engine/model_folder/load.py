@@ -137,7 +137,7 @@ def load_model(
 
 
 def check_head(folder: str | Path, config: HeadConfig) -> int:
-    """Compare the headers of a folder's safetensors with what a head asks for; return the number of weights.
+    """Compare the headers of a folder's safetensors with a head's configuration; return the number of weights.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
@@ -240,7 +240,7 @@ def load_draft(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor repeats what the configuration or another tensor says, or is of a drafting head."""
+    """Whether a tensor repeats the configuration or another tensor, or belongs to a drafting head."""
     return (
         name.endswith("rotary_emb.inv_freq")
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))

@@ -95,7 +95,7 @@ class VectorRecipe:
     default_prompt: str | None = None
     """The name of the prompt that is used if the caller names none."""
     max_tokens: int | None = None
-    """Longest text in tokens; None: what the engine allows."""
+    """Longest text in tokens; None: the engine's longest request."""
     lowers_case: bool = False
     end_token: int | None = None
     """Ends every text, unless the tokenizer has appended it; None: only the tokenizer appends tokens."""

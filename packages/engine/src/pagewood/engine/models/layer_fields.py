@@ -30,7 +30,7 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
 
     Args:
         fields: of config.json, with the defaults of the family.
-        family: what the architecture fixes.
+        family: the fixed properties of the architecture.
         hidden_size: of the model.
         norm: the numbers of all its norms.
 

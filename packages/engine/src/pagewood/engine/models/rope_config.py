@@ -54,8 +54,8 @@ class LinearScaling:
 class DynamicScaling:
     """NTK scaling, whose base grows with the position from `original_length` on.
 
-    A position is rotated as if it were the last one of its sequence, so its key does not depend on what follows, and a
-    cached prefix stays valid. This is what `transformers` computes when it generates token by token with its cache. A
+    A position is rotated as if it were the last one of its sequence, so its key does not depend on later positions, and
+    a cached prefix stays valid. This is what `transformers` computes when it generates token by token with its cache. A
     prompt that `transformers` computes in one pass differs: it is rotated as a whole by the frequencies of its end.
     """
 

@@ -41,7 +41,7 @@ class TensorFiles(Protocol):
         ...
 
     def is_unneeded(self, name: str) -> bool:
-        """Whether a tensor is for no decoder."""
+        """Whether no decoder needs a tensor."""
         ...
 
     def close(self) -> None:

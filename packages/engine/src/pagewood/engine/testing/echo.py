@@ -288,7 +288,7 @@ class EchoRunner:
         return np.stack([echo_state(total + _sum(kv[:end]), start + end - 1) for end in ends]).sum(axis=0)
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
-        """Return what is reported of the tokens that a step has yielded; the tables have them already."""
+        """Return the reports of the tokens that a step has yielded; the tables have these tokens already."""
         if not self._num_top:
             return None
         entries: list[TokenLogprob | None] = []

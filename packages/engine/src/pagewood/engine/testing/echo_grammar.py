@@ -83,7 +83,7 @@ class EchoMatcher:
         write_mask(self._next(), row)
 
     def fill_ahead(self, drafts: Sequence[int], rows: Int32) -> int:
-        """Write the masks along a chain of drafts; a failure behind one of them is not one of this matcher."""
+        """Write the masks along a chain of drafts; a failure after one of them is no failure of this matcher."""
         state = self
         for num, draft in enumerate(drafts):
             state.fill(rows[num])

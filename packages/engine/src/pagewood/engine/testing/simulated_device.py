@@ -141,7 +141,7 @@ class SimulatedDevice:
         self._busy_s = self._idle_s = self._masked_s = 0.0
 
     def close(self) -> None:
-        """Compute what was launched, and end the thread; a second call does nothing."""
+        """Compute the launched steps, and end the thread; a second call does nothing."""
         self._steps.put(None)
         self._thread.join()
         self._runner.close()

@@ -14,7 +14,7 @@ from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.tree_shape import DraftTree
 
 _NUM_KEPT = 4
-"""Results that must still be what they were when later steps have been computed."""
+"""Results that must not change when later steps are computed."""
 
 
 class WatchedRunner:

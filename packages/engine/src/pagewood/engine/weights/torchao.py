@@ -1,4 +1,4 @@
-"""torchao: what the headers of safetensors say about the parts of a tensor; no code of the checkpoint is run.
+"""torchao: reads the parts of a tensor from the headers of safetensors; no code of the checkpoint is run.
 
 Source: torchao 0.18, `prototype/safetensors`; for Int4Tensor `quantize.py` of FBGEMM's experimental gen_ai, which makes
 its codes.

@@ -46,7 +46,7 @@ class DiskTier:
             path: Path of the file.
             page_bytes: Size of a page image, in bytes.
             num_bytes: Largest total size of the pages, in bytes.
-            fingerprint: Up to 32 bytes that identify what the pages hold: model, dtype, layout.
+            fingerprint: Up to 32 bytes that identify the content of pages: model, dtype, layout.
             sets_aside: Whether a file of another kind, for instance a damaged one, is renamed instead of refused:
                 ".aside" is appended to its name.
 

@@ -57,7 +57,7 @@ class SharedFolder:
             page_bytes: Size of a page image, in bytes.
             num_bytes: Largest total size of the pages of this fingerprint, in bytes. All users of the folder together
                 stay within it, plus up to a sixteenth for each user. A segment takes at most a sixteenth.
-            fingerprint: Identifies what the pages hold: model, dtype, layout. Pages of different fingerprints are kept
+            fingerprint: Identifies the content of pages: model, dtype, layout. Pages of different fingerprints are kept
                 apart.
 
         Raises:

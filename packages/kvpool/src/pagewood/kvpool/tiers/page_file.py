@@ -58,7 +58,7 @@ class PageFile:
             path: Path of the file.
             page_bytes: Size of a page image, in bytes.
             num_slots: Number of slots.
-            fingerprint: Up to 32 bytes that identify what the pages hold. A file with another fingerprint is refused.
+            fingerprint: Up to 32 bytes that identify the content of pages. A file with another fingerprint is refused.
             sets_aside: Whether a file of another kind is renamed instead of refused.
 
         Raises:

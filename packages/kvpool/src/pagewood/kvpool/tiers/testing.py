@@ -89,7 +89,7 @@ def _page(index: int, page_bytes: int) -> Bytes:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Makes the same random calls to a store and to a record of what was put; made by `store_conformance`."""
+    """Makes the same random calls to a store and to a record of the stored pages; made by `store_conformance`."""
 
     make_store: Callable[[int], PageStore]
 

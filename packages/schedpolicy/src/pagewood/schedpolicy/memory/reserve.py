@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Ended requests by which others are judged.
 _NUM_OBSERVED = 64
-# Imagined requests that use all of their limit: they stand for what has not been observed yet.
+# Imagined requests that use all of their limit: they stand for outputs that are not observed yet.
 _NUM_IMAGINED = 4
 # From this number of running requests on, columns are faster than a loop over the requests.
 _NUM_MANY = 24
@@ -57,7 +57,7 @@ class NewTokenRatio:
         """Start without observed outputs.
 
         Args:
-            scale: Factor of what is reserved, > 0 and finite; below 1 more requests run, and more are preempted.
+            scale: Factor of the reserve, > 0 and finite; below 1 more requests run, and more are preempted.
             hold_steps: Steps of caution after a preemption, >= 0.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a simulated replica has decided, step by step; to compare it with an engine, or to look at it."""
+"""The decisions of a simulated replica, step by step, for a comparison with an engine or for display."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

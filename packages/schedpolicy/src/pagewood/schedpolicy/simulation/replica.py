@@ -169,7 +169,7 @@ class Replica:
         self._start(now_s)
 
     def _decision(self) -> Decision:
-        """Return what the present steps compute; they have not been applied to the requests yet."""
+        """Return the work of the present steps, which has not been applied to the requests yet."""
         decoding = [request for request in self._running.values() if self._is_decoding and request.is_decoding]
         decoding += self._completing
         return Decision(
@@ -290,8 +290,8 @@ class Replica:
     def _decode_in_turn(self, completing: list[SimRequest]) -> list[SimRequest]:
         """Give the decoding requests their pages, most deserving first, and preempt others when there are none left.
 
-        Pages are taken and requests preempted in the same order as in pagewood-engine, because it decides what is
-        evicted.
+        Pages are taken and requests preempted in the same order as in pagewood-engine, because the order decides which
+        pages are evicted.
 
         Returns:
             Those of `completing` that still run.

@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come."""
+        """Parse the next bytes."""
         if self._done is None or self._done.done():
             self.close()  # nothing was asked for
             return

@@ -1,6 +1,6 @@
-"""What is sent: texts of words, from which a server makes about as many tokens as wanted, or token ids.
+"""The prompts of a load: texts of words, with about the wanted number of tokens, or token ids.
 
-A prompt is a number of words of a fixed list. How many tokens a word has is measured with the server's own counts
+A prompt consists of words from a fixed list. The tokens per word are measured with the server's own counts
 (`Words.calibrated`), so no tokenizer is needed. Ids give exact lengths, for completions only.
 """
 
@@ -124,7 +124,7 @@ def shared_prefixes(
 ) -> Iterator[Conversation]:
     """Yield requests whose prompts begin with one of `num_groups` prefixes of `num_prefix` tokens, without end.
 
-    The lengths are those behind the prefix.
+    The lengths do not include the prefix.
 
     Raises:
         ValueError: a number is below 1.
@@ -141,7 +141,7 @@ def shared_prefixes(
 def conversations(make: Maker, lengths: Lengths, *, num_turns: int, seed: int) -> Iterator[Conversation]:
     """Yield conversations of `num_turns` turns, without end; the lengths are those of a turn.
 
-    If prompts are ids, answers are left out of what is sent later.
+    If prompts are ids, later turns leave out the answers.
 
     Raises:
         ValueError: `num_turns` is below 1.
@@ -202,7 +202,7 @@ class History:
     text: str | tuple[int, ...] = ""  # written by: say
 
     def say(self, turn: Turn) -> None:
-        """Append what the user says."""
+        """Append a message of the user."""
         self.messages.append({"role": "user", "content": turn.prompt if isinstance(turn.prompt, str) else ""})
         self.text = joined(self.text, turn.prompt) if self.text else turn.prompt
 

@@ -154,7 +154,7 @@ def _piece(one: Operation, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bodies(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the schemas of all bodies and of what they hold, by name."""
+    """Return the schemas of all bodies and of the types in them, by name."""
     bodies = {one.body: one for one in operations if one.body is not None}
     _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
     schemas = cast("dict[str, Any]", found["$defs"])

@@ -94,7 +94,7 @@ class Connections:
 class BodyWriter:
     """Writes pieces of one streamed body at once, without the coroutine of ASGI's `send`, which every token would pay.
 
-    Invariant: what it writes is what `send` would write; the beginning and the end of a body are for `send`.
+    Invariant: it writes the same bytes as `send` would; the beginning and the end of a body are for `send`.
     """
 
     __slots__ = ("_cycle",)
@@ -232,7 +232,7 @@ class HttpConnection(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused."""
+        """Answer bytes that the parser refused."""
         if self._num_head_bytes > self._limits.max_head_bytes:
             self._refuse(self._head_too_large())
         else:

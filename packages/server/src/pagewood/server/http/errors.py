@@ -10,7 +10,7 @@ import msgspec
 from pagewood.engine.api import FinishReason, Overflow, Refusal
 
 MAX_MESSAGE = 2_000
-"""Longest message, in characters: some repeat what the client has sent."""
+"""Longest message, in characters: some repeat text from the client."""
 MAX_PARAM = 200
 """Longest name of a field, in characters."""
 

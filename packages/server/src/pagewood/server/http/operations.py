@@ -1,4 +1,4 @@
-"""One HTTP operation: its route, and what the documentation says about it. Each protocol declares its own."""
+"""One HTTP operation: its route, and its data for the documentation. Each protocol declares its own."""
 
 from __future__ import annotations
 

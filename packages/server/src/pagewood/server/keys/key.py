@@ -1,4 +1,4 @@
-"""One API key: its digest, its tenant, and what it allows. The text of a key is not kept."""
+"""One API key: its digest, its tenant, and its rights. The text of a key is not kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key and what it allows; None: no limit.
+    """A key and its rights; None: no limit.
 
     Raises:
         ValueError: a field is out of its range.

@@ -185,7 +185,7 @@ def _speculation(families: Families, facts: Facts) -> None:
 
 
 def _requests(families: Families, facts: Facts) -> None:
-    """Add what is measured about requests."""
+    """Add the measurements of requests."""
     requests = facts.requests
     labelled = [(_labels(account), account) for account in requests.accounts]
     families.counter(

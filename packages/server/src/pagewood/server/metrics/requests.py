@@ -63,7 +63,7 @@ class Timing:
     is_begun: bool = False  # written by: RequestMetrics
     """Whether its first answer is counted; that of a request that is sent again is not counted twice."""
     explanation: Explanation | None = None
-    """When it was queued and admitted, and what was cached."""  # written by: RequestMetrics
+    """Times of queueing and admission, and the cached tokens."""  # written by: RequestMetrics
 
 
 class Tracer(Protocol):

@@ -163,7 +163,7 @@ class Tracing:
         span.end(self._unix_ns(now_s))
 
     def stop(self) -> None:
-        """Export what is left, in a bounded time, and end the thread."""
+        """Export the remaining spans, in a bounded time, and end the thread."""
         self._provider.force_flush(int(_TIMEOUT_S * 1000))
         self._provider.shutdown()
 

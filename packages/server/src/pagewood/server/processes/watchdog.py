@@ -28,7 +28,7 @@ class Stuck(Enum):
     LOOP = "loop"
     """The engine's thread is in one pass of its loop, outside the runner."""
     ADMISSION = "admission"
-    """The loop runs, requests wait, memory is free, and none is admitted."""
+    """The loop runs, requests wait, memory is free, but no request is admitted."""
     SILENT = "silent"
     """No pulse comes: the process of the engine or of the detokenizer is stopped, or holds its interpreter's lock."""
 

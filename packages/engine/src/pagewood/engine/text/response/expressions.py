@@ -224,7 +224,7 @@ def shortest(node: Node, groups: Mapping[str, str]) -> str:
 
 
 def spellings(node: Node, groups: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return texts that a node matches: one for each choice in it, with the least of what is repeated.
+    """Return texts that a node matches: one for each choice in it, with the fewest repetitions.
 
     Optional parts of more than one character are present in some texts and absent in others. Groups have the given
     texts.
@@ -339,7 +339,7 @@ def parse(where: str, expression: object) -> Node:
     """Read an expression.
 
     Raises:
-        ValueError: it is not a text, too long, wrong, or uses what is not supported.
+        ValueError: it is not a text, too long, wrong, or uses an unsupported feature.
     """
     if not isinstance(expression, str):
         raise ValueError(f"{where} must be a regular expression, got {expression!r:.100}")

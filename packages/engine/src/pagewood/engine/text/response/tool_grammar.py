@@ -215,7 +215,7 @@ def _check_alternatives(forms: Sequence[ObjectForm], root: Schema, path: str, *,
 def _parameter(
     key: str, schema: object, types: Sequence[str], function: Function, field: Field, writing: Writing, lark: LarkRules
 ) -> str:  # fmt: skip
-    """Return a parameter, with its key before it and, unless it is one of Python, its end behind it."""
+    """Return a body for a parameter, with its key before it and, unless it is one of Python, its end after it."""
     root, path = function.parameters, f"{function.path}.properties.{key}"
     opening, end = writing.parameter.replace("{key}", key), writing.parameter_end
     if field.content == "pythonic":

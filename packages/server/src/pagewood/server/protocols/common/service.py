@@ -73,7 +73,7 @@ class Generation:
     reports_tokens: bool = False
     """Whether answers have the ids of their tokens."""
     explains: bool = False
-    """Whether answers say what was cached of their prompt, and when they were admitted."""
+    """Whether answers report the cached part of their prompt, and the time of their admission."""
     deadline_s: float | None = None
     """Time when the request fails unless it is complete, seconds on the clock of `time.monotonic`; None: never.
     """

@@ -224,7 +224,7 @@ class NativeEndpoints:
         return json_response(answers.Aborted(num_aborted))
 
     async def flush_cache(self, request: Request) -> Response:
-        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
+        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps its pages."""
         said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
         self._model(None)
         answer = await self.service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))

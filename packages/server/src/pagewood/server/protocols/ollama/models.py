@@ -28,7 +28,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """Always 0: unknown to the HTTP process."""
     digest: str
-    """Digest of the name, which alone tells models apart here."""
+    """Digest of the name, which alone distinguishes models here."""
     details: ModelDetails = ModelDetails()
 
 

@@ -31,7 +31,7 @@ def num_empty_grants(size: int, width: int) -> int:
 
 
 class VerifyGraph:
-    """A captured step of B grants of W tokens. Invariant: it reads and writes only what it was captured with."""
+    """A captured step of B grants of W tokens. Invariant: it reads and writes only the memory of its capture."""
 
     __slots__ = ("_kernels", "_logits", "_masks", "_memory", "_replay", "_sources", "num_empty")
 
