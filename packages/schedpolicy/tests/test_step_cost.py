@@ -39,8 +39,8 @@ def test_one_slow_step_changes_little():
 @pytest.mark.parametrize(
     ("sizes", "seconds", "message"),
     [
-        ([], [], "sizes and seconds must be as many, at least 1, got 0 and 0"),
-        ([1, 2], [1.0], "sizes and seconds must be as many, at least 1, got 2 and 1"),
+        ([], [], "sizes and seconds must be of one length >= 1, got 0 and 0"),
+        ([1, 2], [1.0], "sizes and seconds must be of one length >= 1, got 2 and 1"),
         ([0, 2], [1.0, 1.0], r"sizes must be >= 1 and ascend, got \[0, 2\]"),
         ([2, 2], [1.0, 1.0], r"sizes must be >= 1 and ascend, got \[2, 2\]"),
         ([1], [0.0], r"seconds must be > 0 and finite, got \[0.0\]"),

@@ -43,7 +43,7 @@ from pagewood.schedpolicy import (
 _log = logging.getLogger(__name__)
 
 _LOGGED_HISTORY = 1 << 20
-"""Evicted tokens that are remembered if decisions are logged, so that the log says what was evicted."""
+"""Evicted tokens that are remembered if decisions are logged, so that the log explains misses."""
 
 _SCORED_BYTES = 16 << 20
 """Memory for the logits of one prompt in a step, in bytes, if log probabilities of its tokens are wanted."""

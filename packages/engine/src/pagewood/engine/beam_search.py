@@ -1,4 +1,4 @@
-"""Beam search as a search: it says which sequences to continue, and gets what is most probable after each.
+"""Beam search without an engine: it chooses sequences to continue, and gets the most probable tokens after each.
 
 Standard library only. The engine knows nothing of it: a step of a search is one request of one token for each sequence,
 with log probabilities. The prefix cache makes the text that sequences share cheap.
@@ -22,7 +22,7 @@ _COMPLETE = -1
 NO_SEQUENCE = Refusal(
     message="the biases, the bad words and the grammar of this search leave no sequence", code="all_tokens_excluded"
 )
-"""Why a search has no result that has begun."""
+"""Why a search that has begun has no result."""
 
 _MAX_LENGTH_PENALTY = 10.0
 """Keeps powers of lengths within the range of a float."""
@@ -30,7 +30,7 @@ _MAX_LENGTH_PENALTY = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How a search goes, and when it ends. The results are those of `generate(num_beams=...)` of `transformers`.
+    """The parameters of a search. The results are those of `generate(num_beams=...)` of `transformers`.
 
     The score of a sequence is the sum of the log probabilities of its tokens, divided by their number to the power of
     `length_penalty`. The token that ended it counts in both; where a grammar is complete, its end counts as such a
@@ -67,7 +67,7 @@ class BeamSearchParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     grammar: Grammar | None = None
-    """What each sequence may be; None: anything. A sequence without a token that may follow is dropped."""
+    """The grammar of each sequence; None: no restriction. A sequence without a token that may follow is dropped."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class BeamSearchParams:
     def step_sampling(
         self, stop_ids: frozenset[int], *, num_output: int = 0, has_bad_words: bool = False
     ) -> SamplingParams:
-        """Return the parameters of a request that asks what may follow one sequence.
+        """Return the parameters of a request for the tokens that may follow one sequence.
 
         Its own token is not used. `Submit.num_output` of the request must be that of this call, if `changes_logits`.
 
@@ -163,7 +163,7 @@ class BeamSearchParams:
 
 
 def alternatives_of(top: Alternatives | None, finish: FinishReason) -> Alternatives:
-    """Return what may follow a sequence, for `BeamSearch.take`, from the answer to its request.
+    """Return the tokens that may follow a sequence, for `BeamSearch.take`, from the answer to its request.
 
     Args:
         top: the tokens reported with the token of the answer; None: it has no token.
@@ -197,7 +197,7 @@ class BeamSearch:
     ones are at most `beam_width`, the best first.
 
     Args:
-        params: how to search.
+        params: of the search.
         stop_ids: tokens that end a sequence.
         max_tokens: longest sequence.
         stops: returns whether the text of a sequence has ended; None: only tokens end it.
@@ -224,7 +224,7 @@ class BeamSearch:
 
     @property
     def sequences(self) -> list[tuple[int, ...]]:
-        """The sequences of output tokens to ask about in the next step; none once the search is over."""
+        """The sequences of output tokens to continue in the next step; empty once the search is over."""
         return [] if self._is_done else [tokens for tokens, _ in self._open]
 
     @property

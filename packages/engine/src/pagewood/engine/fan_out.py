@@ -15,7 +15,7 @@ from pagewood.engine.api import Submit
 
 _WORD = 2**64 - 1
 _TAG = 0x5349424C494E4753
-"""Keeps the seeds of answers apart from the hashes that the sampler makes of a seed ("SIBLINGS" in ASCII)."""
+"""Separates the seeds of answers from the hashes that the sampler makes of a seed ("SIBLINGS" in ASCII)."""
 _STRIDE = 0xD1342543DE82EF95
 """Odd, so that all answers to a prompt have different seeds (Steele and Vigna, 2021)."""
 

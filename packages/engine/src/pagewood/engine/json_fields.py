@@ -125,10 +125,10 @@ class Fields:
 
 
 def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:
-    """Check what fields say about one thing, given as pairs of name and value; None says nothing.
+    """Check that fields for one property agree, given as pairs of name and value; None is ignored.
 
     Raises:
-        ValueError: two of them say different things.
+        ValueError: two of them differ.
     """
     known = [(name, value) for name, value in said if value is not None]
     for name, value in known[1:]:
@@ -137,7 +137,7 @@ def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:
 
 
 def contradiction(source: str, one: tuple[str, object], other: tuple[str, object]) -> ValueError:
-    """Return the error of two fields, each with its value, that say different things about one number."""
+    """Return the error of two fields, each with its value, that differ about one number."""
     return ValueError(f"{source}: {one[0]} and {other[0]} must say the same, got {shown(one[1])} and {shown(other[1])}")
 
 

@@ -1,4 +1,4 @@
-"""The checks of numbers that callers pass."""
+"""Checks of numbers that callers pass."""
 
 from numbers import Integral, Real
 

@@ -28,7 +28,7 @@ MIN_WATCHDOG_S = 3.0
 def _can_trace() -> bool:
     try:
         return all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -55,7 +55,7 @@ class ServeConfig:
     max_body_bytes: int = 16 * 1024 * 1024
     """Longest request body."""
     max_connections: int | None = None
-    """Open connections; None: what the process's limit of open files allows."""
+    """Open connections; None: as many as the process's limit of open files allows."""
     allowed_hosts: tuple[str, ...] = ()
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
@@ -79,8 +79,8 @@ class ServeConfig:
     watchdog_s: float | None = None
     """An engine that is stuck for this long is ended and started again, seconds; None: it is reported only."""
     max_retries: int = 1
-    """How often a request is sent again after a process that held it died, if its client has got nothing of an answer:
-    whole answers until they are complete, streams until their first text. A request that kills it does so again."""
+    """How often a request is sent again after its process died, if its client has received nothing: whole answers until
+    they are complete, streams until their first text. A request that kills a process does so each time."""
     max_quick_deaths: int = 10
     """Deaths of one process in a row, each soon after its start, after which the server ends."""
     max_ttft_s: float | None = None
@@ -102,7 +102,7 @@ class ServeConfig:
     """Address at which the engine process publishes the changes of its prefix cache, host tier and disk tier, such as
     `tcp://*:5557`."""
     kv_events_replay: str | None = None
-    """Address at which it repeats what a subscriber has lost."""
+    """Address at which it repeats batches that a subscriber has lost."""
     kv_events_form: Literal["map", "array"] = "map"
     """How events are written: vLLM's maps, or arrays for older readers."""
 

@@ -46,20 +46,20 @@ from pagewood.server.requests.pump import AnswerPump
 from pagewood.server.requests.status import EngineStatus
 from pagewood.server.shutdown import Shutdown
 
-# The HTTP stack takes long to import. It is imported once the child processes run, which take longer.
+# The HTTP stack takes long to import. It is imported while the child processes start, which takes longer.
 if TYPE_CHECKING:
     from pagewood.server.http.app import Frontend
     from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
-"""How long sending the errors of the remaining requests may take when the time for draining is over."""
+"""Longest time to send errors to the remaining requests when the time for draining is over."""
 FLUSH_GRACE_S = 20
-"""How long the engine may then write KV to its disk cache. KV that is not written by then is computed again."""
+"""Longest time for the engine to write KV to its disk cache after that. Other KV is lost and computed again."""
 BACKLOG = 2048
 EXIT_FAILED = 1
 """Exit code of a server that could not start, or cannot receive answers."""
 EXIT_CRASH_LOOP = 3
-"""Exit code of a server one of whose processes kept dying."""
+"""Exit code of a server with a process that kept dying."""
 
 ENGINE = Stage(name="engine", module="pagewood.server.processes.engine_process", computes=True)
 DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.processes.detokenizer_process", computes=False)
@@ -191,7 +191,7 @@ async def _serve(
         shutdown.begin(at_once=True)
 
     def end_at_once(number: int) -> None:
-        """End without waiting for anything, and leave nothing behind."""
+        """End at once, and leave no processes or files behind."""
         supervisor.kill_all()
         shutil.rmtree(folder, ignore_errors=True)
         if run_key is not None:
@@ -302,7 +302,7 @@ async def _serve(
 
 
 def _tracing(config: ServeConfig) -> Tracing | None:
-    """Return what traces requests, if the configuration asks for it."""
+    """Return the tracer of requests, if the configuration asks for one."""
     if config.otlp_endpoint is None:
         return None
     from pagewood.server.observe.tracing import Tracing
@@ -345,7 +345,7 @@ def _take(message: wire.ToHttp, frontend: Frontend, console: Console, recovery: 
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM begins the end of the server, and the second ends it at once.
 
-    They are also handled where a shell has them ignored, as it does with SIGINT for background jobs.
+    They are handled even if a shell ignores them, as it does with SIGINT for background jobs.
 
     Args:
         begin: called from the event loop at the first signal.
@@ -380,7 +380,7 @@ class StopSignals:
 
 
 def show(console: Console, status: EngineStatus) -> None:
-    """Show `status` in the terminal. If the reader of the output is gone, later output is dropped."""
+    """Show `status` in the terminal. If the output cannot be written any more, it is dropped."""
     try:
         console.show(status)
     except OSError:
@@ -420,7 +420,7 @@ def _keys(config: ServeConfig) -> list[ApiKey]:
 
 
 def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
-    """Read the keys again. If their file is wrong, or there is none, the server keeps those that it has."""
+    """Read the keys again. If their file is wrong or missing, the server keeps its present keys."""
     if config.api_key_file is None:
         _log.warning("SIGHUP is ignored: there is no key file to read again")
         return

@@ -40,7 +40,7 @@ class Shutdown:
         return self._begun.is_set()
 
     def begin(self, *, at_once: bool = False) -> None:
-        """Begin; `at_once`: running requests get no time."""
+        """Begin to stop; with `at_once`, running requests get no time."""
         if at_once:
             self._drain_s = 0.0
         self._live.close_door()
@@ -52,7 +52,7 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         num_before = self._live.num_live
-        # Responses that are still being sent count as well: a slow reader gets the rest of a complete answer.
+        # Responses that are still being sent count as well: a slow client gets the rest of a complete answer.
         while (self._live.num_live or server.server_state.tasks) and loop.time() < end_s and self._drain_s:
             await asyncio.sleep(POLL_S)
         num_left = self._live.num_live

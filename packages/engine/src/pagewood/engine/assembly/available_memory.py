@@ -22,7 +22,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     for limit, used in _CONTAINER_FILES:
         try:
             left.append(int((root / limit).read_text()) - int((root / used).read_text()))
-        except (OSError, ValueError):  # no such files, or the limit is "max"
+        except (OSError, ValueError):  # no such file, or the limit is "max"
             continue
     return max(0, min(left))
 

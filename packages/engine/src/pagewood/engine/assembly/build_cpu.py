@@ -39,12 +39,12 @@ from pagewood.kvpool.storage import KVStorage
 _log = logging.getLogger(__name__)
 
 _MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV cache may take if the configuration does not say how much."""
+"""Part of the free memory that the KV cache may take unless the configuration sets its size."""
 _TYPICAL_LENGTH = 2048
-"""Tokens for which every row has room if the configuration does not say how much."""
+"""Tokens for which every row has room unless the configuration sets the size of the KV memory."""
 _LONG_STEP = 2_500_000_000
-"""Products of a weight and an activation that one thread computes in a long step: about 20 ms, of which the host needs
-less than a fiftieth to prepare the next step."""
+"""Products of a weight and an activation that one thread computes in a long step: about 20 ms. The host needs less than
+a fiftieth of that to prepare the next step."""
 _BUSY_TOKENS = 128
 """A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
@@ -57,7 +57,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
     Without `max_total_tokens`, the KV memory has room for 2,048 tokens (or the longest request, if that is shorter) in
     each of `num_rows` rows, and for at least one request of the longest length. It is at most a quarter of the free
-    memory. The system provides it as it is used, a little ahead.
+    memory. The system provides this memory as it is used, a little in advance.
     """
     processors = load_processors(config)
     folder = model_folder(config.model)
@@ -197,7 +197,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
 
 def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
-    """Return the forms of weights, and the instructions for products with activations that are rounded."""
+    """Return the forms of weights, and the instructions for products with rounded activations, as text for the log."""
     names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
     products = {
         f"; products with {'int8' if isinstance(level, DotLevel) else 'bfloat16'} activations "
@@ -209,7 +209,7 @@ def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
 
 
 def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
-    """Return what drafts for the model, after a comparison of its folder with the target's."""
+    """Return the drafter for the model, after its folder was compared with the target's."""
     assert config.speculative != "off"
     found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
     if found.kind == "draft" and found.folder is not None:

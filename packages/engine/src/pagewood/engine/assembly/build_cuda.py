@@ -48,8 +48,8 @@ from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
 
-_WRAPPER_BYTES = 8 << 20  # integer workspace on the device of each FlashInfer wrapper
-_GRAPH_BYTES = 4 << 20  # memory of the driver for each captured graph
+_WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
+_GRAPH_BYTES = 4 << 20  # driver memory for each captured graph
 _MIB = 1 << 20
 
 
@@ -60,7 +60,7 @@ class BuiltRunner:
     runner: CUDARunner
     model: ModelConfig
     memory: PageMemory
-    """KV memory; the runner uses its last page itself."""
+    """KV memory; its last page is for the runner itself."""
     num_pages: int
     max_length: int
 
@@ -206,7 +206,7 @@ def _activations(model: ModelConfig) -> tuple[str, ...]:
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
-    """Return the attention kernels of a draft model or a head: with masks, and those of plain steps for a head."""
+    """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
     attention = layer.layers[0].mixer
     return KernelNeeds(
         dtype=_dtype_of(config),
@@ -229,7 +229,7 @@ def build_cuda_runner(
     processors: Mapping[str, Process] | None = None,
     progress: Progress | None,
 ) -> BuiltRunner:
-    """Load the model of `folder` to `device`, use the memory that is left as KV memory, and capture the graphs.
+    """Load the model of `folder` to `device`, use the remaining memory as KV memory, and capture the graphs.
 
     Raises:
         ValueError: the model is not supported, or does not fit; the message says what to change and by how much.
@@ -294,7 +294,7 @@ def build_cuda_runner(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a runner is made of, except its memory."""
+    """The parts of a runner, except its memory."""
 
     device: Device
     flashinfer: FlashInfer
@@ -372,7 +372,7 @@ def _kv_dtype_of(config: EngineConfig) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Budget:
-    """How the memory of a device is divided, in bytes."""
+    """The division of a device's memory, in bytes."""
 
     free_bytes: int
     """Free memory before anything was loaded."""
@@ -383,7 +383,7 @@ class _Budget:
     page_bytes: int
 
     def num_pages(self, config: EngineConfig) -> int:
-        """Return the number of pages of KV memory: as configured, or all that fit beside the page that the runner uses.
+        """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
 
         Raises:
             ValueError: too few fit.
@@ -420,11 +420,11 @@ def _graph_bytes(
 
     Args:
         sizes: grants of the graphs.
-        model: that they compute.
+        model: the model that they compute.
         page_size: tokens of a page.
         dtype: of activations.
         longest: longest sequence.
-        width: tokens that a step verifies of each grant; each size then has a second graph. 0: no step verifies.
+        width: tokens per grant in a step that verifies; each size then has a second graph. 0: no step verifies.
     """
     if not sizes:
         return 0
@@ -432,7 +432,7 @@ def _graph_bytes(
     largest, num_windows = max(sizes), len(set(model.windows))
     num_graphs = len(sizes) * (2 if width else 1)
     wrappers = num_graphs * num_windows * _WRAPPER_BYTES
-    logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # of verification: one, and a copy
+    logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # for verification: one, and a copy
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
@@ -460,13 +460,13 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
             ) from error
 
     masks = 0
-    if parts.drafter is not None:  # of a step that verifies beside the largest chunk of a prompt
+    if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
     return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
 
 
 def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
-    """Return a step that verifies as many drafts as possible in every row of `batch`, which came before it."""
+    """Return a step after `batch` that verifies as many drafts as possible in every row."""
     count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
     empty = np.empty(0, np.int32)
     return replace(

@@ -1,4 +1,4 @@
-"""The folder for what later starts need not make again. It is an optimisation: an engine starts without it."""
+"""The folder for results that later starts reuse. It is an optimisation: an engine starts without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 VARIABLE = "PAGEWOOD_CACHE"
 REMEDY = f"make room there, or set {VARIABLE} to a folder that can be written"
-"""What a user can do about a cache that cannot be written."""
+"""Advice to the user about a cache that cannot be written."""
 _ABANDONED_S = 24 * 3600.0
 
 

@@ -29,8 +29,8 @@ def draft_control(
     """Return the policy of an engine, or None if it does not speculate.
 
     Args:
-        config: says whether and how much is drafted.
-        computes_padding: whether the runner computes as many positions as are granted, even if it drafts fewer.
+        config: whether and how much to draft.
+        computes_padding: whether the runner computes all granted positions, even if it drafts fewer.
         are_cores_taken: see `DraftControl`.
     """
     if config.speculative == "off":
@@ -80,7 +80,7 @@ def measure_cost(control: DraftControl[Request], config: EngineConfig, info: Eng
 
 
 def _draft_cost(cases: Sequence[tuple[int, int, float]]) -> DraftCost:
-    """Return the cost that explains the cases of `measure_draft_times`, no part of it negative."""
+    """Return the cost fitted to the cases of `measure_draft_times`, with no negative part."""
     measured = [case for case in cases if case[2] > 0]
     if not measured:
         return DraftCost()

@@ -1,4 +1,4 @@
-"""What drafts on a CUDA device: found, checked and loaded."""
+"""Finds, checks and loads the drafter on a CUDA device."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -31,12 +31,12 @@ from pagewood.kvpool.storage import KVStorage
 
 
 def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
-    """Return what drafts for the model in `folder`; None: nothing.
+    """Return the drafter for the model in `folder`; None: no drafter.
 
     "auto" skips a head or a draft model that ships with the model if FlashInfer has no kernels for it.
 
     Raises:
-        ValueError: the drafter, or how it is to be used, is not supported on CUDA.
+        ValueError: the drafter or its configuration is not supported on CUDA.
         FileNotFoundError: there is no such drafter.
     """
     if config.speculative == "off":
@@ -61,7 +61,7 @@ def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
 
 
 def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> ModelConfig | None:
-    """Return the configuration of the layers that attend when the model in `folder` is drafted for, or None.
+    """Return the configuration of the drafter's attention layers for the model in `folder`; None: it has none.
 
     Raises:
         ValueError: FlashInfer has no kernels for them, or the draft model or the head does not fit the model.
@@ -107,7 +107,7 @@ class LoadedDrafter:
         device: torch.device,
         progress: Progress | None,
     ) -> LoadedDrafter:
-        """Load what drafts for `target`, the model in `folder`; errors as in `load_draft` and `load_head`."""
+        """Load the drafter for `target`, the model in `folder`; errors as in `load_draft` and `load_head`."""
         if found.folder is None:
             return cls()
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
@@ -117,12 +117,12 @@ class LoadedDrafter:
 
     @property
     def max_position(self) -> int | None:
-        """The longest sequence that it drafts for; None: any."""
+        """The longest sequence for which it drafts; None: no limit."""
         config = self._config
         return None if config is None else config.max_position
 
     def layout(self, target: MultiHeadLayout) -> MultiHeadLayout | None:
-        """Return the layout of the drafter's KV, in the pages of `target`; None: it has none."""
+        """Return the layout of the drafter's KV, in the pages of `target`; None: it has no KV."""
         config = self._config
         if config is None:
             return None

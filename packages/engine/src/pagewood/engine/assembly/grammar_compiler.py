@@ -12,7 +12,7 @@ from pagewood.engine.text import Tokenizer
 
 
 def grammar_compiler(config: EngineConfig, folder: Path, info: EngineInfo) -> GrammarCompiler:
-    """Return what compiles grammars for the model in a folder; it loads nothing before the first grammar."""
+    """Return the compiler of grammars for the model in a folder; it loads nothing before the first grammar."""
     backend = partial(
         open_backend,
         config.grammar_backend,

@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 class LateStore:
     """A `PageStore` that holds nothing until it is open.
 
-    Invariant: pages are read and written only after `make` has returned a store. If it fails, or returns none, this is
-    logged, and the store stays empty.
+    Invariant: pages are read and written only after `make` has returned a store. If it fails, or returns no store, this
+    is logged, and the store stays empty.
     """
 
     __slots__ = ("_is_closed", "_lock", "_store", "_thread")
@@ -26,7 +26,7 @@ class LateStore:
 
         Args:
             make: opens the store; called in a thread of its own.
-            name: what it is, for the log.
+            name: of the store, for the log.
         """
         self._lock = Lock()
         self._is_closed = False  # written by: close
@@ -44,7 +44,7 @@ class LateStore:
         return [False] * len(keys) if self._store is None else self._store.get(keys, pages)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which pages it holds."""
+        """Return for each page whether it is held."""
         return [False] * len(keys) if self._store is None else self._store.exists(keys)
 
     def close(self) -> None:

@@ -23,20 +23,20 @@ _log = logging.getLogger(__name__)
 _GB = 1_000_000_000
 
 Fingerprint = Callable[[], bytes | None]
-"""Waits for bytes that identify a model, at most 32; None: there are none, because its files have changed."""
+"""Waits for at most 32 bytes that identify a model; None: its files have changed."""
 
 
 class TieredCaches:
-    """Makes prefix caches over a host cache and, if configured, a disk cache and one that engines share.
+    """Makes prefix caches over a host cache and, if configured, a disk cache and a cache that engines share.
 
-    Invariant: only the cache that was made last is in use, and only it uses these.
+    Invariant: only the latest cache is in use, and only it uses these tiers.
 
     Args:
         config: with a host cache.
         memory: the KV memory of the runner.
         page_size: tokens per page.
-        fingerprint: identifies the model: KV on disk and in the shared cache belongs to one. If it has to be waited
-            for, these are opened when it is known, and are empty until then.
+        fingerprint: identifies the model, to which KV on disk and in the shared cache belongs. If it is not known yet,
+            these caches are opened later, and are empty until then.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
@@ -97,9 +97,9 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: by
 
     Args:
         place: a folder, `mooncake://HOST:PORT?option=value`, or `lmcache+URL`.
-        num_bytes: size of the folder's files, or of the memory that this process gives; LMCache has its own.
+        num_bytes: size of the folder's files, or of the memory that this process gives; LMCache sets its own size.
         page_bytes: size of a page image, in bytes.
-        fingerprint: what the pages hold.
+        fingerprint: identifies the content of pages.
 
     Raises:
         ValueError: the place is wrong, cannot be used, or needs a package that is not installed.
@@ -137,11 +137,11 @@ def tiered_cache(
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
-    Keys and values in files are used again if model and `mark` are the same; it says what else they depend on.
+    Keys and values in files are reused if the model and `mark` are the same; `mark` names their other dependencies.
     """
     if config.host_cache_gb is None:
         return None
-    if config.disk_cache_path is None and config.remote_cache is None:  # then no page outlives the process
+    if config.disk_cache_path is None and config.remote_cache is None:  # no page outlives the process then
         return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"").make
     digest.begin()
 
@@ -187,7 +187,7 @@ def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
 
 
 def _pinned(num_pages: int, page_bytes: int) -> Bytes:
-    """Return pinned memory for the host's pages, which a GPU copies from and to. It is taken at once."""
+    """Return pinned memory for the host's pages, which a GPU reads and writes. It is allocated at once."""
     num_bytes, available = num_pages * page_bytes, available_memory_bytes()
     if num_bytes > available:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What steps take, measured while the engine runs: for prompts cut to a target, and for deadlines."""
+"""Durations of steps, measured while the engine runs: for prompts cut to a target, and for deadlines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FEWEST_PREFILL_TOKENS = 16
 
 
 class MeasuredChunk(DynamicChunk):
-    """`core.pacing.Chunking` by schedpolicy's model of steps, which knows nothing until it is fitted."""
+    """`core.pacing.Chunking` by schedpolicy's model of steps, which is empty until it is fitted."""
 
     __slots__ = ("_initial",)
 
     def __init__(self, config: EngineConfig, page_size: int) -> None:
-        """Measure the steps of an engine; `tokens` says how many prompt tokens fit into `config.target_step_s`."""
+        """Measure the steps of an engine; `tokens` returns the prompt tokens that fit into `config.target_step_s`."""
         target_s = config.target_step_s or 1.0
         self._initial = StepModel(base_s=0.0, prefill_s=target_s / config.max_chunk_tokens, decode_s=0.0, kv_s=0.0)
         super().__init__(
@@ -33,16 +33,16 @@ class MeasuredChunk(DynamicChunk):
 
     @property
     def fitted(self) -> StepModel | None:
-        """The model by the latest steps; None: too few have been measured."""
+        """The model fitted to the latest steps; None: too few steps were measured."""
         return None if self.model is self._initial else self.model
 
     def record(self, *, num_prefill: int, num_decode: int, num_kv: int, seconds: float) -> None:
-        """Note what a step took."""
+        """Record the duration of a step."""
         self.observe(StepSample(num_prefill, num_decode, num_kv, seconds))
 
 
 class Expectation(Protocol):
-    """Which part of their allowed output requests are expected to generate."""
+    """The part of their allowed output that requests are expected to generate."""
 
     @property
     def ratio(self) -> float:
@@ -51,10 +51,10 @@ class Expectation(Protocol):
 
 
 class StepForecast:
-    """`core.deadlines.Forecast` by the measured steps of an engine. A deadline that is over is always missed.
+    """`core.deadlines.Forecast` by the measured steps of an engine. A past deadline is always missed.
 
-    A request that only its length ends generates all of its output. Of others the part is expected that the engine
-    keeps memory for, so that a request with a high limit is not refused for tokens that it will hardly generate.
+    A request that only its length ends generates all of its output. Other requests are expected to generate the part
+    for which the engine keeps memory, so that a high limit does not cause a refusal for tokens that are unlikely.
     """
 
     __slots__ = ("_chunk", "_expectation", "_max_chunk_tokens", "_paces")
@@ -69,7 +69,7 @@ class StepForecast:
     def lateness(
         self, request: Request, now_s: float, *, num_tokens_ahead: int, num_decode: int, num_kv: int
     ) -> str | None:
-        """Return why a request will miss its deadline, or None if it can meet it, or nothing is known yet."""
+        """Return why a request will miss its deadline, or None if it can meet it or no step was measured yet."""
         left_s = request.deadline_s - now_s
         if left_s <= 0:
             return f"the deadline must be in the future, but it was {-left_s:.3f} s ago"

@@ -20,7 +20,7 @@ def load_processors(config: EngineConfig) -> dict[str, Callable[..., None]]:
         module, _, attribute = place.partition(":")
         try:
             function: object = getattr(import_module(module), attribute)
-        except Exception as error:  # the module is the operator's, and may raise anything
+        except Exception as error:  # the operator's module may raise anything
             raise ValueError(
                 f"logits_processors must be importable, got {place!r} for {name!r}: {type(error).__name__}: {error}"
             ) from error

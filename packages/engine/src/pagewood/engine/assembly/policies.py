@@ -1,4 +1,4 @@
-"""Policies of an engine: those of the caller's own, and those that a configuration names."""
+"""Policies of an engine: the caller's own, or those that a configuration names."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _READ_BY = {
     "budget": ("schedule_preset", "prefill_first", "joint_prefill_tokens", "max_prefills"),
     "reserve": ("schedule_conservativeness", "refuse_late"),
 }
-"""Which fields of the configuration a policy of the caller's own replaces."""
+"""The fields of the configuration that each policy of the caller replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Policies of the caller's own, for one engine; None: the one that the configuration names."""
+    """The caller's own policies for one engine; None: the policy that the configuration names."""
 
     order: Order | None = None
     """The order in which waiting requests are considered."""
     reads_matches: bool = False
     """Whether `order` reads `Request.num_matched`, so that it must be kept up to date while requests wait."""
     budget: Budget | None = None
-    """What a step may do; at most `max_running` requests and `max_chunk_tokens` prompt tokens."""
+    """The limits of a step; at most `max_running` requests and `max_chunk_tokens` prompt tokens."""
     reserve: Reserve | None = None
     """The memory that is kept for the output of running requests."""
     victim: Victim | None = None
@@ -47,10 +47,10 @@ class Policies:
     skip_ahead: SkipAhead | None = None
     """How far admission may look past a request that does not fit."""
     deferral: Deferral | None = None
-    """Which requests wait for a prompt that they repeat; needs the prefix cache."""
+    """The choice of requests that wait for a prompt that they repeat; needs the prefix cache."""
 
     def check(self, config: EngineConfig) -> None:
-        """Raise ValueError if a configuration also says what a policy of the caller's own decides."""
+        """Raise ValueError if a configuration sets a field that one of the caller's policies replaces."""
         defaults = EngineConfig()
         for policy, names in _READ_BY.items():
             for name in names if getattr(self, policy) is not None else ():
@@ -74,14 +74,14 @@ class ChosenPolicies:
     budget: Budget
     reserve: Reserve
     expectation: NewTokenRatio | None
-    """The part of their output that requests are expected to generate; None: with a reserve of the caller's own."""
+    """The part of their output that requests are expected to generate; None with the caller's own reserve."""
     victim: Victim
     skip_ahead: SkipAhead
     deferral: Deferral | None
 
 
 def chosen(config: EngineConfig, own: Policies, *, page_size: int) -> ChosenPolicies:
-    """Return the policies of the caller's own, and for the rest those that a configuration names.
+    """Return the caller's own policies, and otherwise those that a configuration names.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown.

@@ -1,4 +1,4 @@
-"""How long the steps of a runner take by their number of tokens, and its drafts; draft lengths are decided by it."""
+"""Durations of a runner's steps by their number of tokens, and of its drafts, for the choice of draft lengths."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.core.tree_shape import TreeShape
 
 _CONTEXT = 64  # tokens before the computed ones in each row
-_NUM_REPEATS = 4  # the first also gets memory, so the least time counts
+_NUM_REPEATS = 4  # the first one also allocates memory, so the least time counts
 _SEVERAL = 8  # rows
 _LIMIT_S = 2.0  # no further size is measured after this time; there are at least two if that many tokens fit
-_NAMESPACE = -1  # of no request: `BatchBuilder` hashes names
+_NAMESPACE = -1  # no request: `BatchBuilder` hashes names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What steps take. Legend: N measured sizes."""
+    """The measured durations of steps. Legend: N measured sizes."""
 
     sizes: tuple[int, ...]
     """[N] tokens of a step, ascending."""
@@ -32,7 +32,7 @@ class StepTimes:
 
 
 def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int) -> StepTimes:
-    """Compute steps of 1, 2, 4, ... tokens, each token wanted, and return their times.
+    """Compute steps of 1, 2, 4, ... tokens with logits for each token, and return their times.
 
     The rows share their pages, whose contents are overwritten, so nothing may be in use yet.
 
@@ -68,10 +68,10 @@ def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pa
 def measure_draft_times(
     runner: Runner, *, num_rows: int, max_length: int, num_drafts: int, tree: TreeShape | None = None
 ) -> tuple[tuple[int, int, float], ...]:
-    """Let the runner draft, for one row and for several; return (drafts of a row, all drafts, seconds) of each case.
+    """Make the runner draft for one row and for several; return (drafts of a row, all drafts, seconds) for each case.
 
     Seconds are those that the runner reports, 0 if it drafted nothing. Pages of the rows must have been set by
-    `measure_step_times`; what is written goes to these and to page 0.
+    `measure_step_times`; only these and page 0 are written.
 
     Args:
         runner: to measure; no step is in flight.

@@ -10,9 +10,9 @@ from pagewood.engine.api import Delta, Outbox
 
 
 class IntervalOutbox:
-    """Passes on the first answer of a request, and then one for every `interval` tokens, and the last.
+    """Passes on the first answer of a request, then one answer for every `interval` tokens, and the last answer.
 
-    Invariant: what the answers of a request contain together is what they contain without it, in the same order.
+    Invariant: together, the answers of a request have the same content in the same order as without it.
     """
 
     __slots__ = ("_held", "_interval", "_outbox")

@@ -1,5 +1,5 @@
-"""A log of everything that an engine's decisions depend on, so that they can be taken again and explained.
+"""A log of all inputs of an engine's decisions, so that they can be repeated and explained.
 
-`recorder` listens to an engine, `writer` puts what it heard into a file, `log_file` reads it again, `replay` runs the
-planner and the policies on it, and `why` says in words what was decided about one request.
+`recorder` observes an engine, `writer` writes its records into a file, `log_file` reads them again, `replay` runs the
+planner and the policies on them, and `why` explains the decisions about one request.
 """

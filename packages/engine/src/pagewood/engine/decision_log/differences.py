@@ -17,7 +17,7 @@ _NUMBERS = {
 
 
 def difference(logged: Record, found: Record, *, names: Mapping[int, str], num_plans: int) -> str:
-    """Return what differs first: a refusal, a plan, or the reasons of a plan.
+    """Return the first difference: a refusal, a plan, or the reasons of a plan.
 
     Args:
         logged: of the log.

@@ -1,4 +1,4 @@
-"""What a log consists of: a header, and a record for each turn of the engine's loop in which something happened."""
+"""The parts of a log: a header, and a record for each turn of the engine's loop in which something happened."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a wait for a step gave, as far as decisions depend on it."""
+    """The result of a wait for a step, as far as decisions depend on it."""
 
     tokens: bytes = b""
-    """int32, little-endian, renamed as those of prompts are."""
+    """int32, little-endian, renamed like those of prompts."""
     counts: bytes | None = None
-    """int32, little-endian: tokens of each sampled grant; None: one of each."""
+    """int32, little-endian: number of tokens of each sampled grant; None: one each."""
     excluded: tuple[int, ...] = ()
     num_scored: int = -1
     """Prompt tokens with log probabilities; -1: there are none."""
@@ -67,16 +67,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="turn"):
-    """A turn of the loop: inputs first, then what was decided."""
+    """A turn of the loop: inputs first, then decisions."""
 
     number: int
     commands: tuple[tuple[str, dict[str, Any]], ...] = ()
     clock: tuple[float, ...] = ()
     """Readings, in their order."""
     grammars: tuple[tuple[int, bool], ...] = ()
-    """Grammars that were ready, by the order in which they were given to the compiler, and whether they are right."""
+    """Grammars that were ready, by their order of compilation, and whether they are valid."""
     matchers: tuple[tuple[int, int, str, Any], ...] = ()
-    """Answers of matchers that are not the usual ones: grammar, tokens before, method, answer."""
+    """Unusual answers of matchers: grammar, tokens before, method, answer."""
     drafts: tuple[list[int] | None, ...] = ()
     """Draft lengths by decision; None: it rested."""
     cache: dict[str, list[Any]] = {}
@@ -89,8 +89,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     refused: tuple[tuple[str, str], ...] = ()
     """Ids of requests that were refused, with the codes."""
     notes: tuple[tuple[int, ...], ...] = ()
-    """Reason, arrival (0: all waiting requests), arrival of the other request (0: none), numbers. Of a state that
-    lasts, only the first note is kept. Reason 0: the queue was examined to its end."""
+    """Reason, arrival (0: all waiting requests), arrival of the other request (0: none), numbers. For a lasting state,
+    only the first note is kept. Reason 0: the queue was examined to its end."""
 
     names: tuple[tuple[int, str], ...] = ()
     """Arrivals that are mentioned for the first time in this file, with the ids of their requests."""
@@ -101,7 +101,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     @property
     def decisions(self) -> bytes:
-        """What must be the same in a replay."""
+        """The data that must be the same in a replay."""
         return msgspec.msgpack.encode((self.plans, self.refused, self.notes))
 
 

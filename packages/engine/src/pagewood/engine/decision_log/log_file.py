@@ -18,7 +18,7 @@ _BUFFER_BYTES = 1 << 16
 
 
 class LogFile:
-    """Writes frames. Invariant: both files together take at most the given size, but for one frame.
+    """Writes frames. Invariant: both files together take at most the given size, apart from one frame.
 
     An existing file becomes the older one, and so does the file whenever it has reached half of the size. Both can be
     read by their owner only.
@@ -56,7 +56,7 @@ class LogFile:
         self.append(header)
 
     def append(self, frame: Header | Record) -> None:
-        """Write a frame, some time."""
+        """Write a frame, now or later."""
         data = ENCODER.encode(frame)
         self._buffer += _LENGTH.pack(len(data)) + data
         self._size += _LENGTH.size + len(data)
@@ -64,14 +64,14 @@ class LogFile:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything over to the system."""
+        """Hand all buffered frames over to the system."""
         buffer, self._buffer = self._buffer, bytearray()
         view = memoryview(buffer)
         while view:
             view = view[os.write(self._file, view) :]
 
     def close(self) -> None:
-        """Write what is left; a second call does nothing."""
+        """Write the remaining frames and close the file; a second call does nothing."""
         if self._file >= 0:
             try:
                 self.flush()
@@ -80,7 +80,7 @@ class LogFile:
                 self._file = -1
 
     def drop(self) -> None:
-        """Close the file without what is left to write."""
+        """Close the file without writing the remaining frames."""
         self._buffer.clear()
         self.close()
 
@@ -117,13 +117,13 @@ class Log:
         return cls(header=header, files=(path,))
 
     def frames(self) -> Iterator[Header | Record]:
-        """Yield the header of each file, and its records. A frame that is not complete ends them: the engine died."""
+        """Yield the header of each file, and its records. An incomplete frame ends them: the engine died."""
         for path in self.files:
             yield from _frames(path)
 
 
 def older(path: Path) -> Path:
-    """Return where the older file of a log is."""
+    """Return the path of a log's older file."""
     return path.with_name(path.name + ".1")
 
 

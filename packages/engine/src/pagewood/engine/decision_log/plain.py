@@ -30,19 +30,19 @@ _COMMANDS = {command.__name__ for command in get_args(Command)}
 _TYPE = "type"
 """Key of the name of a dataclass inside a command."""
 _DROPPED = frozenset({"grammar", "logits_processors", "logit_bias", "bad_words", "prompt", "tokens", "pooling"})
-"""Parameters of a request that are not logged, or not as they were. A request that is refused because of one of them is
-logged as refused."""
+"""Parameters of a request that are not logged, or changed in the log. A request that is refused because of one of them
+is logged as refused."""
 
 
 class Renaming:
     """Gives tokens other ids and namespaces other names, so that equal ones stay equal.
 
-    Decisions depend on tokens only by whether they are equal. Neither the order nor the key is kept anywhere.
+    Decisions depend only on the equality of tokens. Neither the permutation nor the key is kept anywhere.
 
     Args:
         vocab_size: token ids are below it; others become `vocab_size`, so that they stay wrong.
-        is_real: whether everything keeps its name.
-        keeps_names: whether namespaces do, because the order of requests compares them.
+        is_real: whether all tokens and namespaces keep their names.
+        keeps_names: whether namespaces keep their names, because the order of requests compares them.
         known: namespaces that keep their names in any case, because the configuration names them.
     """
 
@@ -68,7 +68,7 @@ class Renaming:
         return self._tokens[np.where((found < 0) | (found >= self.vocab_size), self.vocab_size, found)].tobytes()
 
     def ids(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Return the new ids of some tokens; those that cannot be are left out."""
+        """Return the new ids of some tokens; impossible ids are left out."""
         return tuple(int(self._tokens[token]) for token in tokens if 0 <= token < self.vocab_size)
 
     def namespace(self, name: str | None) -> str | None:
@@ -79,7 +79,7 @@ class Renaming:
 
 
 def plain_command(command: Command, answer: Delta | None, renaming: Renaming) -> tuple[str, dict[str, Any]]:
-    """Return a command without the text of its client; `answer` is what it was answered at once, if it was."""
+    """Return a command without the text of its client; `answer` is its immediate answer, if there was one."""
     match command:
         case Submit():
             refusal = None if answer is None or answer.finish is not FinishReason.REFUSED else answer.refusal
@@ -112,7 +112,7 @@ def command_of(name: str, values: Mapping[str, Any]) -> Command:
 
 
 def plain_config(config: EngineConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that are not as by default."""
+    """Return the fields of a configuration that differ from their defaults."""
     return {name: value for name, value in _plain_fields(config)[1].items() if not name.startswith("decision_log")}
 
 
@@ -140,7 +140,7 @@ def config_of(values: Mapping[str, Any]) -> EngineConfig:
 
 
 def _without_text(sampling: SamplingParams, renaming: Renaming) -> SamplingParams:
-    """Return what decisions depend on."""
+    """Return the fields of a result that decisions depend on."""
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         stop_token_ids=renaming.ids(sampling.stop_token_ids),
@@ -163,7 +163,7 @@ def _plain_fields(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _defaults(made: type[Any]) -> Mapping[str, Any]:
-    """Return the fields of a dataclass or a struct, each with its default, or what makes it."""
+    """Return the fields of a dataclass or a struct, each with its default or default factory."""
     if is_dataclass(made):
         return {
             one.name: one.default if one.default_factory is MISSING else one.default_factory for one in fields(made)

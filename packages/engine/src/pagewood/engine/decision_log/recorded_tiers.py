@@ -1,6 +1,6 @@
-"""A prefix cache with lower tiers whose answers are kept, and one that gives such answers again.
+"""A prefix cache with lower tiers whose answers are recorded, and one that repeats recorded answers.
 
-What such a cache answers depends on when copies end, so a replay cannot find it again.
+The answers of such a cache depend on the ends of copies, so a replay cannot compute them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pagewood.engine.core.request import Request
 
 
 class RecordedCache:
-    """Satisfies `core.kv.TieredCache` and `core.waiting.WatchedCache`; whatever else is asked goes to the cache itself.
+    """Satisfies `core.kv.TieredCache` and `core.waiting.WatchedCache`; other attributes are those of the cache itself.
 
     Args:
         inner: the cache.
-        answered: gets the method, and what decisions depend on in its answer.
+        answered: gets the method, and the parts of its answer that decisions depend on.
     """
 
     def __init__(self, inner: Any, answered: Callable[[str, Any], None]) -> None:
@@ -78,13 +78,13 @@ class RecordedCache:
         return found
 
     def clear(self) -> Int32:
-        """Drop what is not in use, and return the device's pages."""
+        """Drop unused pages, and return the device's pages."""
         found = self._inner.clear()
         self._answered("clear", len(found))
         return found
 
     def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
-        """Start to copy back what lower tiers have."""
+        """Start to copy pages back from lower tiers."""
         found = self._inner.recall(tokens, namespace, priority=priority)
         self._answered("recall", found is not None)
         return found
@@ -143,7 +143,7 @@ class _Recall:
 
 
 class ReplayedCache:
-    """Gives recorded answers; it knows how many pages it owns, and not what they hold.
+    """Gives recorded answers; it knows the number of its pages, but not their content.
 
     Args:
         page_size: tokens per page.
@@ -156,7 +156,7 @@ class ReplayedCache:
         self._page_size = page_size
         self._answer = answer
         self._pages: deque[int] = deque()
-        """Those that it owns."""  # written by: insert, advance, evict, clear
+        """Pages that it owns."""  # written by: insert, advance, evict, clear
 
     @property
     def num_pages(self) -> int:
@@ -169,12 +169,12 @@ class ReplayedCache:
         return self._answer("num_evictable") or 0
 
     def match(self, tokens: Int32, namespace: str | None = None) -> _Match:
-        """Return as long a prefix as there was; its pages are made up."""
+        """Return a prefix of the recorded length; its pages are made up."""
         num_tokens = self._answer("match") or 0
         return _Match(num_tokens, np.zeros(num_tokens // self._page_size, np.int32))
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> _Match:
-        """Return as long a prefix as there was."""
+        """Return a prefix of the recorded length."""
         num_tokens = self._answer("peek") or 0
         return _Match(num_tokens, np.zeros(num_tokens // self._page_size, np.int32))
 

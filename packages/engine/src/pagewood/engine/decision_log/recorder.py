@@ -1,4 +1,4 @@
-"""Listens to an engine: at its inbox, outbox, clock, runner, compiler, drafting and lower tiers, and to its plans.
+"""Records an engine: its inbox, outbox, clock, runner, compiler, drafting and lower tiers, and its plans.
 
 The engine's thread only keeps references and copies small arrays; a sink makes records of them.
 """
@@ -27,14 +27,14 @@ from pagewood.engine.grammar.matcher import Matcher
 
 
 class Recorder:
-    """Satisfies `core.loop.Observer`, and wraps what an engine is assembled from. Use it from the engine's thread.
+    """Satisfies `core.loop.Observer`, and wraps the parts of an engine. Use it from the engine's thread.
 
-    Invariant: everything that is heard between two calls of the inbox's `receive` is one turn.
+    Invariant: all events between two calls of the inbox's `receive` are one turn.
 
     Args:
         sink: gets each turn when it is over; must not raise.
         close: is called when the runner is closed, after the last turn.
-        clock: of the engine, read for times that no decision depends on.
+        clock: of the engine, read for times without influence on decisions.
     """
 
     def __init__(self, sink: Callable[[Turn], None], *, close: Callable[[], None], clock: Callable[[], float]) -> None:
@@ -99,11 +99,11 @@ class Recorder:
         return now_s
 
     def runner(self, inner: Runner) -> Runner:
-        """Return a runner whose failed launches are kept; to close it closes the log."""
+        """Return a runner whose failed launches are kept; closing it closes the log."""
         return _RecordedRunner(inner, self)
 
     def compiler(self, inner: Compiler) -> Compiler:
-        """Return a compiler whose results are kept, and what their matchers answer."""
+        """Return a compiler whose results and whose matchers' answers are kept."""
         return _RecordedCompiler(inner, self)
 
     def drafting(self, inner: Drafting) -> Drafting:
@@ -208,9 +208,9 @@ class _RecordedCompiling:
 
 
 class _RecordedMatcher:
-    """A matcher whose answers are kept if they are not the usual ones. They depend on its text only.
+    """A matcher whose answers are kept if they are not the usual ones. They depend only on its text.
 
-    What `fill` finds is kept by the next `advance`, because helper threads fill masks.
+    Results of `fill` are kept by the next `advance`, because helper threads fill masks.
     """
 
     def __init__(self, inner: Matcher, index: int, recorder: Recorder) -> None:

@@ -1,4 +1,4 @@
-"""Takes the decisions of a log again: the core and its policies, around a runner that gives the logged results."""
+"""Repeats the decisions of a log: the core and its policies, around a runner that gives the logged results."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from pagewood.engine.grammar.mask import Mask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a replay has found."""
+    """The result of a replay."""
 
     num_records: int
-    """Records whose decisions were taken again, the one that differs included."""
+    """Records whose decisions were repeated, including the one that differs."""
     num_plans: int
     difference: str | None
     """The first difference in words; None: every decision is the same, byte for byte."""
 
 
 def replay(path: Path, *, assemble: Callable[..., Engine]) -> Replayed:
-    """Take the decisions of the log at `path` again, and compare them.
+    """Repeat the decisions of the log at `path`, and compare them.
 
     Args:
         path: of the log.
@@ -69,7 +69,7 @@ class _Replay:
         next(self._frames)
         self._header = header
         self._record: Record | None = None
-        """The current one; None: before the first, and behind the last."""  # written by: _advance
+        """The current record; None before the first and after the last."""  # written by: _advance
         self._following: Record | None = None  # written by: _advance
         self._restarts = False
         """Whether a file begins with the record that follows."""  # written by: _advance
@@ -80,7 +80,7 @@ class _Replay:
         self._drafts: deque[list[int] | None] = deque()
         self._cache: dict[str, deque[Any]] = {}
         self.grammars: dict[int, bool] = {}
-        """Those that are ready."""
+        """Grammars that are ready."""
         self.answers: dict[tuple[int, int, str], Any] = {}
         """The answers of matchers, by grammar, tokens before and method."""
         self._names: dict[int, str] = {}
@@ -91,7 +91,7 @@ class _Replay:
         self._encoder = TurnEncoder(Renaming(header.info["vocab_size"], is_real=True, keeps_names=True))
         self._recorder = Recorder(self._judge, close=lambda: None, clock=lambda: self._now_s)
         self._num_top = np.full(config_of(header.config).num_rows, -1, np.int32)
-        """By row: alternatives that are reported with each token; -1: none are."""  # contents written by: launch
+        """By row: alternatives that are reported with each token; -1: no report."""  # contents written by: launch
         self._fetch()
         self._engine = self._assembled(assemble)
 
@@ -103,7 +103,7 @@ class _Replay:
             except KeyboardInterrupt:  # of the log
                 continue
             except Exception:
-                self._recorder.end_turn()  # what was decided before explains it
+                self._recorder.end_turn()  # earlier decisions explain it
                 if self._difference is None:
                     raise
         if self._difference is None:
@@ -218,7 +218,7 @@ class _Replay:
 
 
 class _ReplayedStep:
-    """A launched step; its drafts are not known, and need not be."""
+    """A launched step; its drafts are not needed."""
 
     def __init__(self, batch: Batch, num_top: Int32, source: _Replay) -> None:
         """Expect the next result of the log.
@@ -251,7 +251,7 @@ class _ReplayedStep:
         tokens = np.frombuffer(result.tokens, "<i4").astype(np.int32)
         ones = np.ones(len(tokens), np.int32)
         counts = ones if result.counts is None else np.frombuffer(result.counts, "<i4").astype(np.int32)
-        if len(counts) != len(self._num_top):  # another step than that of the log
+        if len(counts) != len(self._num_top):  # a different step than in the log
             result, tokens, counts = Result(), tokens[:0], np.zeros(len(self._num_top), np.int32)
         pooled, num_elements = len(self._batch.pooled), self._source.vector_size
         is_number = np.array(result.pooled if len(result.pooled) == pooled else [True] * pooled, np.bool_)
@@ -272,7 +272,7 @@ class _ReplayedStep:
 
 
 def _logprobs(tokens: Int32, num_top: Int32) -> Logprobs:
-    """Return some log probabilities of tokens with this many alternatives each."""
+    """Return made-up log probabilities of tokens, with this many alternatives each."""
     num, most = len(tokens), max(0, int(num_top.max(initial=0)))
     return Logprobs(
         tokens=tokens,
@@ -302,7 +302,7 @@ class _ReplayedDrafting:
         return found is None
 
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
-        """Return the lengths; 0 for requests that there were not."""
+        """Return the lengths; 0 for requests that are not in the log."""
         return (self._lengths + [0] * len(requests))[: len(requests)]
 
     def observe(self, *arguments: Any, **options: Any) -> None:
@@ -320,7 +320,7 @@ class _ReplayedCompiler:
         self._num = 0  # written by: compile
 
     def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> _ReplayedCompiling:
-        """Return a grammar that is ready when it was ready."""
+        """Return a grammar that becomes ready at the logged time."""
         self._num += 1
         return _ReplayedCompiling(self._num - 1, self._source)
 
@@ -334,7 +334,7 @@ class _ReplayedCompiling:
         self._source = source
 
     def prefer(self, priority: int) -> None:
-        """Do nothing: when it is done is known."""
+        """Do nothing: the time of its end is in the log."""
 
     def done(self) -> bool:
         return self._index in self._source.grammars
@@ -394,7 +394,7 @@ class _ReplayedMatcher:
         return self._said("slow_ms", 0)
 
     def copy(self) -> _ReplayedMatcher:
-        """Return another one in the same state."""
+        """Return another matcher in the same state."""
         copy = _ReplayedMatcher(self._index, self._source)
         copy._place = self._place
         return copy

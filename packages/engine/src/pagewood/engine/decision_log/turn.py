@@ -1,4 +1,4 @@
-"""What is heard in one turn of an engine's loop, and how it becomes a record."""
+"""The events of one turn of an engine's loop, and their conversion to a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSERS = frozenset(
         Reason.NO_MEMORY,
     }
 )  # fmt: skip
-"""Reasons why a plan looks at no further waiting request."""
+"""Reasons why a plan examines no further waiting requests."""
 _LASTING = frozenset({Reason.PASSED_OVER, Reason.PARKED, Reason.RECALLING, Reason.HELD_BACK})
 """Reasons that often hold for many steps."""
 _MOST_REMEMBERED = 4096
@@ -52,7 +52,7 @@ class PlanHeard(NamedTuple):
 
 
 class ResultHeard(NamedTuple):
-    """A copy of what decisions depend on in a `StepResult`."""
+    """A copy of the parts of a `StepResult` that decisions depend on."""
 
     tokens: bytes
     counts: np.ndarray[Any, np.dtype[np.int32]] | None
@@ -64,7 +64,7 @@ class ResultHeard(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """What has been heard so far. The engine's thread writes it, and then hands it over."""
+    """The events so far. The engine's thread writes it, and then hands it over."""
 
     clock: list[float] = field(default_factory=list[float])
     # contents written by: recorder
@@ -98,7 +98,7 @@ class Turn:
 
 
 class TurnEncoder:
-    """Makes records of turns. Invariant: what it writes depends on the turns since the last `restart` only."""
+    """Makes records of turns. Invariant: its output depends only on the turns since the last `restart`."""
 
     __slots__ = ("_arrivals", "_closing", "_lasting", "_limit", "_named", "_number", "_renaming", "_starts")
 
@@ -113,7 +113,7 @@ class TurnEncoder:
         return self._number
 
     def restart(self) -> None:
-        """Begin a file: what it says does not depend on earlier ones."""
+        """Begin a file, whose records do not depend on earlier files."""
         self._arrivals: list[int] = []  # written by: restart, _plan
         self._starts: list[int] = []  # written by: restart, _plan
         self._closing: tuple[int, int] = (0, 0)  # written by: restart, _notes

@@ -1,4 +1,4 @@
-"""Says in words what was decided about one request, from a decision log: one line for each thing that happened to it.
+"""Explains the decisions about one request, from a decision log: one line for each event of the request.
 
 Nothing is guessed: a reason is a note of the part of the core that decided.
 """
@@ -18,17 +18,17 @@ from pagewood.engine.decision_log.log_file import Log
 from pagewood.engine.decision_log.turn import CLOSERS
 
 _MOST_EVICTIONS = 4096
-"""Evictions that are remembered, so that a miss names the request that they were for."""
+"""Evictions that are remembered, so that a miss names the request that needed their memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that happened to a request."""
+    """One event of a request."""
 
     unix_s: float
     """When it began."""
     after_s: float
-    """The same, counted from the arrival of the request."""
+    """Seconds from the arrival of the request to that time."""
     kind: str
     """arrived, compiled, waited, admitted, cache, prompt, stalled, first_token, preempted, paused, resumed, priority,
     aborted or ended."""
@@ -37,16 +37,16 @@ class Line:
     request_id: str
     """Id in the engine."""
     numbers: dict[str, float | str] = field(default_factory=dict[str, "float | str"])
-    """Those of the sentence, by name."""
+    """The numbers of the sentence, by name."""
 
 
 def why(path: Path, name: str) -> list[Line]:
-    """Return what happened to a request of a log, in order of time.
+    """Return the events of a request in a log, in order of time.
 
     Args:
         path: of the log.
-        name: id of the request in the engine, or one under which its client knows it; several answers to a prompt have
-            the same.
+        name: id of the request in the engine, or one under which its client knows it; several answers to a prompt share
+            it.
 
     Raises:
         ValueError: the log cannot be read, or has no such request.
@@ -62,7 +62,7 @@ def why(path: Path, name: str) -> list[Line]:
 
 @dataclass(slots=True, kw_only=True)
 class _Span:
-    """What lasts for some plans."""
+    """A state that lasts for some plans."""
 
     kind: str
     text: str
@@ -74,7 +74,7 @@ class _Span:
 
 @dataclass(slots=True, kw_only=True)
 class _Life:
-    """What is known of a request while its lines are made."""
+    """The data of a request while its lines are made."""
 
     request_id: str
     arrived_s: float
@@ -88,7 +88,7 @@ class _Life:
     note: tuple[int, ...] = ()
     """The latest lasting note about it while it waits."""  # written by: why
     span: _Span | None = None
-    """What lasts now."""  # written by: why
+    """The lasting state now."""  # written by: why
     num_done: int = 0
     """Positions granted so far."""  # written by: why
     num_steps: int = 0
@@ -105,14 +105,14 @@ class _Reader:
         self._unix_s = header.unix_s - header.clock_s
         self._page_size: int = header.info["page_size"]
         self._names: dict[int, str] = {}
-        """What requests are called, by arrival."""
+        """Names of requests, by arrival."""
         self._shown: dict[str, str] = {}
-        """The same, by id; those are left out that have no other name."""
+        """The same, by id; requests without another name are left out."""
         self._lives: dict[str, _Life] = {}
-        """Those that have not ended, by id."""
+        """Requests that have not ended, by id."""
         self._lines: list[Line] = []
         self._closing: tuple[int, ...] = (0, 0, 0)
-        """Why the latest plan looked at no further waiting request."""
+        """Why the latest plan examined no further waiting requests."""
         self._target = 0
         """Prompt tokens that the target for the duration of steps allows; 0: there is none."""
         self._grants: dict[int, tuple[int, ...]] = {}
@@ -180,7 +180,7 @@ class _Reader:
         reason, arrival, other, *numbers = note
         if reason == 0 or reason in CLOSERS:
             self._closing = note
-            for life in self._lives.values():  # what lasts is noted again, but for parked ones, which are not examined
+            for life in self._lives.values():  # noted again, except for parked ones
                 if life.note and life.note[0] not in (Reason.PARKED, Reason.HELD_BACK):
                     life.note = ()
             return
@@ -308,14 +308,14 @@ class _Reader:
         del self._lives[request_id]
 
     def _last(self, life: _Life, kind: str, text: str) -> _Span:
-        """Return the span of something that lasts; what lasted before ends if it is another."""
+        """Return the span of a lasting state; a different state before it ends."""
         if life.span is None or (life.span.kind, life.span.text) != (kind, text):
             self._close(life)
             life.span = _Span(kind=kind, text=text, begin_s=self._now_s)
         return life.span
 
     def _close(self, life: _Life, *, at_s: float | None = None) -> None:
-        """End what lasts until now."""
+        """End the lasting state now."""
         span, life.span = life.span, None
         if span is None:
             return

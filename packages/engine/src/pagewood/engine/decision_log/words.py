@@ -121,7 +121,7 @@ def chunk(target: int) -> str:
 
 
 def prompt(sizes: Sequence[int], reason: str) -> str:
-    """Return by which steps a prompt was computed."""
+    """Return the steps that computed a prompt."""
     if len(sizes) == 1:
         return f"{tokens(sizes[0])} of its prompt were computed in one step"
     named = ", ".join(f"{size:,}" for size in sizes[:_MOST_SIZES]) + (", ..." if len(sizes) > _MOST_SIZES else "")

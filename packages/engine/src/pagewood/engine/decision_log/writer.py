@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 _MOST_WAITING = 100_000
 """Turns that wait to be written; a disk that is slower than that ends the log."""
 _GATHER_S = 0.05
-"""How long turns are gathered before they are written: to wake a thread for each would hold up the engine's."""
+"""How long turns are gathered before they are written: waking a thread for each turn would delay the engine's
+thread."""
 _CLOSE_S = 30.0
 """How long the end of the engine waits for the rest."""
 
@@ -60,14 +61,14 @@ class DecisionLog:
         )
         self._encoder = TurnEncoder(self._renaming)
         self._turns: deque[Turn] = deque()
-        """Heard and not written yet."""  # written by: _put, _run
+        """Turns that are not written yet."""  # written by: _put, _run
         self._has_turns = Event()
         self._is_closing = Event()
         self._is_over = False  # written by: _put, _run
         self._header: Header | None = None  # written by: begin
         self._thread = Thread(target=self._run, name="decision-log", daemon=True)
         self.recorder = Recorder(self._put, close=self._close, clock=clock)
-        """Hears what is written."""
+        """The source of the written turns."""
 
     def begin(
         self, *, max_drafts: int, tree: TreeShape | None, drafts_constrained: bool, has_grammars: bool, has_tiers: bool

@@ -1,4 +1,4 @@
-"""Structured output: what the output of a request may be, as masks over the vocabulary.
+"""Structured output: the allowed output of a request, as masks over the vocabulary.
 
 A `Matcher` is the state of one request in its grammar. A `GrammarCompiler` makes matchers in threads of its own,
 through a `Backend`, which `open_backend` makes for a model's folder. Importing this package loads no grammar library;

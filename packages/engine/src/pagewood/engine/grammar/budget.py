@@ -1,4 +1,4 @@
-"""How much processor time the matchers of one grammar may take: the step of all other requests waits for them."""
+"""The processor time that the matchers of one grammar may take, because the step of all requests waits for them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable
 PER_MASK_S = 0.01
 """Time of a mask that costs nothing."""
 MAX_DEBT_S = 0.5
-"""Most time beyond that, at once or over many masks. It pays for masks that meet states of a lexer first."""
+"""Most time beyond that, at once or over many masks. It pays for masks that meet states of a lexer for the first
+time."""
 
 
 class GrammarBudget:
-    """Time that a grammar has taken beyond what its masks may take. Safe to use from all threads.
+    """Time that a grammar has taken beyond the allowance of its masks. Safe to use from all threads.
 
-    All matchers of a grammar share it, so that many requests for one slow grammar take no more than one. Once it is
+    All matchers of a grammar share it, so that many requests for one slow grammar together take no more time than one.
+    Once it is
     spent, it stays spent: the grammar is refused as long as it is remembered.
     """
 

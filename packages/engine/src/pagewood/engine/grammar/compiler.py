@@ -21,7 +21,7 @@ need more than the usual 8 MiB. The system provides the memory as it is used."""
 _MAX_CHARACTERS = 4_000_000
 """Characters of all grammars that are remembered: a bound on their memory, which is 100 to 1,000 bytes for each."""
 _MAX_MARKS = 8
-"""Sets of marks, as `Grammar.after` has them, for which the tokens with their ends are remembered."""
+"""Sets of marks from `Grammar.after`, for which the tokens with the marks' ends are remembered."""
 _MAX_MESSAGE = 1_000
 _TOO_LATE = "the grammar was not compiled in time"
 _stack_size_lock = threading.Lock()
@@ -69,7 +69,7 @@ class Pending:
         return self._result is not None
 
     def result(self) -> Matcher | Refusal:
-        """Return a matcher of this request's own, or why the grammar is refused.
+        """Return a matcher for this request only, or why the grammar is refused.
 
         The codes of a `Refusal` are invalid_grammar, grammar_timeout, grammar_queue_full and grammar_unavailable.
 
@@ -90,14 +90,14 @@ class Pending:
 class GrammarCompiler:
     """Compiles each grammar once, within a bounded time, in a bounded number of threads, and remembers the latest.
 
-    Invariant: every `Pending` is done at its deadline at the latest, whatever its grammar is. Grammars wait for a
-    thread by priority, then in the order in which they came; one that is being compiled is finished first. Requests for
-    a grammar that waits or is being compiled share that work, with the highest of their priorities. Failures are
-    remembered as grammars are; running out of time is not. No thread starts, and no library is loaded, before the first
-    grammar. Safe to use from all threads.
+    Invariant: every `Pending` is done at its deadline at the latest, for any grammar. Grammars wait for a thread by
+    priority, then in the order in which they came; one that is being compiled is finished first. Requests for a grammar
+    that waits or is being compiled share that work, with the highest of their priorities. Failures are remembered like
+    grammars, except for running out of time. No thread starts, and no library is loaded, before the first grammar. Safe
+    to use from all threads.
 
-    A thread cannot be stopped from outside. One that takes longer than a deadline goes on, and its result is
-    remembered; if all threads do, other grammars run out of time until one of them returns.
+    A thread cannot be stopped from outside. A compilation that takes longer than its deadline goes on, and its result
+    is remembered. If all threads are busy in this way, other grammars run out of time until a thread returns.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class GrammarCompiler:
         self._turns: SimpleQueue[bool] = SimpleQueue()
         """One True for each job that waits, so that a thread takes one; False ends a thread."""
         self._jobs: list[_Job] = []
-        """Those that wait, in the order in which they came."""  # written by: compiler
+        """Waiting jobs, in the order of their arrival."""  # written by: compiler
         self._max_queued = max_queued
         self._current: dict[bytes, _Job] = {}
         self._remembered: OrderedDict[bytes, _Job] = OrderedDict()
@@ -160,7 +160,7 @@ class GrammarCompiler:
         """Begin to compile `grammar` for one request. Takes microseconds.
 
         Args:
-            grammar: what the output may be.
+            grammar: of the output.
             end_tokens: tokens that end the request; empty for one that ignores the end of sequence.
             priority: of the request, higher first.
 
@@ -180,7 +180,7 @@ class GrammarCompiler:
         return Pending(job, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
 
     def close(self) -> None:
-        """Refuse all that waits, and let the threads end after their present grammar; does not wait for them."""
+        """Refuse all waiting jobs, and make the threads end after their present grammar; does not wait for them."""
         with self._lock:
             self._is_closed = True
             for job in self._jobs:
@@ -227,10 +227,10 @@ class GrammarCompiler:
             outcome, remembers = self._compiled(job)
             with self._lock:
                 self._end(job, outcome, remembers=remembers)
-            del job, outcome  # a thread that waits keeps no grammar
+            del job, outcome  # a waiting thread must not keep a grammar alive
 
     def _compiled(self, job: _Job) -> tuple[Prototype | Refusal, bool]:
-        """Return what becomes of a job, and whether the same grammar would always become that."""
+        """Return the result of a job, and whether the same grammar would always have this result."""
         if self._clock() >= job.deadline:
             return _refusal(_TOO_LATE, "grammar_timeout"), False
         try:
@@ -244,7 +244,7 @@ class GrammarCompiler:
             return LaterPrototype(prototype, self._marks(after)) if (after := job.grammar.after) else prototype, True
         except ValueError as error:
             return _refusal(str(error), "invalid_grammar"), True
-        except BaseException as error:  # the thread must go on, whatever a library raises
+        except BaseException as error:  # the thread must go on after any exception of a library
             return _refusal(f"the grammar library failed: {type(error).__name__}: {error}", "invalid_grammar"), False
 
     def _opened(self) -> Backend:
@@ -255,7 +255,7 @@ class GrammarCompiler:
             return self._backend
 
     def _look_for(self, marks: tuple[str, ...]) -> Marks:
-        """Return what finds some marks in the tokens of the model.
+        """Return the finder of some marks in the tokens of the model.
 
         Raises:
             ValueError: the texts of the tokens are not known.
@@ -299,7 +299,7 @@ class _Job:
 
     @staticmethod
     def ended(key: bytes, grammar: Grammar, outcome: Prototype | Refusal) -> _Job:
-        """Return a job that has nothing left to do."""
+        """Return a job that is already done."""
         job = _Job(key, grammar)
         job.outcome = outcome
         job.finished.set()

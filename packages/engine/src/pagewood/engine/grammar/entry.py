@@ -1,4 +1,4 @@
-"""Where a grammar begins behind a mark: found in the bytes of tokens, of which one may hold the mark's end and more."""
+"""Finds where a grammar begins after a mark, in the bytes of tokens; one token may hold the mark's end and more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagewood.engine.grammar.mask import Mask
 from pagewood.engine.grammar.matcher import Matcher
 
 _MAX_REST = 64
-"""Most bytes of a token behind the end of a mark; a token with more is not drawn there."""
+"""Most bytes of a token after the end of a mark; a token with more is not allowed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,25 +20,25 @@ class TokenTexts:
     """The bytes that each token adds to a text."""
 
     texts: Sequence[bytes]
-    """By id."""
+    """Bytes by token id."""
     vocab_size: int
     """Number of logits, which may be more than there are texts."""
     special: frozenset[int] = frozenset()
-    """Tokens that are no text for the model; those that are no part of a mark count as nothing."""
+    """Tokens that are no text for the model; they add nothing to the text unless they are part of a mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a text has come towards a mark."""
+    """The progress of a text towards a mark."""
 
     begun: bytes = b""
-    """The longest end of the text with which a mark begins."""
+    """The longest end of the text that is the beginning of a mark."""
     rest: bytes | None = None
-    """What follows the mark; None: it has not come."""
+    """Bytes after the mark; None: the mark has not come."""
 
 
 class Marks:
-    """The texts behind which a grammar begins, the first of them that comes. Immutable; for one vocabulary.
+    """The texts after which a grammar begins; the first one to come counts. Immutable; for one vocabulary.
 
     Invariant: no mark begins with another one.
     """
@@ -63,22 +63,22 @@ class Marks:
             for token, text in enumerate(tokens.texts)
             if token not in self.hidden and (text.startswith(endings) or any(mark in text for mark in self._marks))
         ]
-        """Tokens that may hold the end of a mark and something behind it, with their bytes."""
+        """Tokens that may hold the end of a mark and bytes after it, with their bytes."""
 
     @property
     def beginnings(self) -> Sequence[bytes]:
-        """What may have come of a mark, the longest first."""
+        """Possible beginnings of marks, the longest first."""
         return self._beginnings
 
     def after(self, begun: bytes, token: int) -> Progress:
-        """Return how far a text is that had come to `begun`, with `token` behind it."""
+        """Return the progress of a text with progress `begun` after `token`."""
         texts = self._tokens.texts
         if token in self.hidden or not 0 <= token < len(texts):
             return Progress(begun)
         return self.follow(begun, texts[token])
 
     def follow(self, begun: bytes, piece: bytes) -> Progress:
-        """Return how far a text is that had come to `begun`, with `piece` behind it."""
+        """Return the progress of a text with progress `begun` after `piece`."""
         text = begun + piece
         ends = [at + len(mark) for mark in self._marks if (at := text.find(mark)) >= 0]
         if ends:
@@ -86,7 +86,7 @@ class Marks:
         return Progress(next(one for one in self._beginnings if text.endswith(one)))
 
     def spellings(self, rests: set[bytes]) -> dict[bytes, tuple[int, ...]]:
-        """Return tokens that together have the bytes of each of `rests`; those that no tokens have are left out."""
+        """Return tokens that spell each of `rests`; rests that no tokens spell are left out."""
         parts = {
             rest[start:end] for rest in rests for start in range(len(rest)) for end in range(start + 1, len(rest) + 1)
         }
@@ -113,9 +113,9 @@ def _spelt(rest: bytes, tokens: dict[bytes, int]) -> tuple[int, ...] | None:
 
 
 class Entry:
-    """What may be drawn before a grammar begins: every token but those that go on behind a mark with other text.
+    """The tokens allowed before a grammar begins: all except those that continue after a mark with other text.
 
-    Immutable. End tokens are not its matter.
+    Immutable. End tokens are handled elsewhere.
     """
 
     __slots__ = ("_cleared", "_marks", "_spellings")
@@ -124,7 +124,7 @@ class Entry:
         """Compute the masks.
 
         Args:
-            marks: behind which the grammar begins.
+            marks: after which the grammar begins.
             start: a matcher at the start of the grammar, without end tokens; its state is not changed.
         """
         crossings = {begun: list(_crossings(marks, begun)) for begun in marks.beginnings}
@@ -139,17 +139,17 @@ class Entry:
         }
 
     def write(self, row: Mask, begun: bytes) -> None:
-        """Write the tokens that may come where the text has come to `begun`."""
+        """Write the tokens that may come after a text with progress `begun`."""
         row[:] = -1
         words, kept = self._cleared[begun]
         row[words] &= kept
 
     def after(self, begun: bytes, token: int) -> tuple[bytes, tuple[int, ...] | None] | None:
-        """Go on by a token from where the text has come to `begun`.
+        """Advance by a token from progress `begun`.
 
         Returns:
-            Where it has come to then, and the tokens that the grammar must go on by, if it begins; None: the token is
-            not allowed.
+            The new progress, and the tokens by which the grammar must advance, if it begins; None: the token is not
+            allowed.
         """
         if begun and token in self._marks.hidden:
             return None
@@ -161,7 +161,7 @@ class Entry:
 
 
 def _crossings(marks: Marks, begun: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the tokens that complete a mark of which `begun` has come, and go on behind it with some bytes."""
+    """Yield the tokens that complete a mark after its beginning `begun`, and continue with some bytes."""
     for token, text in marks.crossing:
         if rest := marks.follow(begun, text).rest:
             yield token, rest

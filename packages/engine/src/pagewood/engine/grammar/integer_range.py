@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DIGITS = 40
-"""Digits of a bound; expressions nest as deep as a bound has digits."""
+"""Most digits of a bound; expressions nest to a depth of this many levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegerRange:
-    """Integers between two bounds, both of which belong to them; None is no bound.
+    """Integers between two inclusive bounds; None is no bound.
 
-    It stands in a schema in place of a part that the library would compute in 64-bit floats.
+    It replaces a part of a schema that the library would compute in 64-bit floats.
     """
 
     low: int | None
     high: int | None
     origin: str
-    """Keyword, value and place of the bound that floats do not hold, for messages."""
+    """Keyword, value and place of the bound that floats cannot hold, for messages."""
 
 
 def range_expression(low: int | None, high: int | None) -> str:
@@ -55,7 +55,7 @@ def _natural(low: int, high: int | None) -> Iterator[str]:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Return an expression for the texts between two of as many digits."""
+    """Return an expression for the texts between two with the same number of digits."""
     if not low:
         return ""
     if set(low) == {"0"} and set(high) == {"9"}:

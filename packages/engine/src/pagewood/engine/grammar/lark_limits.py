@@ -18,7 +18,7 @@ MAX_DEPTH = 200
 """Levels of references. They are compiled by recursion, and an error at the end of a chain is passed up with the whole
 call stack if RUST_BACKTRACE is set: 2,000 levels took a minute."""
 MAX_NARROWED = 500
-"""Intersections and complements of which it is looked whether they match a text, which takes about 1 ms each."""
+"""Intersections and complements that are checked for matching any text, which takes about 1 ms each."""
 
 _LEXEME = re.compile(
     r"""
@@ -45,7 +45,7 @@ class _Definition:
     is_expression: bool
     """Whether it becomes one expression: a terminal, or a rule with attributes, such as lazy."""
     start: int
-    """Where its text begins in the grammar."""
+    """Position of its text in the grammar."""
     end: int  # written by: _definitions
     is_narrowed: bool = False  # written by: _definitions
     """Whether it has an intersection or a complement of its own."""
@@ -54,14 +54,14 @@ class _Definition:
 
 
 def check_lark(text: str, *, allows_text: Callable[[str], bool]) -> None:
-    """Raise ValueError if a Lark grammar cannot be compiled in bounded time, has an attribute that is ignored, or an
-    expression that matches no text, so that a model which begins it could not go on.
+    """Raise ValueError if a Lark grammar cannot be compiled in bounded time, or has an attribute that the library
+    ignores, or an expression that matches no text, in which a model could not continue.
 
     Wrong syntax is left to the library.
 
     Args:
         text: the grammar.
-        allows_text: returns whether a grammar matches a text; True too if it is wrong.
+        allows_text: returns whether a grammar matches a text; also True for a wrong grammar.
     """
     check_size("lark grammar", text, MAX_LARK)
     if (number := text.count("(")) > MAX_PARENTHESES:
@@ -88,7 +88,7 @@ def check_lark(text: str, *, allows_text: Callable[[str], bool]) -> None:
 
 
 def with_schemas(text: str, rewrite: Callable[[object], str]) -> str:
-    """Return a Lark grammar, which has been checked, with another body for each JSON schema behind %json."""
+    """Return a checked Lark grammar with another body for each JSON schema after %json."""
     parts: list[str] = []
     position = num_copied = 0
     while position < len(text):
@@ -108,7 +108,7 @@ def with_schemas(text: str, rewrite: Callable[[object], str]) -> str:
 
 
 def _definitions(text: str) -> dict[str, _Definition]:
-    """Return all rules and terminals by name; one that is defined twice has both bodies."""
+    """Return all rules and terminals by name; a name that is defined twice has both bodies."""
     definitions: dict[str, _Definition] = {}
     current = _Definition(is_terminal=False, is_expression=False, start=0, end=0)
     lexemes = list(_lexemes(text))
@@ -147,7 +147,7 @@ def _definitions(text: str) -> dict[str, _Definition]:
 
 
 def _narrowed(definitions: dict[str, _Definition]) -> list[str]:
-    """Return the names of the expressions that may match nothing and that rules use as they are."""
+    """Return the names of the expressions that may match no text and that rules use directly."""
     users: dict[str, list[str]] = {name: [] for name in definitions}
     used: set[str] = set()
     for name, definition in definitions.items():
@@ -161,7 +161,7 @@ def _narrowed(definitions: dict[str, _Definition]) -> list[str]:
 
 
 def _reached(names: Sequence[str], links: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return some names and all to which they lead."""
+    """Return some names and all names reachable from them."""
     found = dict.fromkeys(names)
     pending = list(names)
     while pending:
@@ -172,7 +172,7 @@ def _reached(names: Sequence[str], links: Mapping[str, Sequence[str]]) -> list[s
 
 
 def _begins_definition(lexemes: list[tuple[str, str, int]], index: int) -> bool:
-    """Say whether a colon follows the name at `index`, perhaps after attributes, parameters or a priority."""
+    """Return whether a colon follows the name at `index`, perhaps after attributes, parameters or a priority."""
     if index and lexemes[index - 1][1] != "\n":
         return False
     closing: str | None = None
@@ -233,7 +233,7 @@ def _expanded_sizes(definitions: dict[str, _Definition]) -> dict[str, int]:
         ValueError: a definition refers to another, that one to a third, and so on for too many levels.
     """
     sizes: dict[str, int] = {}
-    open_: dict[str, Iterator[str]] = {}  # the path from a definition to the one that is being looked at
+    open_: dict[str, Iterator[str]] = {}  # the path from a definition to the present one
     for first in definitions:
         if first not in sizes:
             open_[first] = iter(definitions[first].references)

@@ -1,4 +1,4 @@
-"""A grammar that begins behind a mark, such as the end of a section of reasoning."""
+"""A grammar that begins after a mark, such as the end of a section of reasoning."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pagewood.engine.grammar.matcher import Matcher, Prototype
 
 
 class LaterPrototype:
-    """A compiled grammar behind the first of some marks; satisfies `Prototype`. Safe to use from all threads."""
+    """A compiled grammar after the first of some marks; satisfies `Prototype`. Safe to use from all threads."""
 
     __slots__ = ("_entry", "_inner", "_vocab_size")
 
     def __init__(self, inner: Prototype, marks: Marks) -> None:
-        """Put `inner` behind `marks`; this computes the masks before it."""
+        """Put `inner` after `marks`; this computes the masks before it."""
         self._inner = inner
         self._entry = Entry(marks, inner.matcher(frozenset()))
         self._vocab_size = marks.vocab_size
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether a matcher has failed in a way that its copies share."""
+        """Whether a matcher has failed in a way that affects its copies."""
         return self._inner.is_spoiled
 
     def matcher(self, end_tokens: frozenset[int]) -> LaterMatcher:
@@ -36,7 +36,7 @@ class LaterPrototype:
 
 
 class LaterMatcher:
-    """Allows what an entry allows until a mark has come, and then what another matcher does; satisfies `Matcher`.
+    """Allows the tokens of an entry until a mark has come, and then those of another matcher; satisfies `Matcher`.
 
     Invariant: before the mark has come, no end token is allowed, and the other matcher is at the start of its grammar.
     """
@@ -44,12 +44,12 @@ class LaterMatcher:
     __slots__ = ("_begun", "_ends", "_entry", "_error", "_inner")
 
     def __init__(self, inner: Matcher, entry: Entry, ends: EndTokens) -> None:
-        """Put `inner`, at the start of its grammar, behind `entry`."""
+        """Put `inner`, at the start of its grammar, after `entry`."""
         self._inner = inner
         self._entry = entry
         self._ends = ends
         self._begun: bytes | None = b""  # written by: advance
-        """What has come of a mark; None once the grammar has begun."""
+        """Progress towards a mark; None once the grammar has begun."""
         self._error: str | None = None  # written by: advance
 
     def fill(self, row: Mask) -> None:
@@ -75,8 +75,8 @@ class LaterMatcher:
                 return num + 1
             begun, inside = found
             if inside is not None:
-                inner = self._inner.copy()  # if it fails behind a draft, this one has not
-                if inside:  # behind a mark that ends within a token
+                inner = self._inner.copy()  # if it fails after a draft, this matcher has not failed
+                if inside:  # after a mark that ends within a token
                     inner.advance(inside)
                 return num + 1 + inner.fill_ahead(drafts[num + 1 :], rows[num + 1 :])
         self._entry.write(rows[len(drafts)], begun)
@@ -119,7 +119,7 @@ class LaterMatcher:
         return len(tokens)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that come next in any case."""
+        """Return the tokens that must come next."""
         return self._inner.forced() if self._begun is None and self._error is None else ()
 
     @property
@@ -139,11 +139,11 @@ class LaterMatcher:
 
     @property
     def slow_ms(self) -> int:
-        """Milliseconds that a token of the grammar has lately taken."""
+        """Milliseconds that a recent token of the grammar has taken."""
         return self._inner.slow_ms
 
     def copy(self) -> LaterMatcher:
-        """Return a matcher in the same state, that goes on by itself."""
+        """Return an independent matcher in the same state."""
         copy = LaterMatcher(self._inner.copy(), self._entry, self._ends)
         copy._begun, copy._error = self._begun, self._error
         return copy

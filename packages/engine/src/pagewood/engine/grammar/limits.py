@@ -1,8 +1,8 @@
-"""What is refused before a grammar library sees it, because it would take minutes or gigabytes, or end the process.
+"""Checks before a grammar library is called: refuses inputs that would take minutes or gigabytes, or end the process.
 
-llguidance has limits of its own on compiled grammars and on every mask, and they hold for almost all inputs. These
-here are for the rest: the parsers and compilers behind it recurse, and the cost of one unit of its fuel grows with the
-size of an expression. `packages/engine/tests/grammar/test_hostile.py` has an input for each.
+llguidance has limits of its own on compiled grammars and on every mask, and they hold for almost all inputs. The limits
+here are for the rest: its parsers and compilers recurse, and the cost of one unit of its fuel grows with the size of an
+expression. `packages/engine/tests/grammar/test_hostile.py` has an input for each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ this size takes up to 0.1 s in the worst case, and four times that for twice the
 MAX_EXPRESSIONS = 65_536
 """Characters of all regular expressions of a grammar together."""
 MAX_LITERAL = 16_384
-"""Characters of one string that is matched as it is; each takes about a kilobyte."""
+"""Characters of one literal string; each takes about a kilobyte."""
 MAX_NESTING = 100
 """Levels of brackets in JSON."""
 MAX_CHOICES = 10_000

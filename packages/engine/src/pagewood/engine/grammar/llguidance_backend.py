@@ -41,9 +41,9 @@ _LIMITS: dict[str, Any] = {
 """Limits of a grammar and of one mask, in the library's units; it fails with a message when one is reached. Its own
 defaults, but fewer states: one takes 1 to 2 kB, and they are kept as long as the grammar is cached."""
 _NOTHING = "NoExtensionBias"
-"""What a message says of a state in which no token is allowed."""
+"""The text of a message for a state in which no token is allowed."""
 _SHARED_FAILURES = ("lexer error", "panic", "Poison")
-"""What messages say of failures that all matchers of a prototype share; others are a matcher's own."""
+"""Texts of messages for failures that all matchers of a prototype share; other failures concern one matcher."""
 
 
 _PRINTABLE = r"[ -!#-\[\]-~]"
@@ -55,7 +55,7 @@ _SLICES = (
     _PRINTABLE + "{1,30}",
 )
 """Expressions whose tokens are allowed at once where the grammar contains the whole expression, besides the library's
-own slices, which are for strings of JSON. Each is contained in the next. They say nothing about what is allowed; with
+own slices, which are for strings of JSON. Each is contained in the next. They do not change the allowed tokens; with
 them, masks of bounded repetition such as `[a-z]{1,500}` take about half the time."""
 
 
@@ -83,7 +83,7 @@ class LLGuidanceBackend:
         for token in eos_token_ids:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"eos_token_ids must be in [0, {vocab_size}), got {token}")
-        # The library needs an id for the end; a model that has none lends one that is not text either.
+        # The library needs an id for the end; a model without one lends another id that is not text.
         eos_token_ids = tuple(eos_token_ids) or _first_special(tokenizer)
         try:
             with _panics_as_errors():
@@ -113,7 +113,7 @@ class LLGuidanceBackend:
         return self._prototype(matcher)
 
     def _prototype(self, matcher: Any) -> LLGuidancePrototype:
-        """Return a prototype with a budget of its own: what compiling takes holds up no step."""
+        """Return a prototype with a budget of its own, because no step waits for compilation."""
         return LLGuidancePrototype(matcher, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
 
     def _matcher(self, grammars: str, tokenizer: Any) -> Any:
@@ -121,9 +121,9 @@ class LLGuidanceBackend:
             return llguidance.LLMatcher(tokenizer, grammars, log_level=0, limits=self._limits)
 
     def _located(self, message: str, grammar: Grammar) -> str:
-        """Return a message with the place of the schema that it is about, where Lark names one."""
+        """Return a message with the place of its schema, if Lark names one."""
         if grammar.kind == "json_schema":
-            return reason_in(message)  # any lines of Lark are ours
+            return reason_in(message)  # the lines of Lark are generated here
 
         def reason_of(schema: dict[str, Any]) -> str | None:
             matcher = self._matcher(_grammars(lark_grammar=f"start: %json {json.dumps(schema)}"), self._tokenizer)
@@ -158,7 +158,7 @@ class LLGuidanceBackend:
                 return json.dumps({"grammars": [*self._lark_entries(texts), *entries]})
 
     def _lark_entries(self, texts: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return Lark grammars with their names, whose JSON schemas are kept; their own options go before ours."""
+        """Return Lark grammars with their names and with kept JSON schemas; their own options take precedence."""
         apart: list[dict[str, Any]] = []
 
         def kept(value: object) -> str:
@@ -212,8 +212,8 @@ class LLGuidanceBackend:
 class LLGuidancePrototype:
     """A compiled grammar. Safe to use from all threads.
 
-    The matchers of one prototype share the states of a lexer. What one of them has computed, the others need not; if
-    one of them reaches a limit of the lexer, all have reached it.
+    The matchers of one prototype share the states of a lexer. A state that one of them has computed is available to
+    all; if one of them reaches a limit of the lexer, all have reached it.
     """
 
     __slots__ = ("_budget", "_matcher", "_vocab_size", "eos_token_ids", "is_spoiled")
@@ -298,7 +298,7 @@ class _LLGuidanceState:
         return copy
 
     def _look_for_failure(self) -> None:
-        """The library raises nothing; its errors are states that it does not leave."""
+        """The library raises no exceptions; its errors are final states."""
         if self.failure is None and self._matcher.is_error():
             message = self._matcher.get_error()
             self.failure = _short(message)
@@ -313,7 +313,7 @@ def _bytes() -> Any:
 
 
 def _slices() -> list[str]:
-    """Return the library's slices with ours before those that hold all characters of a JSON string."""
+    """Return the library's slices, with our slices before those for all characters of a JSON string."""
     white, *strings = llguidance.LLTokenizer.general_slices()
     return [white, *_SLICES, *strings]
 

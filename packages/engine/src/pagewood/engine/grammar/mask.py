@@ -32,7 +32,7 @@ class EndTokens:
 
         Args:
             tokens: end the request.
-            others: end a sequence for the library, but not this request; never allowed.
+            others: tokens that end a sequence for the library, but not this request; never allowed.
             vocab_size: number of logits.
 
         Raises:
@@ -53,6 +53,6 @@ class EndTokens:
 
     def write(self, row: Mask, *, can_end: bool) -> None:
         """Set the end tokens in `row` if `can_end`, otherwise clear them; clear the others."""
-        for word, kept, allowed in self._words:  # few, so that arrays of indices would take longer
+        for word, kept, allowed in self._words:  # they are few; arrays of indices would take longer
             others = row[word] & kept
             row[word] = others | allowed if can_end else others

@@ -1,4 +1,4 @@
-"""What a grammar library must provide: the state of one request in a grammar, and what such states are copied from."""
+"""The interface of a grammar library: the state of one request in a grammar, and the compiled grammar behind it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pagewood.engine.grammar.mask import Mask
 class Matcher(Protocol):
     """The state of one request in its grammar.
 
-    Invariant: the tokens that it has advanced by are the start of a text of the grammar, or `error` is set. An error is
-    final. One thread at a time may use a matcher, and copies of it may be used by other threads.
+    Invariant: the tokens so far are the start of a text of the grammar, or `error` is set. An error is final. One
+    thread at a time may use a matcher; other threads may use its copies.
 
-    End tokens (given when the matcher was made) are allowed exactly where the grammar can end, whatever their text.
+    End tokens (given when the matcher was made) are allowed exactly where the grammar can end, regardless of their
+    text.
     """
 
     def fill(self, row: Mask) -> None:
-        """Write the tokens that may come next into `row`; look at `error` afterwards.
+        """Write the tokens that may come next into `row`; check `error` afterwards.
 
         If the grammar can end, the end tokens are among them; if it is finished, there are no others, and without end
         tokens the row is empty. After an error the row is empty.
@@ -30,18 +31,18 @@ class Matcher(Protocol):
         ...
 
     def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
-        """Write the masks along a chain of drafts: row j holds what may follow the first j drafts.
+        """Write the masks along a chain of drafts: row j holds the tokens that may follow the first j drafts.
 
-        The state is as before, unless there is an `error`, which is then one of what has come before the drafts. What
-        fails behind a draft is no error; its row is empty and the last.
+        The state is unchanged, unless there is an `error`, which then concerns the text before the drafts. A failure
+        after a draft is no error; its row is empty and the last.
 
         Args:
             drafts: token ids that may come next, in order.
             rows: [at least 1 + len(drafts), mask_words(vocab_size)] int32, contiguous.
 
         Returns:
-            How many rows were written: one more than the drafts that are allowed, up to the first that is not. An end
-            token is the last draft that counts, and no row follows it.
+            Number of rows written: one more than the allowed drafts before the first that is not. An end token is the
+            last draft that counts, and no row follows it.
         """
         ...
 
@@ -52,12 +53,13 @@ class Matcher(Protocol):
     def accepts(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` are allowed one after the other; the state is as before.
 
-        A token of `forced` may be spelt in other ways, which are allowed too, though masks have the forced one only.
+        The text of a `forced` token may also be spelt with other tokens. These are allowed here too, although masks
+        have only the forced token.
         """
         ...
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that come next in any case, as far as they are known; the state is as before."""
+        """Return the tokens that must come next, as far as they are known; the state is unchanged."""
         ...
 
     @property
@@ -77,11 +79,11 @@ class Matcher(Protocol):
 
     @property
     def slow_ms(self) -> int:
-        """Milliseconds of work that a token has lately taken; 0 for nearly all grammars."""
+        """Milliseconds of work that a recent token has taken; 0 for nearly all grammars."""
         ...
 
     def copy(self) -> Matcher:
-        """Return a matcher in the same state, that goes on by itself."""
+        """Return an independent matcher in the same state."""
         ...
 
 
@@ -90,7 +92,7 @@ class Prototype(Protocol):
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether a matcher has failed in a way that its copies share; a new prototype must then be compiled."""
+        """Whether a matcher has failed in a way that affects its copies; a new prototype must then be compiled."""
         ...
 
     def matcher(self, end_tokens: frozenset[int]) -> Matcher:

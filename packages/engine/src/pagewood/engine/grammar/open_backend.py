@@ -12,7 +12,7 @@ from pagewood.engine.grammar.vocabulary import within
 BackendName = Literal["llguidance", "xgrammar"]
 
 MAX_WHITESPACE = 32
-"""Enough for a line break and the indentation of eight levels; a model that repeats spaces gets no further."""
+"""Enough for a line break and the indentation of eight levels; it stops a model that repeats spaces."""
 
 
 def open_backend(

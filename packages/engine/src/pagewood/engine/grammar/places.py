@@ -1,7 +1,7 @@
-"""Where a schema in a Lark grammar is wrong: the place that a remark before it names, and the path within it.
+"""Finds the wrong part of a schema in a Lark grammar: the place in the remark before it, and the path within it.
 
 A line `// "PLACE"` before a rule, with a JSON string, names the schema that the rule comes from. A client that has sent
-schemas knows these places, and no line of a grammar that was made of them.
+schemas knows these places, but not the lines of the grammar made from them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def remark_before(text: str, position: int) -> str:
 
 
 def located(message: str, grammar: str, reason_of: Callable[[Schema], str | None]) -> str:
-    """Return an error of the library with the place of the schema that it is about, if the grammar names it.
+    """Return an error of the library with the place of the schema that it concerns, if the grammar names it.
 
     Args:
         message: of the library.
         grammar: in Lark.
-        reason_of: compiles a schema alone; returns what is wrong with it, or None.
+        reason_of: compiles a schema alone; returns its error, or None.
     """
     found = _ERROR.fullmatch(message.strip())
     lines = grammar.split("\n")
@@ -48,13 +48,13 @@ def located(message: str, grammar: str, reason_of: Callable[[Schema], str | None
 
 
 def reason_in(message: str) -> str:
-    """Return what an error of the library says is wrong, without the lines that it shows."""
+    """Return the reason in an error of the library, without the lines that it shows."""
     found = _ERROR.fullmatch(message.strip())
     return message if found is None else found[2]
 
 
 def _place(lines: Sequence[str]) -> str | None:
-    """Return the place that a line names; None if it names none, or there is no line."""
+    """Return the place that a line names; None if it names no place, or there is no line."""
     if not lines or not lines[0].startswith(_REMARK):
         return None
     try:

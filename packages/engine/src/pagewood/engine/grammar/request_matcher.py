@@ -1,4 +1,4 @@
-"""A `Matcher` over the state of any grammar library: end tokens, errors and chains of drafts are the same for all."""
+"""A `Matcher` over the state of any grammar library, with the same end tokens, errors and chains of drafts for all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pagewood.engine.grammar.budget import PER_MASK_S, TOO_SLOW, GrammarBudget
 from pagewood.engine.grammar.mask import EndTokens, Mask, check_row, mask_words
 
 _KEPT = 0.9
-"""What is left of the work of a token when the next one comes, to tell how slow a matcher is."""
+"""Factor by which the work of older tokens counts less, in the measure of a matcher's slowness."""
 
 
 class LibraryState(Protocol):
-    """The state of a grammar in a library, which knows no end tokens. A `failure` is final but for `restart`."""
+    """The state of a grammar in a library, which knows no end tokens. A `failure` is final, except for `restart`."""
 
     def fill(self, row: Mask) -> None:
         """Write the tokens that may come next; bits of tokens that end a sequence are ignored."""
@@ -33,11 +33,11 @@ class LibraryState(Protocol):
         ...
 
     def restart(self) -> None:
-        """Return to the start of the grammar, and forget a failure that no other matcher of the grammar shares."""
+        """Return to the start of the grammar, and forget a failure that concerns only this matcher."""
         ...
 
     def forced(self) -> tuple[int, ...]:
-        """Return tokens that come next in any case; the state is as before."""
+        """Return tokens that must come next; the state is unchanged."""
         ...
 
     @property
@@ -73,11 +73,12 @@ class RequestMatcher:
         self._error: str | None = None  # written by: RequestMatcher
         self._has_ended = False  # written by: RequestMatcher
         self._text: list[int] = []
-        """The tokens that it has advanced by, but for the end token."""  # written by: RequestMatcher
+        """The tokens so far, without the end token."""  # written by: RequestMatcher
         self._spent_s = 0.0
         """Work since the last call of `advance`."""  # written by: RequestMatcher
         self._lately_s = 0.0
-        """Work of the slowest token before it, of which each later one takes a tenth."""  # written by: RequestMatcher
+        """Work of the slowest token before it, reduced by a tenth for each later token."""
+        # written by: RequestMatcher
 
     def fill(self, row: Mask) -> None:
         """Write the tokens that may come next into `row`.
@@ -98,7 +99,7 @@ class RequestMatcher:
         can_end = self._state.can_end
         self._ends.write(row, can_end=can_end)
         if not row.any():
-            self._has_ended = can_end  # without end tokens, this is the only sign of an end that was not foreseen
+            self._has_ended = can_end  # without end tokens, this is the only sign of an unforeseen end
             if not can_end:
                 self._error = "every token that may come next is an end token"
 
@@ -106,7 +107,7 @@ class RequestMatcher:
         """Write the masks along a chain of drafts, and return how many; see `Matcher`.
 
         Raises:
-            ValueError: `rows` are fewer than the drafts and one, or not masks.
+            ValueError: `rows` are not more than the drafts, or not masks.
         """
         if len(rows) <= len(drafts):
             raise ValueError(f"rows must be more than the {len(drafts)} drafts, got {len(rows)}")
@@ -173,7 +174,7 @@ class RequestMatcher:
         return num_allowed + (ahead.consume(before) and ahead.can_end)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that come next in any case, as far as they are known."""
+        """Return the tokens that must come next, as far as they are known."""
         if self._error is not None or self.is_finished:
             return ()
         with self._work():
@@ -201,7 +202,7 @@ class RequestMatcher:
         return int(1000 * self._lately_s)
 
     def copy(self) -> RequestMatcher:
-        """Return a matcher in the same state, that goes on by itself."""
+        """Return an independent matcher in the same state."""
         copy = RequestMatcher(self._state.copy(), ends=self._ends, vocab_size=self._vocab_size, budget=self._budget)
         copy._error = self._error
         copy._has_ended = self._has_ended
@@ -209,7 +210,7 @@ class RequestMatcher:
         return copy
 
     def _num_before_end(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens before the first that ends the request or is none of the vocabulary."""
+        """Return the number of tokens before the first that ends the request or is not in the vocabulary."""
         ends, vocab_size = self._ends.tokens, self._vocab_size
         for index, token in enumerate(tokens):
             if token in ends or not 0 <= token < vocab_size:
@@ -218,7 +219,7 @@ class RequestMatcher:
 
     @contextmanager
     def _work(self, *, allowed_s: float = 0.0) -> Generator[None]:
-        """Count the time of a mask, or of anything else, which the masks that come with it pay for."""
+        """Count the time of a mask or of other work; the allowance of its masks is subtracted."""
         clock = self._budget.clock
         began_s = clock()
         try:
@@ -229,12 +230,12 @@ class RequestMatcher:
             self._budget.add(seconds - allowed_s)
 
     def _go_back(self, num_drafts: int) -> None:
-        """Return to the state before some drafts that were consumed; a failure behind them is not one of this text."""
+        """Return to the state before some consumed drafts; a failure after them does not concern this text."""
         self._error = None
         with self._work():
             if self._state.failure is None:
                 self._state.roll_back(num_drafts)
-            else:  # libraries cannot roll back then
+            else:  # libraries cannot roll back after a failure
                 self._state.restart()
                 if self._text:
                     self._state.consume(self._text)

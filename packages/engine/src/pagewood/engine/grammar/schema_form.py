@@ -1,9 +1,9 @@
-"""JSON schemas in a form that llguidance keeps exactly, or the keyword that has no such form.
+"""Converts JSON schemas to a form that llguidance keeps exactly, or refuses keywords without such a form.
 
 The library reads numbers as 64-bit floats, fails on unknown formats, lets a comma precede a property that no name can
 begin, drops characters that may not be escaped, and allows an excluded bound if the other one lies within the unit
-behind it. What follows from a schema is mended or refused here, and the
-message has the keyword and its place. Integers that floats do not hold become an `IntegerRange`, see `wide_schema`.
+after it. This module rewrites or refuses such parts of a schema; the message has the keyword and its place. Integers
+that floats cannot hold become an `IntegerRange`, see `wide_schema`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pagewood.engine.grammar.integer_range import MAX_DIGITS, IntegerRange
 from pagewood.engine.grammar.schema_limits import DATA, KEYWORDS, NAMED_PARTS, Schema, all_objects
 
 ESCAPES = 'nrbtf\\"'
-"""Letters behind a backslash in strings. The library knows no general escape `\\u` beside patterns and names, and one
-that is not general forces a model that has begun `\\u00e9` into a control character."""
+"""Letters after a backslash in strings. The library has no general escape `\\u` outside of patterns and names, and a
+restricted one would force a model that has begun `\\u00e9` into a control character."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
 """Formats that the library knows; the last is its name for any text."""
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-"""Control characters that JSON has no letter for."""
+"""Control characters without an escape letter in JSON."""
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])+\]")
 _UNWRITABLE_IN_PATTERN = re.compile(
     r"(?<!\\)(?:\\\\)*(?:\\(?:x0[0-7be-f]|x1[0-9a-f]|x7f|u00(?:0[0-7be-f]|1[0-9a-f]|7f)|x\{|u\{|c[A-Za-z]|0|v|a)|"
@@ -35,24 +35,25 @@ _UNWRITABLE_IN_PATTERN = re.compile(
 )
 _MAX_FLOAT_INTEGER = 2**53
 _MAX_NUMBER = 10**18
-"""From it on, the library's expressions for ranges of numbers are wrong, and those of integers need both bounds."""
+"""From this number on, the library's expressions for ranges of numbers are wrong, and ranges of integers need both
+bounds."""
 _ON_INTEGERS = frozenset(
     (
         *("multipleOf", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef"),
         "$recursiveRef",
     )
 )
-"""Keywords that say something of integers, besides types and bounds."""
+"""Keywords that restrict integers, besides types and bounds."""
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-"""Keywords, and which way values lie."""
+"""Keywords, and the direction in which values lie."""
 _DIGITS = 15
-"""Digits of a number behind an excluded integer. The library reads floats of more digits as one of their neighbours."""
+"""Digits of a number after an excluded integer. The library reads floats of more digits as one of their neighbours."""
 _LEAST_NUMBER = 1e-20
-"""The number behind an excluded 0."""
+"""The number after an excluded 0."""
 
 
 def kept_schema(schema: Schema, *, begins: Callable[[Schema, str], bool]) -> Schema | IntegerRange:
-    """Return a schema with the same instances that the library keeps, but for an `IntegerRange` in it.
+    """Return a schema with the same instances that the library keeps, apart from an `IntegerRange` in it.
 
     Args:
         schema: one that `check_schema` has accepted.
@@ -106,7 +107,7 @@ class _Form:
         return self.schema(value, place)
 
     def _closed(self, node: Schema) -> Schema:
-        """Return an object that has no other properties than those with names."""
+        """Return an object schema that allows only named properties."""
         properties = cast("Schema", node.get("properties") or {})
         patterns = cast("Schema", node["patternProperties"])
         closed: dict[str, object] = {}
@@ -161,7 +162,7 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def _check_pattern(pattern: object, place: str) -> None:
-    """Raise ValueError if a pattern asks for a certain control character that cannot be written.
+    """Raise ValueError if a pattern requires a particular control character that cannot be written.
 
     A class of several characters may contain them: the library leaves them out.
     """
@@ -175,7 +176,7 @@ def _check_pattern(pattern: object, place: str) -> None:
 
 
 def _check_count(node: Schema, place: str) -> None:
-    """Raise ValueError if properties without fixed names must be several: the library would count repeated names."""
+    """Raise ValueError if several properties without fixed names are required: repeated names would count, too."""
     least, required, types = node.get("minProperties"), node.get("required"), node.get("type", "object")
     if "object" not in cast("str | list[str]", types):
         return
@@ -188,7 +189,7 @@ def _check_count(node: Schema, place: str) -> None:
 
 
 def _with_wide_data(node: Schema, place: str) -> Schema | IntegerRange:
-    """Return a node whose `const` or `enum` has no integers that the library would round: they are ranges beside it."""
+    """Return a node whose `const` or `enum` has no integers that the library would round: they become ranges."""
     keyword = "const" if "const" in node else "enum"
     given: object = node.get(keyword)
     values = cast("list[object]", given) if keyword == "enum" and isinstance(given, list) else [given]
@@ -208,8 +209,9 @@ def _with_wide_data(node: Schema, place: str) -> Schema | IntegerRange:
 
 
 def _units_of(schema: Schema) -> frozenset[tuple[int, int]]:
-    """Return the units in which bounds with a fraction lie: 1 and the integer below a positive maximum, -1 and the same
-    of a negated minimum. `allOf` and references can bring such a bound to any other."""
+    """Return the units that hold bounds with a fraction: for a positive maximum 1 and the integer below it, for a
+    negative minimum -1 and the integer below its negation. `allOf` and references can combine such a bound with any
+    other."""
     return frozenset(
         (-sign, floor(-sign * value))
         for node in all_objects(schema)
@@ -219,8 +221,9 @@ def _units_of(schema: Schema) -> frozenset[tuple[int, int]]:
 
 
 def _without_excluded(node: Schema, units: frozenset[tuple[int, int]], place: str) -> Schema:
-    """Return a node with a number behind it in place of an excluded integer, if the other bound may lie in its unit:
-    there the library loses the exclusion, as in 2 < x <= 2.5 and in -2.5 <= x < -2. Numbers of more digits are lost.
+    """Return a node in which an excluded integer is replaced by a number just after it, if the other bound may lie in
+    its unit. There the library loses the exclusion, as in 2 < x <= 2.5 and in -2.5 <= x < -2. Numbers of more digits
+    are lost.
 
     Raises:
         ValueError: the integer has too many digits.
@@ -242,10 +245,10 @@ def _without_excluded(node: Schema, units: frozenset[tuple[int, int]], place: st
 
 
 def _bounded(node: Schema, place: str) -> Schema | IntegerRange:
-    """Return a node with bounds with which the library computes exactly, or what stands for it in a `wide_schema`.
+    """Return a node with bounds that the library handles exactly, or its replacement for a `wide_schema`.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: neither exists.
     """
     kinds = _kinds(node)
     wide = [key for key in _BOUNDS if _is_bound(node.get(key)) and abs(node[key]) >= _MAX_FLOAT_INTEGER]
@@ -288,7 +291,7 @@ def _side(node: Schema, inclusive: str, place: str) -> int | None:
         if not _is_bound(value):
             continue
         if isinstance(value, float) and abs(value) >= _MAX_FLOAT_INTEGER and not _is_decimal(value):
-            raise _inexact(node, keyword, place)  # the text says another number than the float
+            raise _inexact(node, keyword, place)  # the text has another number than the float
         nearest = ceil(value * sign) if not step else floor(value * sign) + 1
         bounds.append(nearest * sign)
     return max(bounds, key=lambda bound: bound * sign, default=None)
@@ -303,7 +306,7 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 
 def _kinds(node: Schema) -> set[str]:
-    """Return the types that a node allows; if it names none, also one that has no bounds."""
+    """Return the types that a node allows; if it names no type, also one that has no bounds."""
     given: object = node.get("type", ["integer", "number", "other"])
     return {given} if isinstance(given, str) else set(cast("list[str]", given))
 
@@ -312,7 +315,7 @@ def _is_kept_range(low: int | None, high: int | None) -> bool:
     if low is not None and (abs(low) >= 2**63 or not _is_float(low) or (high is None and low >= _MAX_NUMBER)):
         return False
     if high is None or high == 2**63 - 1:
-        return True  # rounded up, and cut to what an int64 holds
+        return True  # rounded up, and limited to the range of int64
     return abs(high) < 2**63 and _is_float(high) and not (low is None and high <= -_MAX_NUMBER)
 
 
@@ -325,7 +328,7 @@ def _is_kept_data(value: int) -> bool:
 
 
 def _is_kept_literal(value: int) -> bool:
-    """Return whether an integer that a `type` may stand beside is kept."""
+    """Return whether an integer that may stand beside a `type` is kept."""
     return abs(value) < 2**63 and _is_float(value)
 
 
@@ -349,7 +352,7 @@ def _is_float(value: int) -> bool:
 
 
 def _is_decimal(value: float) -> bool:
-    """Return whether the shortest digits that say the float of a value, with which the library writes it, are exact."""
+    """Return whether the shortest digits of a value's float, with which the library writes it, are exact."""
     try:
         return isfinite(value) and Decimal(repr(float(value))) == value
     except OverflowError:
@@ -362,13 +365,13 @@ def _shown(value: object) -> str:
 
 
 def _names(node: Schema) -> list[str]:
-    """Return the names that the library puts in order; others come behind them."""
+    """Return the names that the library puts in order; other names come after them."""
     required = cast("list[str]", node.get("required") or [])
     return list(dict.fromkeys([*cast("Schema", node.get("properties") or {}), *required]))
 
 
 def _with_names_only(node: Schema) -> tuple[Schema, str]:
-    """Return a small schema for the names of an object, and the beginning of a text with a name behind all others."""
+    """Return a small schema for the names of an object, and the beginning of a text with a name after all others."""
     anything: Schema = {"const": 0}
     names = _names(node)
     patterns = cast("Schema", node["patternProperties"])

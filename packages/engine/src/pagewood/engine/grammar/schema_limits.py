@@ -20,19 +20,20 @@ KEYWORDS = frozenset(
         *("unevaluatedProperties", "dependencies", "dependentRequired", "dependentSchemas"),
     )
 )
-"""Keywords on which it depends what the instances of a schema are."""
+"""Keywords that determine the instances of a schema."""
 NAMED_PARTS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 """Keywords with schemas by name."""
 DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))
-"""Keywords with values that are no schemas."""
+"""Keywords whose values are not schemas."""
 MAX_NODES = 50_000
-"""Objects and arrays in a schema."""
+"""Most objects and arrays in a schema."""
 MAX_REFERENCES = 2_000
 """Distinct targets of `$ref`. A chain of references is compiled by recursion."""
 MAX_PROPERTIES = 2_000
 """Properties of one object; compiling takes time by their square."""
 MAX_PATTERN_PAIRS = 10_000
-"""Pairs of one pattern of `patternProperties` and another, or a property. Each is checked for what both match."""
+"""Pairs of a pattern of `patternProperties` with another pattern or a property. Each pair is checked for common
+matches."""
 MAX_MULTIPLE = 10_000
 """Sum of the distinct `multipleOf`, as integers without trailing zeros; each is a machine of that many states."""
 MAX_MULTIPLES = 1_000_000
@@ -44,7 +45,7 @@ def check_schema(value: object, *, allows_options: bool = False) -> Schema:
     """Return `value` as a JSON schema that can be compiled in bounded time; `true` becomes `{}`.
 
     Args:
-        value: what the JSON text says.
+        value: from the JSON text.
         allows_options: whether the schema may have options of llguidance under `x-guidance`, without `lenient`.
 
     Raises:
@@ -105,7 +106,7 @@ def _check_options(schema: Schema, *, allows_options: bool) -> None:
 
 
 def all_objects(value: object) -> Iterator[Schema]:
-    """Yield all objects in a JSON value, and so the data of enum and const too.
+    """Yield all objects in a JSON value, including the data of enum and const.
 
     Raises:
         ValueError: there are too many.

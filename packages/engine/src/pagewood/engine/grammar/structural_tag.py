@@ -6,9 +6,9 @@ Two forms are read, xgrammar's and the older one of vLLM and SGLang:
     {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {..}, "end": "</f>"}, ..], "triggers": ["<f"]}
 
 Formats: const_string, json_schema (style json), regex, grammar (Lark), any_text, sequence, or, optional, plus, star,
-tag, triggered_tags, tags_with_separator. Other formats, and fields that would have an effect and are not known, are
-refused by name. Free text (any_text and triggered_tags) must be the last part of the whole or of a tag, whose end ends
-it; llguidance cannot find the end of free text otherwise.
+tag, triggered_tags, tags_with_separator. Other formats, and unknown fields that would have an effect, are refused by
+name. Free text (any_text and triggered_tags) must be the last part of the whole or of a tag, whose end ends it;
+llguidance cannot find the end of free text otherwise.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Named: TypeAlias = dict[str, "str | dict[str, Any] | bool"]
 
 _IGNORED = frozenset({"type", "description", "title"})
 _NO_EFFECT: tuple[object, ...] = (None, False, [], "json")
-"""Values of fields that are not known with which they have no effect; `style` is json by default."""
+"""Values with which unknown fields have no effect; `style` is json by default."""
 
 
 def lark_of_tag(value: object, *, quote_regex: Callable[[str], str]) -> tuple[str, Named]:
     """Return a Lark grammar for a structural tag, and the grammars that it refers to.
 
     Args:
-        value: what the JSON text says.
+        value: from the JSON text.
         quote_regex: puts a regular expression between the slashes of Lark.
 
     Raises:
@@ -67,7 +67,7 @@ def _from_structures(tag: Format) -> Format:
 
 
 class _Translation:
-    """One grammar in the making. Invariant: every name in a body that was returned has a rule."""
+    """A grammar under construction. Invariant: every name in a returned body has a rule."""
 
     __slots__ = ("_quote_regex", "named", "rules")
 
@@ -82,7 +82,7 @@ class _Translation:
         Args:
             value: the format.
             where: its place, for messages.
-            ends: strings of which one follows it, and is part of the body; empty: nothing follows that is known.
+            ends: strings of which one follows it, and is part of the body; empty: no known string follows.
         """
         fields = _fields(value, where)
         kind = fields.get("type")
@@ -108,7 +108,7 @@ class _Translation:
                 return f"{body} {_any_of(ends)}" if ends else body
 
     def _bounded(self, fields: Format, kind: Any, where: str) -> str:
-        """Return a body for a format whose end can be seen from itself."""
+        """Return a body for a format that has an end of its own."""
         match kind:
             case "const_string":
                 _check_fields(fields, where, {"value"})
@@ -188,7 +188,7 @@ class _Translation:
         ]
         call = self._rule(" | ".join(calls))
         stops, after = bool(fields.get("stop_after_first")), _any_of(ends) if ends else ""
-        if fields.get("at_least_one"):  # then it begins with a tag, as in xgrammar
+        if fields.get("at_least_one"):  # it begins with a tag then, as in xgrammar
             first = self._rule(" | ".join(whole))
             return f"{first} {after}" if stops else self._rule(f"{first} {call}* {self._free_text(excludes, ends)}")
         if stops:
@@ -243,7 +243,7 @@ class _Translation:
 
 
 def _is_open(value: object) -> bool:
-    """Say whether a format has no end of its own."""
+    """Return whether a format has no end of its own."""
     if not isinstance(value, dict):
         return False
     fields = cast("Format", value)

@@ -1,9 +1,9 @@
-"""Schemas with integers that the library's schemas cannot bound exactly, as Lark around the parts that they can.
+"""Schemas with integers that the library's schemas cannot bound exactly, as Lark around the other parts.
 
 The library compiles a JSON schema as a whole, and reads all its numbers as 64-bit floats. In Lark an integer may be any
 regular expression, and a schema may stand in a rule. So the objects, arrays and alternatives on the way to such an
-integer become rules, and everything else stays a schema. Texts are those of the library: properties in the order of the
-schema, then others; strings with one spelling each; white space of a bounded length.
+integer become rules, and everything else stays a schema. The texts have the library's form: properties in the order of
+the schema, then others; strings with one spelling each; white space of a bounded length.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pagewood.engine.grammar.schema_limits import DATA, KEYWORDS, NAMED_PARTS, S
 Kept: TypeAlias = "Schema | bool | IntegerRange"
 _DEFINITIONS = ("$defs", "definitions")
 MAX_PROPERTIES = 300
-"""Properties of an object with a range. The library follows a rule for each of them that may come next, and has a limit
-of 2,000 rules at once."""
+"""Properties of an object with a range. The library follows a rule for each property that may come next, and has a
+limit of 2,000 rules at once."""
 _OF_KIND = {
     "object": frozenset(("properties", "required", "additionalProperties")),
     "array": frozenset(("items", "minItems", "maxItems")),
 }
 """Keywords that rules keep beside a `type`."""
 _NO_EFFECT = frozenset(("format", "minLength", "maxLength", "pattern", "type"))
-"""Keywords that say nothing of objects and arrays."""
+"""Keywords that do not restrict objects and arrays."""
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _NAME = r"""/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/"""
 
@@ -41,9 +41,9 @@ def lark_of_schema(schema: Kept, options: Mapping[str, object], *, whitespace: s
     """Return a Lark grammar for the instances of a schema from `kept_schema`.
 
     Args:
-        schema: what `kept_schema` has returned.
+        schema: the result of `kept_schema`.
         options: of the library, for the parts that stay schemas.
-        whitespace: expression for white space where it is allowed; None: it is nowhere allowed.
+        whitespace: expression for white space where it is allowed; None: it is not allowed.
 
     Raises:
         ValueError: an integer is in a place where rules cannot stand; the message has its keyword, value and place.
@@ -52,7 +52,7 @@ def lark_of_schema(schema: Kept, options: Mapping[str, object], *, whitespace: s
 
 
 class _Rules:
-    """One grammar in the making. Invariant: every name in a body that was returned has a rule, or gets one."""
+    """A grammar under construction. Invariant: every name in a returned body has a rule, or gets one."""
 
     __slots__ = ("_definitions", "_of_reference", "_options", "_root", "_rules", "_space", "_wide")
 
@@ -139,7 +139,7 @@ class _Rules:
         return f'"{{" {self._space} {first} "}}"'
 
     def _others(self, names: list[str], others: Kept) -> tuple[str, str]:
-        """Return bodies for the properties behind those with names, without and with a comma before each."""
+        """Return bodies for the properties after the named ones, without and with a comma before each."""
         if others is False:
             nothing = self._rule('""')
             return nothing, nothing
@@ -200,7 +200,7 @@ class _Rules:
 
 
 def _body(value: object) -> object:
-    """Return a schema without its definitions, which say nothing of its own instances."""
+    """Return a schema without its definitions, which do not restrict its own instances."""
     if not isinstance(value, dict):
         return value
     return {key: part for key, part in cast("Schema", value).items() if key not in _DEFINITIONS}
@@ -227,7 +227,7 @@ def _holds(value: object, wide: frozenset[str]) -> bool:
 
 
 def _ranges(value: object, root: object, wide: frozenset[str]) -> Iterator[IntegerRange]:
-    """Yield the ranges of a part, and those that it refers to."""
+    """Yield the ranges of a part and of the parts that it refers to."""
     waiting, seen = [value], set[str]()
     while waiting:
         for one in _parts(waiting.pop()):
@@ -248,7 +248,7 @@ def _reference_in(part: object) -> str | None:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """Yield all schemas and ranges in a schema or a list of some, itself included; constants are none."""
+    """Yield all schemas and ranges in a schema or a list of schemas, itself included; constants are not schemas."""
     waiting: list[object] = [value]
     while waiting:
         one = waiting.pop()
@@ -266,7 +266,7 @@ def _parts(value: object) -> Iterator[object]:
 
 
 def _target(root: object, reference: str) -> object:
-    """Return what a reference within a schema points to; None if there is nothing."""
+    """Return the target of a reference within a schema; None if there is none."""
     place, node = reference.removeprefix("#"), root
     if not reference.startswith("#") or (place and not place.startswith("/")):
         return None
@@ -283,7 +283,7 @@ def _target(root: object, reference: str) -> object:
 
 
 def _are_apart(parts: list[Kept]) -> bool:
-    """Return whether no value is an instance of two parts, by their types."""
+    """Return whether parts have disjoint types, so that no value is an instance of two of them."""
     kinds = ["integer" if isinstance(part, IntegerRange) else _kind(part) for part in parts]
     return None not in kinds and len(set(kinds)) == len(kinds) and not {"integer", "number"} <= set(kinds)
 

@@ -40,7 +40,7 @@ class XGrammarBackend:
         """Read the vocabulary; the arguments are those of `LLGuidanceBackend`.
 
         Raises:
-            ValueError: `vocab_size` is less than the tokenizer has.
+            ValueError: `vocab_size` is less than that of the tokenizer.
         """
         reader = tokenizers.Tokenizer.from_str(tokenizer)
         pieces = {index: piece for piece, index in reader.get_vocab(with_added_tokens=True).items()}
@@ -118,7 +118,7 @@ class XGrammarPrototype:
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether it must be compiled again; never, since its matchers share nothing that changes."""
+        """Whether it must be compiled again; never, because its matchers share no mutable state."""
         return False
 
     def matcher(self, end_tokens: frozenset[int]) -> RequestMatcher:
@@ -140,7 +140,7 @@ class XGrammarPrototype:
 class _XGrammarState:
     """A matcher of the library as a `LibraryState`.
 
-    The library's classes of characters allow bytes that are no UTF-8, so the state follows the bytes itself.
+    The library's classes of characters allow bytes that are not UTF-8, so this state checks the bytes itself.
     """
 
     __slots__ = ("_matcher", "_nothing", "_places", "_row", "_stops", "_utf8", "failure")
@@ -152,7 +152,7 @@ class _XGrammarState:
         self._row = row  # written by: is_stopped
         self._utf8 = utf8
         self._places = [0]  # written by: _XGrammarState
-        """Where in a character the text is, at the start and after each token."""
+        """Place of the text within a character, at the start and after each token."""
         self.failure: str | None = None  # written by: _XGrammarState
 
     def fill(self, row: Mask) -> None:
@@ -186,7 +186,7 @@ class _XGrammarState:
         self.failure = None
 
     def forced(self) -> tuple[int, ...]:
-        return ()  # the library knows forced text, but not how its masks spell it
+        return ()  # the library knows forced text, but not its tokens in the masks
 
     @property
     def can_end(self) -> bool:

@@ -1,8 +1,8 @@
 """The combinations of keywords that xgrammar keeps; a schema with another one is refused by name.
 
-The library chooses one keyword of a schema and reads over those beside it: `allOf` of two parts, `type` beside `enum`,
+The library chooses one keyword of a schema and ignores those beside it: `allOf` of two parts, `type` beside `enum`,
 bounds without a `type`. So each schema must have one of the shapes below. They were found by sampling random schemas
-and judging what is drawn from the masks (`packages/engine/tests/grammar/test_combinations.py`).
+and checking texts drawn from the masks (`packages/engine/tests/grammar/test_combinations.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANNOTATIONS = frozenset(
     )
 )
 _ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Keywords that the library keeps only where no other is beside them."""
+"""Keywords that the library keeps only if no other keyword is beside them."""
 _OF_TYPE: dict[str, frozenset[str]] = {
     "null": frozenset(),
     "boolean": frozenset(),
@@ -33,15 +33,15 @@ _OF_TYPE: dict[str, frozenset[str]] = {
 }
 """Keywords that the library keeps beside a `type`."""
 _APART = (("pattern", "format"),)
-"""Pairs of keywords of one type of which the library keeps only one."""
+"""Pairs of keywords of one type; the library keeps only one keyword of a pair."""
 _FORMATS = frozenset(("date", "time", "date-time", "uuid", "ipv4"))
 """Formats whose instances the library spells as JSON."""
 _PLAIN_PATTERN = re.compile(
     r"\^(?:[\w \-/:,;@#%&=~!<>']|\\[-.+*?()\[\]{}/dw]|\[(?:[\w \-/:,;@#%&=~!<>'.+*?(){}]|\\[-.dw])+\]|"
     r"[+*?]|\{\d{1,3}(?:,\d{0,3})?\})*\$"
 )
-"""Expressions without alternatives that match no quote, backslash or control character: the library writes what they
-match into a string as it is."""
+"""Expressions without alternatives that match no quote, backslash or control character, because the library writes
+matches into a string unchanged."""
 _MAX_INTEGER = 10**15
 _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
@@ -55,7 +55,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def kept_by_xgrammar(schema: Schema) -> Schema:
-    """Return a schema that the library keeps; objects that say nothing of other properties have none.
+    """Return a schema that the library keeps; objects without a rule for other properties then forbid them.
 
     Raises:
         ValueError: it has a combination of keywords that the library does not keep.
@@ -179,7 +179,7 @@ def _object(node: Schema, place: str) -> Schema:
 
 
 def _are_apart(parts: list[Schema]) -> bool:
-    """Return whether schemas are of different types, or objects with different constants, so that no value fits two."""
+    """Return whether schemas have different types, or objects have different constants, so that no value fits two."""
     if any(len(set(tags)) == len(parts) for tags in _tags(parts)):
         return True
     if any("type" not in part for part in parts):

@@ -1,1 +1,1 @@
-"""The folder or GGUF file of a model: what is in it, what it recommends, and how it is loaded."""
+"""The folder or GGUF file of a model: its content, its recommendations, and its loading."""

@@ -1,4 +1,4 @@
-"""The folder of a model: where it is, what it recommends, and what it has for speculative decoding.
+"""The folder of a model: its path, its recommended parameters, and its drafter.
 
 Imports neither torch nor transformers.
 """
@@ -49,7 +49,7 @@ _REPOSITORY = "models--"
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """Return the folder of a model; None: of the model that ships inside this package.
+    """Return the folder of a model; None: the model that ships inside this package.
 
     For a GGUF file it is made in the user's cache folder, see `gguf_folder`.
 
@@ -83,7 +83,7 @@ def model_name(model: str | Path | None) -> str:
 
 
 def default_sampling(folder: str | Path) -> SamplingParams:
-    """Read `generation_config.json`; where it is silent or does not exist, `SamplingParams` has the defaults.
+    """Read `generation_config.json`; fields that it lacks have the defaults of `SamplingParams`.
 
     Fields that `transformers` follows and this engine does not are named in the log.
 
@@ -118,22 +118,21 @@ DrafterKind = Literal["ngram", "suffix", "draft", "eagle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDrafter:
-    """What drafts for a model."""
+    """The drafter of a model."""
 
     kind: DrafterKind
     folder: Path | None = None
-    """Folder of the draft model or the head; layers for multi-token prediction are in the target's own. None: no
-    model."""
+    """Folder of the draft model or the head; the target's own for layers of multi-token prediction. None: no model."""
 
 
 def find_drafter(
     model: Path, speculative: DrafterKind | Literal["auto"], *, speculative_model: str | Path | None = None
 ) -> FoundDrafter:
-    """Return what drafts for the model in folder `model`.
+    """Return the drafter of the model in folder `model`.
 
     "auto" takes a head if there is one, otherwise a draft model, otherwise n-grams. It looks into `speculative_model`,
-    if that is given, otherwise into what ships with the model: `eagle/`, layers for multi-token prediction among the
-    model's own tensors, and `draft/`, in this order.
+    if that is given, otherwise into the parts that ship with the model: `eagle/`, layers for multi-token prediction
+    among the model's own tensors, and `draft/`, in this order.
 
     Raises:
         FileNotFoundError: there is no such folder, or the folder has no safetensors.

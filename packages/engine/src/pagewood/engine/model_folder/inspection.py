@@ -1,4 +1,4 @@
-"""What the folder or GGUF file of a model is, what it takes in memory, and what rounding its weights would change.
+"""Describes the folder or GGUF file of a model: its content, its memory, and the errors from rounding its weights.
 
 Legend: N outputs, K inputs of a matrix.
 """
@@ -46,13 +46,13 @@ class StoredMatrices:
     loaded: str
     """With weights="auto", as in "bfloat16" or "int4 in groups of 32"."""
     why: str
-    """Why it is not a smaller form; empty: it holds the stored numbers exactly."""
+    """Why the form is not smaller; empty: the form holds the stored numbers exactly."""
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSummary:
-    """What a folder has for texts."""
+    """The parts of a folder that handle text."""
 
     kind: str
     """As tokenizer.json names it, as in "BPE"."""
@@ -61,19 +61,19 @@ class TokenizerSummary:
     end_tokens: Sequence[str]
     has_chat_template: bool
     has_response_template: bool
-    """Whether reasoning and calls of tools are read out of answers by a template."""
+    """Whether a template finds reasoning and calls of tools in answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixError:
-    """What rounding does to a matrix."""
+    """The errors of a matrix from rounding."""
 
     name: str
     shape: tuple[int, int]
     weight_error: float
     """Norm of the error over the norm of the weights."""
     output_error: float
-    """The same of outputs for random inputs of length 1, which are rounded too if the form computes with codes."""
+    """The same for outputs with random inputs of length 1, which are rounded too if the form computes with codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,17 @@ class Inspection:
     num_parameters: int
     matrices: Sequence[StoredMatrices]
     weights_bytes: dict[str, int]
-    """Memory of all weights on a CPU, by form; quantised matrices keep theirs, except for float32."""
+    """Memory of all weights on a CPU, by form; quantised matrices keep their form, except for float32."""
     kv_bytes_per_token: dict[str, int]
-    """By the dtype of the KV memory."""
+    """Bytes of a token's KV by the dtype of the KV memory."""
     tokenizer: TokenizerSummary | None
     """None: the folder has no tokenizer."""
     form: str | None = None
-    """The form that `errors` are about."""
+    """The form of `errors`."""
     activations: ActivationFormat = "auto"
-    """What its products compute with."""
+    """The format of the inputs of its products."""
     errors: Sequence[MatrixError] = ()
-    """Worst outputs first; matrices that are quantised already are not there, because they stay as they are."""
+    """Worst outputs first; already quantised matrices are left out, because they stay unchanged."""
 
 
 def inspect_model(
@@ -109,13 +109,13 @@ def inspect_model(
     activations: ActivationFormat = "auto",
     progress: Progress | None = None,
 ) -> Inspection:
-    """Return what a folder or a GGUF file is.
+    """Return the description of a folder or a GGUF file.
 
-    Only headers are read, except of quantised matrices, whose form depends on their numbers, and with `form`.
+    Only headers are read, except for quantised matrices, whose form depends on their numbers, and with `form`.
 
     Args:
         model: a folder or a GGUF file; None: the embedded model.
-        form: of weights; the errors that rounding to it causes are computed for every matrix.
+        form: of weights; the errors from rounding to it are computed for every matrix.
         activations: the inputs of these errors are rounded as `EngineConfig.activations` says.
         progress: called for every projection.
 
@@ -202,11 +202,11 @@ def _errors(checkpoint: Checkpoint, fused: Fused, packer: Packer) -> list[Matrix
 
 
 def _error(name: str, weight: Weight, packer: Packer) -> MatrixError:
-    """Compare a matrix of plain numbers with what it becomes, a few rows at a time."""
+    """Compare a matrix of plain numbers with its rounded form, a few rows at a time."""
     rows, columns = weight.shape
     inputs = np.random.default_rng(0).standard_normal((_NUM_INPUTS, columns)).astype(np.float32)
     inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
-    squares = np.zeros(4)  # of weights, of their errors, of outputs, of their errors
+    squares = np.zeros(4)  # weights, their errors, outputs, their errors
     step = max(1, _SLICE // columns)
     for start in range(0, rows, step):
         part = _tensor(weight, slice(start, start + step))
@@ -225,7 +225,7 @@ def _error(name: str, weight: Weight, packer: Packer) -> MatrixError:
 def _rounded_inputs(
     inputs: NDArray[np.float32], kind: WeightKind | None, activations: ActivationFormat
 ) -> NDArray[np.float32]:
-    """Return inputs `[n, K]` as products with weights of this kind take them."""
+    """Return inputs `[n, K]` as products with weights of this kind use them."""
     if kind == WeightKind.BFLOAT16_PAIRS:
         return to_bfloat16(inputs).dequantised()
     if kind is None or not kind.has_codes or activations == "float32":

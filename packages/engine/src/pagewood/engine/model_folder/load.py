@@ -34,7 +34,7 @@ class Fused:
 
 
 class _Headers:
-    """`HeadWeights` of which only the headers and the token map are read and compared."""
+    """`HeadWeights` that read and compare only the headers and the token map."""
 
     __slots__ = ("_checkpoint", "matrices")
 
@@ -70,12 +70,12 @@ class _Shapes:
 
 
 def check_weights(folder: str | Path, config: ModelConfig) -> int:
-    """Compare the headers of a folder's safetensors with what a configuration asks for; return the number of weights.
+    """Compare the headers of a folder's safetensors with a configuration; return the number of weights.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
-        ValueError: the tensors are not those that the model needs, or an output projection that is not read, because it
-            is tied to the embedding, differs from it.
+        ValueError: the tensors are not those that the model needs, or a tied output projection, which is not read,
+            differs from the embedding.
     """
     checkpoint = Checkpoint(folder, dtype=torch.float32)
     Decoder(config, _Headers(checkpoint), TorchOps(), device=torch.device("cpu"))
@@ -112,7 +112,8 @@ def load_model(
     Args:
         folder: holds config.json and safetensors.
         ops: the arithmetic of the device, which keeps the weights in the form that it computes with.
-        dtype: of the parameters; weights on disk are converted. None: matrices keep theirs, vectors become float32.
+        dtype: of the parameters; weights on disk are converted. None: matrices keep their dtype, vectors become
+            float32.
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
         maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
@@ -136,7 +137,7 @@ def load_model(
 
 
 def check_head(folder: str | Path, config: HeadConfig) -> int:
-    """Compare the headers of a folder's safetensors with what a head asks for; return the number of weights.
+    """Compare the headers of a folder's safetensors with a head's configuration; return the number of weights.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
@@ -181,7 +182,7 @@ def load_head(
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
         ValueError: there is no head, its kind is not supported, it does not fit the target, or the tensors are not
-            those that it needs. This is found out before memory is taken for any of them.
+            those that it needs. This is checked before any memory is allocated for them.
     """
     config = HeadConfig.from_folder(folder, target.config, captured=captured)
     check_head(folder, config)
@@ -239,7 +240,7 @@ def load_draft(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor repeats what the configuration or another tensor says, or is of a drafting head."""
+    """Whether a tensor repeats the configuration or another tensor, or belongs to a drafting head."""
     return (
         name.endswith("rotary_emb.inv_freq")
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))

@@ -28,18 +28,18 @@ _log = logging.getLogger(__name__)
 
 _VERSION = 1
 _AT_ONCE_BYTES = 1 << 28
-"""A model of this size is read in a fraction of a second, so nothing needs to go on without its digest."""
+"""A model of this size is read in a fraction of a second, so callers wait for its digest."""
 _CHUNK_BYTES = 1 << 24
 _BUFFER_BYTES = 1 << 20
 _MOST_THREADS = 4
 _NICENESS = 10
 _GRANULARITY_NS = 2_000_000_000
-"""The coarsest clock of a file system; that of FAT."""
+"""The coarsest clock of a file system, that of FAT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """What changes when a file is written to, replaced, or its times are set."""
+    """The properties that change when a file is written to, replaced, or its times are set."""
 
     size: int
     mtime_ns: int
@@ -48,7 +48,7 @@ class FileState:
 
     @property
     def newest_ns(self) -> int:
-        """The last change that the file admits to."""
+        """The time of the file's last known change."""
         return max(self.mtime_ns, self.ctime_ns)
 
 
@@ -62,7 +62,7 @@ class ModelDigest:
     __slots__ = ("_digest", "_folder", "_paths", "_states", "_thread")
 
     def __init__(self, folder: Path) -> None:
-        """Look at the files; nothing is read. A folder that cannot be loaded has no digest."""
+        """Take the sizes and times of the files; nothing is read. A folder that cannot be loaded has no digest."""
         self._folder = folder
         try:
             self._paths = _files(folder)
@@ -73,7 +73,7 @@ class ModelDigest:
         self._thread: Thread | None = None  # written by: begin
 
     def begin(self) -> None:
-        """Find the digest in a record, or compute it: at once if the model is small, otherwise beside the caller.
+        """Find the digest in a record, or compute it: at once if the model is small, otherwise in the background.
 
         Repeated calls do nothing.
         """
@@ -119,7 +119,7 @@ class ModelDigest:
         self._record(digest, began_ns)
 
     def _recorded(self) -> bytes | None:
-        """Return the digest that a record has, or or None without a valid one."""
+        """Return the digest of a record, or None without a valid record."""
         try:
             found = json.loads(_record_file(self._folder).read_text(encoding="utf-8"))
             began_ns = int(found["began_ns"])
@@ -159,7 +159,7 @@ class ModelDigest:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that decide what a model computes, in a fixed order."""
+    """Return the files that determine the computation of a model, in a fixed order."""
     index = index_file(folder)
     return [folder / "config.json", *([index] if index.exists() else []), *checkpoint_files(folder)]
 
@@ -193,7 +193,7 @@ def _read(paths: Sequence[Path], states: Sequence[FileState]) -> bytes:
 
     def run() -> None:
         with suppress(OSError):
-            if sys.platform == "linux":  # there, threads have priorities of their own
+            if sys.platform == "linux":  # on Linux, threads have priorities of their own
                 os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICENESS)
         for at in work:  # next() of a range's iterator is atomic
             try:

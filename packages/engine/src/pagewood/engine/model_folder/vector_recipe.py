@@ -1,5 +1,4 @@
-"""How a model's folder says that texts become vectors, or pairs of texts become scores. Imports neither torch nor
-transformers.
+"""Reads how a model turns texts into vectors, or pairs of texts into scores. Imports neither torch nor transformers.
 
 The files are those of sentence-transformers: `modules.json` and the folders that it names,
 `config_sentence_transformers.json` and `sentence_bert_config.json`. A folder without them gives the last hidden state,
@@ -23,7 +22,7 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.text.template_files import chat_templates
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What Qwen3-Reranker is asked if the caller does not say it."""
+"""The instruction for Qwen3-Reranker if the caller gives none."""
 
 _LARGEST = (1 << 31) - 1
 _KINDS: Mapping[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
@@ -33,15 +32,15 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }  # fmt: skip
 _SURE = 100.0
-"""Added to the logits of two tokens, this leaves no other a probability that a float32 can tell from 0."""
+"""Added to the logits of two tokens, this makes the probability of all others 0 in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairScoring:
-    """A reranker: the score of a pair is the probability of one token against another behind it.
+    """A reranker: the score of a pair is the probability of one token against another after the prompt of the pair.
 
-    Both get the largest bias, so the distribution that a token is drawn from is that of the two, to about 1e-5. It is
-    then the processed log probability of one of them.
+    Both get the largest bias, so the token is drawn from the distribution of the two, to about 1e-5. The score then
+    follows from the processed log probability of one of them.
     """
 
     true_token: int
@@ -52,7 +51,7 @@ class PairScoring:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The request that finds the score: one token, of two."""
+        """The parameters of the request for the score: one of two tokens."""
         return SamplingParams(
             max_tokens=1,
             temperature=1.0,
@@ -64,7 +63,7 @@ class PairScoring:
         )
 
     def score(self, logprobs: Sequence[TokenLogprob]) -> float:
-        """Return the score of a pair in [0, 1], given what was reported of the one token."""
+        """Return the score of a pair in [0, 1], given the report of the one token."""
         return self.score_of(logprobs[0].top)
 
     def score_of(self, top: Sequence[tuple[int, float]]) -> float:
@@ -88,23 +87,23 @@ class PairScoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRecipe:
-    """How texts become vectors with a model."""
+    """How a model turns texts into vectors."""
 
     pooling: PoolingParams = field(default_factory=PoolingParams)
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Texts that go before a text, by name, such as `query`."""
+    """Texts to put before a text, by name, such as `query`."""
     default_prompt: str | None = None
-    """The name of the one that is used if the caller names none."""
+    """The name of the prompt that is used if the caller names none."""
     max_tokens: int | None = None
-    """Longest text in tokens; None: what the engine allows."""
+    """Longest text in tokens; None: the engine's longest request."""
     lowers_case: bool = False
     end_token: int | None = None
-    """Ends every text, unless the tokenizer has appended it; None: what the tokenizer appends is all."""
+    """Ends every text, unless the tokenizer has appended it; None: only the tokenizer appends tokens."""
     scoring: PairScoring | None = None
     """How pairs get scores; None: by the cosine of their vectors."""
 
     def text(self, text: str, *, prompt_name: str | None = None) -> str:
-        """Return what is tokenized for a text: the text behind a prompt.
+        """Return the string to tokenize for a text: the text after a prompt.
 
         Raises:
             ValueError: there is no prompt with this name.
@@ -126,7 +125,7 @@ class VectorRecipe:
 
 
 def with_end(tokens: NDArray[np.int32], end_token: int | None) -> NDArray[np.int32]:
-    """Return the tokens of a text, ended by `end_token` if that is given and they are not."""
+    """Return the tokens of a text, with `end_token` appended if it is given and missing."""
     if end_token is None or (len(tokens) and int(tokens[-1]) == end_token):
         return tokens
     return np.append(tokens, np.int32(end_token))
@@ -140,10 +139,10 @@ def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 
 def read_vector_recipe(folder: str | Path) -> VectorRecipe:
-    """Read how a folder makes vectors.
+    """Read the recipe of a folder.
 
     Raises:
-        ValueError: a file is damaged, or asks for something that is not supported.
+        ValueError: a file is damaged, or needs something that is not supported.
     """
     folder = Path(folder)
     modules = _modules(folder / "modules.json")
@@ -173,7 +172,7 @@ def read_vector_recipe(folder: str | Path) -> VectorRecipe:
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
-    """Return the type and the folder of each module, in their order; none if there is no such file."""
+    """Return the type and the folder of each module, in their order; empty without such a file."""
     if not file.is_file():
         return []
     try:
@@ -239,7 +238,7 @@ def _has_roles(folder: Path) -> bool:
 
 
 def _end_token(folder: Path) -> int | None:
-    """Return the token that `add_eos_token` of tokenizer_config.json asks for; None: it does not."""
+    """Return the end token if `add_eos_token` of tokenizer_config.json is true; otherwise None."""
     file = folder / "tokenizer_config.json"
     fields = Fields.from_file(file) if file.is_file() else Fields(str(file), {})
     if not fields.flag("add_eos_token", False):

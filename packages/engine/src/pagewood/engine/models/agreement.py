@@ -1,7 +1,7 @@
-"""Fields of a config.json that must not contradict each other, or the model that is computed here.
+"""Checks that fields of a config.json do not contradict each other, or the model that is computed here.
 
-Two fields that say different things about one number are an error, and so is a field that asks for what no supported
-architecture does: the model would load and compute something else than its file says.
+Two fields with different values for one number are an error, and so is a field for a feature that no supported
+architecture has: the loaded model would differ from its file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "rms_norm_eps": ("norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
     }
 )
-"""Names that other families give to a field that is read. They may repeat it, and do not replace it."""
+"""Other families' names of a field that is read. They may repeat the field, but do not replace it."""
 NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Names of the number of layers for multi-token prediction; each of them is read."""
 _SYNONYMS = (NUM_MTP_LAYERS, ("dtype", "torch_dtype"))
@@ -53,19 +53,19 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "use_bidirectional_attention": (False,),
     }
 )
-"""Fields that change what other models compute, each with the values, besides null, that change nothing."""
+"""Fields that change the computation of other models, each with its values, besides null, that change nothing."""
 
 
 def check_fields(fields: Fields, *, read: Collection[str] = ()) -> None:
-    """Check the fields of a config.json that every family reads alike.
+    """Check the fields of a config.json that all families read in the same way.
 
     Args:
         fields: of config.json.
         read: fields that the family reads itself.
 
     Raises:
-        ValueError: two fields say different things, a field has the name that another family gives it, or a field asks
-            for what is not supported.
+        ValueError: two fields have different values, a field has another family's name, or a field needs something that
+            is not supported.
     """
     for name, others in _OTHER_NAMES.items():
         for other in others:

@@ -75,9 +75,9 @@ class Checkpoint:
     ) -> None:
         """Open the files of `folder`; `stack` converts tensors to `dtype` on `device` (None: the CPU).
 
-        With `maps_plain`, `stack` returns plain matrices as `StackedRows`, of which only what is used is read. Without
-        `dtype` it does so too; then vectors are float32 on the CPU, and quantised matrices a `Weight` in the form in
-        which they are stored. The operations that take over the matrices must know both.
+        With `maps_plain`, `stack` returns plain matrices as `StackedRows`, which read only the rows that are used.
+        Without `dtype` it does so too. Vectors are then float32 on the CPU, and a quantised matrix is a `Weight` in its
+        stored form. The operations that take over the matrices must accept both.
 
         Raises:
             FileNotFoundError: there are no weights in it, or a file of its index is missing.
@@ -94,15 +94,15 @@ class Checkpoint:
         self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack, forms, integers
         self._passed: list[Tensor] = []
-        """Tensors of the last call, whose memory is given back at the next one."""  # written by: _mapped, _forget
+        """Tensors of the last call; the next call gives back their memory."""  # written by: _mapped, _forget
         self._quantised: set[str] = set()  # modules; written by: check
         self._kept: Counter[tuple[str, str, str]] = Counter()  # written by: forms, stack
-        """How many matrices of a format have been kept in a form, and why: (format, form, why)."""
+        """Number of matrices by (format, form in which they are kept, reason)."""
         self.num_elements = 0  # written by: check
         """Total number of elements of the tensors that have been read or checked."""
 
     def check(self, parts: Sequence[tuple[str, int]], *columns: int, dtypes: Sequence[str] = FLOATS) -> list[Found]:
-        """Take tensors off the list of unread ones and return where they are; only the headers are read.
+        """Take tensors off the list of unread ones and return their places; only the headers are read.
 
         Args:
             parts: name and number of rows of each.
@@ -127,10 +127,10 @@ class Checkpoint:
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Quantised matrices are widened. `__init__` says when matrices are returned in another form.
+        Quantised matrices are widened. `__init__` describes when matrices are returned in another form.
 
         Raises:
-            ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a value that it must not.
+            ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a forbidden value.
         """
         found = self.check(parts, *columns)
         self._forget()
@@ -158,7 +158,7 @@ class Checkpoint:
         return StackedRows(tensors)
 
     def forms(self, parts: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
-        """Return the named matrices, each `[rows, columns]`, in the forms in which they were stored, not widened.
+        """Return the named matrices, each `[rows, columns]`, in their stored forms, not widened.
 
         Raises:
             ValueError: see `stack`.
@@ -166,7 +166,7 @@ class Checkpoint:
         return self.read(self.check(parts, columns), columns)
 
     def read(self, found: Sequence[Found], columns: int) -> list[Weight]:
-        """Return matrices that `check` found, each of `columns` inputs, in the forms in which they were stored.
+        """Return matrices that `check` found, each of `columns` inputs, in their stored forms.
 
         Raises:
             ValueError: a quantised matrix holds a value that it must not.
@@ -176,7 +176,7 @@ class Checkpoint:
 
     @property
     def kept(self) -> Mapping[tuple[str, str, str], int]:
-        """How many quantised matrices of a format have been read as a form, and why: by (format, form, why)."""
+        """Number of quantised matrices that were read, by (format, form, reason)."""
         return self._kept
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -184,7 +184,7 @@ class Checkpoint:
         return self._files.header(name)
 
     def check_copy(self, copy: str, original: str, *, why: str) -> None:
-        """Compare two tensors that are said to be the same; see `tied.check_copy`.
+        """Compare two tensors that should be the same; see `tied.check_copy`.
 
         Raises:
             ValueError: they differ.
@@ -226,7 +226,7 @@ class Checkpoint:
         return tensor
 
     def _forget(self) -> None:
-        """Give back the memory of what earlier calls have read from files; what refers to it still can be read."""
+        """Give back the memory of tensors that earlier calls have read from files; they can still be read."""
         for tensor in self._passed:
             give_back(tensor)
         self._passed.clear()

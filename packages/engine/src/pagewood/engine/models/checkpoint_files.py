@@ -34,7 +34,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: there are no weights in it.
-        ValueError: its index is not valid, or does not say which files are meant.
+        ValueError: its index is not valid, or does not name the files.
     """
     if holds_gguf(folder):
         return part_files(folder / FILE)
@@ -85,7 +85,7 @@ def tensor_names(folder: str | Path) -> frozenset[str]:
 
 
 def index_file(folder: Path) -> Path:
-    """Return where the index of a folder is, if it has one."""
+    """Return the path of a folder's index, which need not exist."""
     return folder / _INDEX
 
 
@@ -100,7 +100,7 @@ def _listed(folder: Path) -> dict[str, str]:
 
 
 def _check_single(folder: Path) -> None:
-    """Check that an index beside model.safetensors does not make a part of it; say so if it names other files."""
+    """Check that model.safetensors is not just one file of the index beside it; log if the index names other files."""
     if not (folder / _INDEX).exists():
         return
     others = sorted(set(_listed(folder).values()))

@@ -1,4 +1,4 @@
-"""What a decoder must know, read from a Hugging Face folder. Imports neither torch nor transformers."""
+"""The configuration of a decoder, read from a Hugging Face folder. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagewood.kvpool import MultiHeadLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder: a list of layers, each made of parts, and what stands before and behind them.
+    """A decoder: a list of layers, each made of parts, with the embedding before and the output projection after them.
 
     Raises:
         ValueError: a number is out of its range, or two numbers contradict each other.
@@ -35,7 +35,7 @@ class ModelConfig:
     norm: NormConfig
     """The norm before the output projection."""
     max_position: int
-    """Longest sequence that the model can be used for, in tokens, with its ropes scaled as they say."""
+    """Longest sequence that the model supports, in tokens, including the scaling of its ropes."""
     tied_embeddings: bool
     """Whether the embedding table is also the output projection."""
     embedding_multiplier: float = 1.0
@@ -64,7 +64,7 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Per layer: how many positions a token sees, itself included; None: itself and all before it."""
+        """Per layer: the number of positions that a token sees, itself included; None: itself and all before it."""
         return tuple(layer.mixer.window for layer in self.layers)
 
     @property
@@ -95,8 +95,8 @@ class ModelConfig:
 
         Raises:
             FileNotFoundError: config.json does not exist.
-            ValueError: the architecture, or something that it asks for, is not supported; a field is missing, of
-                another type or out of its range; or two fields say different things about one number.
+            ValueError: the architecture or one of its features is not supported; a field is missing, of another type or
+                out of its range; or two fields have different values for one number.
         """
         folder = Path(folder)
         fields = Fields.from_file(folder / "config.json")
@@ -116,7 +116,7 @@ class ModelConfig:
             ValueError: see `from_folder`.
         """
         family = replace(FAMILIES["LlamaForCausalLM"], qk_norm="heads" if qk_norm else "none", windows="some")
-        if set(fields.texts("layer_types") or ()) == {"full_attention"}:  # of all layers of the target
+        if set(fields.texts("layer_types") or ()) == {"full_attention"}:  # for all layers of the target
             fields = replace(fields, values={**fields.values, "layer_types": None})
         return _read(fields, fields.empty("generation"), "LlamaForCausalLM", family)
 
@@ -164,7 +164,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
 
 
 def _text_fields(fields: Fields, family: Family) -> Fields:
-    """Return the fields of the decoder, where it is a part of a larger model with those that stand outside."""
+    """Return the fields of the decoder; in a larger model, including those outside of `text_config`."""
     if not family.other_parts:
         return fields
     text = fields.section("text_config") or fields.empty("text_config")
@@ -173,9 +173,9 @@ def _text_fields(fields: Fields, family: Family) -> Fields:
 
 
 def _with_defaults(fields: Fields, family: Family) -> Fields:
-    """Return the fields, with the family's defaults for those that are absent.
+    """Return the fields, with the family's defaults for absent ones.
 
-    Null is absent too, except for `num_key_value_heads`, where it means as many as there are heads.
+    Null counts as absent, except for `num_key_value_heads`, where it means the number of heads.
     """
     missing = {
         name: value

@@ -51,8 +51,8 @@ class Decoder(Generic[A]):
 
         Args:
             tokens: `[T] int32`, token ids.
-            rotations: for each of `ropes`, the rotation of each token in the form of `ops`, made from what the rope
-                returns for its position.
+            rotations: for each of `ropes`, the rotation of each token in the form of `ops`, made from the rope's values
+                for its position.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
 
@@ -70,17 +70,17 @@ class Decoder(Generic[A]):
         *,
         captured: Sequence[int] = (),
     ) -> tuple[A, list[A]]:
-        """Compute a step up to what the output projection reads, and keep hidden states of all its tokens.
+        """Compute a step up to the input of the output projection, and keep hidden states of all its tokens.
 
-        The last layer computes only what `wanted` needs, unless a state behind it is captured.
+        The last layer computes only the `wanted` tokens, unless a state after it is captured.
 
         Args:
-            tokens: see `__call__`, as the next three.
+            tokens: see `__call__`, also for the next three.
             rotations: of each token.
             attention: of this step.
             wanted: tokens whose last state is wanted.
-            captured: which states: i in [0, num_layers] is the residual stream after the first i layers (0: the
-                embeddings), and num_layers + 1 is what the output projection reads, after the last norm.
+            captured: numbers of states: i in [0, num_layers] is the residual stream after the first i layers (0: the
+                embeddings), and num_layers + 1 is the input of the output projection, after the last norm.
 
         Returns:
             `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.

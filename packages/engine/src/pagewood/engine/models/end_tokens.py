@@ -40,7 +40,7 @@ def token_ids(file: Path) -> dict[str, int]:
     ids: dict[str, int] = {}
     if isinstance(vocab, dict):
         ids.update(cast("dict[str, int]", vocab))
-    elif isinstance(vocab, list):  # of pairs of a piece and its score
+    elif isinstance(vocab, list):  # a list of (piece, score)
         ids.update({str(pair[0]): i for i, pair in enumerate(cast("list[list[object]]", vocab)) if pair})
     added = fields.values.get("added_tokens")
     for token in cast("list[object]", added) if isinstance(added, list) else []:

@@ -27,7 +27,7 @@ from pagewood.engine.models.rope import Rope
 
 
 class HeadWeights(Weights, Protocol):
-    """Where parameters and token ids come from."""
+    """The source of parameters and token ids."""
 
     def integers(self, name: str, rows: int) -> Tensor:
         """Return the tensor `name` `[rows]` as int64 on the CPU."""
@@ -129,9 +129,9 @@ class Head(Generic[A]):
 
         Args:
             tokens: `[T] int32`, ids in the target's vocabulary, of positions p + 1.
-            hidden: `[T, E]`, hidden states of positions p: from `features`, or what the step before returned. The
-                caller must not read it again.
-            rotations: for each of `ropes`, the rotation of each position p, made from what the rope returns for it.
+            hidden: `[T, E]`, hidden states of positions p: from `features`, or from the previous step. The caller must
+                not read it again.
+            rotations: for each of `ropes`, the rotation of each position p, made from the rope's values for it.
             attention: the attention of this step, over the KV memory of the head; a pair is stored at position p.
             wanted: `[W] int32`, the pairs whose results are wanted.
 
@@ -176,7 +176,7 @@ class Head(Generic[A]):
         for index, layer in enumerate(self._layers):
             if index > 0:
                 x = layer.enter(pending, residual)
-            # behind the last layer, the other pairs are not needed any more
+            # after the last layer, the other pairs are not needed any more
             pending, residual = layer(x, residual, step, index, wanted if index == last else None)
         return add_and_norm(ops, pending, residual, self._norm), residual
 

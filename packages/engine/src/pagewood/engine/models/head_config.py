@@ -1,4 +1,4 @@
-"""What a drafting head must know, read from its folder. Imports neither torch nor transformers.
+"""The configuration of a drafting head, read from its folder. Imports neither torch nor transformers.
 
 A head drafts from the hidden states of a target model. EAGLE-3 heads ship in a folder of their own; the layers for
 multi-token prediction (MTP, NextN) ship inside the checkpoint of their target. Both are values of `HeadConfig`.
@@ -27,7 +27,7 @@ class HeadNames:
     layers: tuple[str, ...]
     """Prefix of each layer."""
     projection: str
-    """Of several captured states (EAGLE-3), or of a token and a hidden state (MTP), to one hidden state."""
+    """Projects several captured states (EAGLE-3), or a token and a hidden state (MTP), to one hidden state."""
     hidden_norm: str
     norm: str
     """The norm before the output projection."""
@@ -39,7 +39,7 @@ class HeadNames:
     """None: the target's embedding is used. The same for `output`."""
     output: str | None = None
     token_map: str | None = None
-    """For each token of the head, its id in the target less its id in the head. None: the ids are equal."""
+    """For each token of the head, its id in the target minus its id in the head. None: the ids are equal."""
     ignored: tuple[str, ...] = ()
     """Prefixes of tensors that are not read: copies of the target's, or the reverse of `token_map`."""
 
@@ -108,7 +108,7 @@ class HeadConfig:
 
 
 def find_head_names(names: Collection[str]) -> HeadNames | None:
-    """Return the names of the head among the tensors of a folder, or None if there is no head."""
+    """Return the names of the head's tensors in a folder, or None if there is no head."""
     for prefix in ("midlayer", "layers.0"):
         if f"{prefix}.hidden_norm.weight" in names and "fc.weight" in names:
             return _eagle_names(names, prefix)

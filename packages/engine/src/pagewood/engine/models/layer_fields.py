@@ -20,9 +20,9 @@ _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 )
 _LONGEST_WINDOW = (1 << 31) - 1
 _PERIOD = 6
-"""Each n-th layer sees all positions, where a family has windows so and `sliding_window_pattern` is absent."""
+"""Each n-th layer sees all positions in a family with periodic windows if `sliding_window_pattern` is absent."""
 _DEFAULT_WINDOW = 4096
-"""Where a family has windows and `sliding_window` is absent; null means that there are none."""
+"""The window if a family has windows and `sliding_window` is absent; null means no windows."""
 
 
 def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormConfig) -> tuple[LayerConfig, ...]:
@@ -30,13 +30,13 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
 
     Args:
         fields: of config.json, with the defaults of the family.
-        family: what the architecture fixes.
+        family: the fixed properties of the architecture.
         hidden_size: of the model.
         norm: the numbers of all its norms.
 
     Raises:
-        ValueError: a field is missing, of another type or out of its range, asks for something that is not supported,
-            or contradicts another one.
+        ValueError: a field is missing, of another type or out of its range, needs something that is not supported, or
+            contradicts another one.
     """
     num_layers = read_size(fields, "num_hidden_layers", "num_layers")
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
@@ -79,10 +79,10 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
 
 
 def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:
-    """Return the size of a head where nothing names it; None if the heads have no whole number of elements.
+    """Return the size of a head if no field names it; None if it would not be a whole number.
 
     Raises:
-        ValueError: nothing names it, and it cannot be derived.
+        ValueError: no field names it, and it cannot be derived.
     """
     if hidden_size % num_heads and fields.values.get("head_dim") is None:
         raise ValueError(
@@ -93,7 +93,7 @@ def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:
 
 
 def _bias(fields: Fields, name: str, fixed: bool | None) -> bool:
-    """Return whether there is a bias; an architecture that has no choice must not be asked for another one."""
+    """Return whether there is a bias; raise if the field contradicts an architecture without a choice."""
     if fixed is None:
         return fields.flag(name, False)
     must_be(fields, name, fixed)
@@ -123,7 +123,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
 
 
 def _window(fields: Fields, family: Family) -> int | None:
-    """Return the window of the layers that have one, or None if none has."""
+    """Return the window of the layers that have one, or None if no layer has one."""
     if family.windows == "some" and not fields.flag("use_sliding_window", False):
         return None
     if family.windows == "none":

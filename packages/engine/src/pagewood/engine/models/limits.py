@@ -1,4 +1,4 @@
-"""The largest sizes that a configuration may ask for. What a file says is checked before it is acted on."""
+"""The largest sizes in a configuration. Sizes from a file are checked before they are used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         "max_position": MAX_POSITION,
     }
 )
-"""Far more than models have, and little enough to be handled."""
+"""Far above the sizes of real models, but small enough to be handled."""
 
 
 def check_size(name: str, value: int) -> None:

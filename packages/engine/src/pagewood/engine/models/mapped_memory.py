@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-_DONT_NEED = 4  # of madvise: pages of a file are read again when they are used again
+_DONT_NEED = 4  # for madvise: pages of a file are read again at their next use
 _MAPS = Path("/proc/self/maps")
 _LEAST_BYTES = 1 << 18
 

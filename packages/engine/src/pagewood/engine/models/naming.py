@@ -1,4 +1,4 @@
-"""How the tensors of a decoder are called in a checkpoint, where it may be a part of a larger model."""
+"""The names of a decoder's tensors in a checkpoint, where it may be a part of a larger model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What stands before the names of tensors."""
+    """Prefixes of the names of tensors."""
 
     decoder: str
     """In place of "model."."""
@@ -27,7 +27,7 @@ class Naming:
         return cls("model.", "") if any(name.startswith("model.") for name in names) else cls("", "")
 
     def stored(self, name: str) -> str:
-        """Return the name in the checkpoint of a tensor that is called `name` in a decoder alone."""
+        """Return the name in the checkpoint of the tensor `name` of a standalone decoder."""
         if name.startswith("model."):
             return self.decoder + name.removeprefix("model.")
         return self.outside + name

@@ -1,4 +1,4 @@
-"""What the parts of a model compute with: the arithmetic of a device, its attention, and where parameters come from.
+"""Interfaces for the parts of a model: the arithmetic of a device, its attention, and the source of parameters.
 
 Legend: T tokens of a step, W tokens whose hidden state is wanted, E hidden_size, Q and K elements of all query and key
 heads of a token, I size of a feed-forward, F elements of a head / 2, V vocab_size.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagewood.engine.models.rope_config import RopeConfig
 
 A = TypeVar("A")
-"""What a device computes with: a tensor, or the name of a tensor that will be computed."""
+"""An operand on a device: a tensor, or the name of a tensor that will be computed."""
 
 
 class Linear(Protocol[A]):
@@ -51,7 +51,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSplit:
-    """How a fused projection is split into heads, and how these are normalised before they are rotated."""
+    """The split of a fused projection into heads, and the norms of the heads before their rotation."""
 
     q_size: int
     kv_size: int
@@ -65,8 +65,8 @@ class HeadSplit:
 class Ops(Protocol[A]):
     """The arithmetic of a device.
 
-    `residual` is written in place. A result may lie in the memory of the first argument, which the caller does not read
-    again; `rms_norm`, `take`, `concat` and projections leave theirs unchanged.
+    `residual` is written in place. A result may lie in the memory of the first argument, which the caller must not read
+    again. `rms_norm`, `take`, `concat` and projections leave their first argument unchanged.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
@@ -98,8 +98,8 @@ class Ops(Protocol[A]):
 
         Args:
             qkv: all query heads, then all key heads, then all value heads.
-            rotation: two operands that say how far each token is rotated; element i of a head is rotated with element
-                i + F. Their contents depend on the device: see its `Ops`.
+            rotation: two operands with the rotation of each token; element i of a head is rotated with element i + F.
+                Their contents depend on the device: see its `Ops`.
             split: sizes and norms.
         """
         ...
@@ -139,7 +139,7 @@ class Attention(Protocol[A]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[A]):
-    """What the parts of all layers know about the tokens of a step."""
+    """The data about the tokens of a step that the parts of all layers share."""
 
     rotations: Mapping[RopeConfig, tuple[A, A]]
     """The rotation of each token, for every rope of the model; see `Ops.split_heads`."""
@@ -147,7 +147,7 @@ class Step(Generic[A]):
 
 
 class Weights(Protocol):
-    """Where parameters come from."""
+    """The source of parameters."""
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""

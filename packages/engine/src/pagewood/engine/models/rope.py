@@ -44,7 +44,7 @@ class Rope:
         return cosines, sines
 
     def _frequencies_at(self, points: torch.Tensor) -> torch.Tensor:
-        """Return the frequencies of positions `[T, 1]`: `[F]` if all positions have the same, otherwise `[T, F]`."""
+        """Return the frequencies for positions `[T, 1]`: `[F]` if all positions share them, otherwise `[T, F]`."""
         scaling = self._config.scaling
         if not isinstance(scaling, DynamicScaling):
             return self._frequencies
@@ -89,7 +89,7 @@ def _yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> torch.Tensor:
 
 
 def _llama3_frequencies(plain: torch.Tensor, llama3: Llama3Scaling) -> torch.Tensor:
-    rotations = llama3.original_length * plain / (2 * math.pi)  # of each frequency, over the original length
+    rotations = llama3.original_length * plain / (2 * math.pi)  # turns of each frequency over the original length
     low, high = llama3.low_frequency_factor, llama3.high_frequency_factor
     kept = ((rotations - low) / (high - low)).clamp(0, 1)
     return plain / llama3.factor * (1 - kept) + plain * kept

@@ -1,4 +1,4 @@
-"""How a model rotates positions, and how that is read from its config.json."""
+"""The rotation of positions in a model, and its fields in config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """The kinds of layers that `layer_types` may name."""
 _MAX_FACTOR = 4096.0
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
-"""Where a family has two ropes, and the fields with their bases are absent."""
+"""Bases of the two ropes of a family if the fields with the bases are absent."""
 _SECTIONS = ("rope_parameters", "rope_scaling")
 _ALSO_OUTSIDE = frozenset({"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 """Fields of a section that may stand beside it."""
@@ -31,14 +31,14 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     }
 )
-"""By the kind of scaling, the fields that it reads, without those of `_ALSO_OUTSIDE`."""
+"""Fields by the kind of scaling that reads them, without those of `_ALSO_OUTSIDE`."""
 _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "factor": (1,), "finetuned": (True, False), "attn_factor": (1,), "extrapolation_factor": (1,),
         "attention_factor": (1,),
     }
 )  # fmt: skip
-"""Values that change nothing where the kind of scaling does not read the field."""
+"""Values that are allowed in a field that the kind of scaling does not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class LinearScaling:
 class DynamicScaling:
     """NTK scaling, whose base grows with the position from `original_length` on.
 
-    A position is rotated as if it were the last one of its sequence, so its key does not depend on what follows, and a
-    cached prefix stays valid. This is what `transformers` computes when it generates token by token with its cache. A
+    A position is rotated as if it were the last one of its sequence, so its key does not depend on later positions, and
+    a cached prefix stays valid. This is what `transformers` computes when it generates token by token with its cache. A
     prompt that `transformers` computes in one pass differs: it is rotated as a whole by the frequencies of its end.
     """
 
@@ -94,14 +94,14 @@ Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """What decides the rotation of a position."""
+    """The numbers that determine the rotation of a position."""
 
     head_dim: int
     theta: float
     scaling: Scaling | None = None
 
     def longest(self, max_position: int) -> int:
-        """Return how many positions can be used.
+        """Return the number of usable positions.
 
         That is `max_position`, or the original length times the factor of a linear, dynamic or YaRN scaling if that is
         more: configurations name the stretched length, the original one, or both. Llama 3's name the stretched length.
@@ -116,7 +116,7 @@ class RopeConfig:
 def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (earlier versions).
 
-    A file may have both styles only if they say the same.
+    A file may have both styles only if they agree.
 
     Args:
         fields: of config.json.
@@ -124,8 +124,8 @@ def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig
         max_position: `max_position_embeddings`.
 
     Raises:
-        ValueError: the kind of scaling is not supported, a number is missing or out of its range, two fields say
-            different things, or a field has no meaning for the kind of scaling.
+        ValueError: the kind of scaling is not supported, a number is missing or out of its range, two fields have
+            different values, or a field has no meaning for the kind of scaling.
     """
     own = _rope_section(fields)
     share = own.number("partial_rotary_factor", 1.0, low=0, high=1)
@@ -172,10 +172,10 @@ def local_ropes(fields: Fields) -> tuple[Fields, Fields]:
 
 
 def _rope_section(fields: Fields) -> Fields:
-    """Return what a config.json says about its rope, in one object, with `rope_type` for `type`.
+    """Return the fields of the rope of a config.json in one object, with `rope_type` for `type`.
 
     Raises:
-        ValueError: two places say different things.
+        ValueError: two places have different values.
     """
     found: list[Fields] = []
     for name in _SECTIONS:
@@ -207,7 +207,7 @@ def _flat(section: Fields) -> Fields:
     """Return an object of the rope, or that of every layer type if it holds one for each of them.
 
     Raises:
-        ValueError: the layer types have different ones, or something stands beside them.
+        ValueError: the layer types have different ones, or other fields stand beside them.
     """
     kinds = [kind for kind, value in section.values.items() if isinstance(value, dict)]
     if not kinds:
@@ -223,7 +223,7 @@ def _flat(section: Fields) -> Fields:
 
 
 def _check_keys(own: Fields) -> None:
-    """Raise ValueError if a field has no meaning for the kind of scaling and a value that would change something."""
+    """Raise ValueError if the kind of scaling does not read a field whose value would change something."""
     kind = own.values.get("rope_type", "default")
     for key in sorted(own.values.keys() - _KEYS.get(str(kind), own.values.keys()) - _ALSO_OUTSIDE - {"rope_type"}):
         must_be(own, key, *_HARMLESS.get(key, ()))
@@ -273,7 +273,7 @@ def _factor(own: Fields) -> float:
 
 
 def _yarn_attention_factor(own: Fields, factor: float) -> float:
-    """Return the factor that the paper suggests, or the ratio of two of them where the model names both."""
+    """Return the factor that the paper suggests, or the ratio of two such factors if the model names both."""
 
     def suggested(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

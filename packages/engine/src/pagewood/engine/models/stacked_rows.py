@@ -41,7 +41,7 @@ class StackedRows:
             give_back(rows)
 
     def _between(self, first: int, last: int) -> list[Tensor]:
-        """Return the rows [first, last) of each part that has some of them."""
+        """Return the part of the rows [first, last) in each matrix that has any of them."""
         found: list[Tensor] = []
         start = 0
         for part in self._parts:

@@ -22,7 +22,7 @@ from pagewood.engine.weights.quantisation import read_quantisation
 
 
 class TensorFiles(Protocol):
-    """Where the tensors of a checkpoint lie. Names are those of Hugging Face's decoders."""
+    """The files with the tensors of a checkpoint. Names are those of Hugging Face's decoders."""
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -37,11 +37,11 @@ class TensorFiles(Protocol):
         ...
 
     def format_of(self, name: str) -> Format | None:
-        """Return how a matrix is quantised; None: it consists of plain numbers."""
+        """Return the quantisation of a matrix; None: it consists of plain numbers."""
         ...
 
     def is_unneeded(self, name: str) -> bool:
-        """Whether no decoder reads a tensor."""
+        """Whether no decoder needs a tensor."""
         ...
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class SafetensorsFiles:
         return self._files[name].get_tensor(name)
 
     def format_of(self, name: str) -> Format | None:
-        """Return what config.json says."""
+        """Return the format of a matrix according to config.json."""
         return None if self._quantisation is None else self._quantisation.format_of(name)
 
     def is_unneeded(self, name: str) -> bool:
@@ -137,7 +137,7 @@ class GGUFFiles:
 
 
 def open_tensors(folder: Path) -> TensorFiles:
-    """Open what holds the weights of a folder.
+    """Open the files with the weights of a folder.
 
     Raises:
         FileNotFoundError: there are no weights in it.

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint may store twice or under the name of the other: an embedding and its output projection."""
+"""A pair of tensors that a checkpoint may store twice or under one name: an embedding and its output projection."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -19,20 +19,20 @@ _ROWS = 4096
 
 
 def stored_name(folder: Path, name: str, names: Collection[str]) -> str:
-    """Return the name under which a tensor is stored: the embedding of a tied pair may be there as the output alone."""
+    """Return the name under which a tensor is stored: a tied pair may be stored under the name of the output alone."""
     is_swapped = name.endswith(EMBEDDING.removeprefix("model.")) and name not in names and OUTPUT in names
     return OUTPUT if is_swapped and _is_tied(folder) else name
 
 
 def check_copy(folder: Path, files: TensorFiles, copy: str, original: str, *, why: str) -> None:
-    """Compare two tensors, one of which is not read because the configuration says that it is the other.
+    """Compare two tensors, one of which is not read because the configuration says that they are the same.
 
     Args:
         folder: for the error.
         files: of the checkpoint; nothing is compared if it lacks one of the two.
         copy: the tensor that is not read.
         original: the one that is read in its place.
-        why: what says that they are the same.
+        why: the reason why they must be the same.
 
     Raises:
         ValueError: they differ.

@@ -1,4 +1,4 @@
-"""The arithmetic of parts in plain torch: the oracle of every device, and what calibration computes with.
+"""The arithmetic of parts in plain torch: the oracle of every device, also used for calibration.
 
 Legend: T tokens, E hidden_size, V vocab_size, F elements of a head / 2, B texts, L tokens of a text.
 """

@@ -1,1 +1,1 @@
-"""What is seen of a running engine: cache events, profiles, histograms and live views."""
+"""Observation of a running engine: cache events, profiles, histograms and live views."""

@@ -27,14 +27,14 @@ _MEDIA: dict[Tier, Medium] = {"host": "CPU", "disk": "STORAGE"}
 
 
 class CacheEvents:
-    """Reads what has changed in a prefix cache since the last read; used in the engine's thread.
+    """Reads the changes of a prefix cache since the last read; used in the engine's thread.
 
     If the cache has a host or a disk tier, their events follow those of the device, under the same names of blocks and
-    with the medium "CPU" or "STORAGE". A store that engines share is left out: all of them can fetch what it holds, and
-    it notifies none of them of what it forgets.
+    with the medium "CPU" or "STORAGE". A store that engines share is left out: all engines can fetch its pages, and it
+    reports no evictions.
 
     Invariant: a reader that applies all batches in order knows what was cached at the last read, in each medium. A
-    batch that starts anew begins with `AllBlocksCleared`, which concerns all media.
+    batch that starts from scratch begins with `AllBlocksCleared`, which concerns all media.
 
     Args:
         cache: returns the prefix cache of this moment; an engine may replace it.
@@ -53,7 +53,7 @@ class CacheEvents:
         self._follow(cache())
 
     def read(self) -> list[object]:
-        """Return the events since the last read, plain; the first time those of everything that is cached."""
+        """Return the events since the last read as plain data; the first time, those of the whole cache."""
         cache = self._cache()
         if cache is not self._followed:
             self._follow(cache)
@@ -62,7 +62,7 @@ class CacheEvents:
         events: list[Event] = [AllBlocksCleared()] if is_anew else []
         if update is not None:
             self._position = update.end
-            # A cleared device has named all that it removed, and the tiers still have it.
+            # A cleared device has named all removed blocks, and the tiers still have them.
             events += [e for e in update.events if self._tiers is None or not isinstance(e, AllBlocksCleared)]
         plain = router_events(events, form=self._form)
         if self._tiers is not None:
@@ -97,7 +97,7 @@ class CacheEvents:
         self._position: Position | None = None  # written by: _follow, read
         if not hasattr(cache, "follow_tiers"):
             return
-        if self._tiers is None:  # the tiers outlive a cache, and so does what is known of their pages
+        if self._tiers is None:  # the tiers outlive a cache, and so do the names of their pages
             self._tiers = TierLog(_BlockNames(self._page_size), page_size=self._page_size)
         cast("TieredIndex", cache).follow_tiers(self._tiers)
 

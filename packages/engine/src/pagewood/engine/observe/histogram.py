@@ -1,4 +1,4 @@
-"""Counts by size, and a bounded number of labels: what metrics are made of; standard library only."""
+"""Counts by size, and a bounded number of labels, for metrics; standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OTHER = "other"
 
 
 class Histogram:
-    """How many values are at most each bound. Invariant: `counts` has one more element than `bounds`, for larger ones.
+    """Counts values by upper bounds. Invariant: `counts` has one more element than `bounds`, for larger ones.
 
     Attributes:
         bounds: upper bounds, ascending; a value equal to a bound is below it.

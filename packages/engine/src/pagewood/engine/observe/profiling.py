@@ -1,7 +1,7 @@
 """Profiles of a running engine, as traces that Perfetto and chrome://tracing open.
 
-A profile has the stages of the engine's thread, and what the device did: on a CPU the steps of the runner with the time
-of every instruction of the compiled program, on a GPU what torch.profiler records.
+A profile has the stages of the engine's thread and the work of the device: on a CPU the steps of the runner with the
+time of every instruction of the compiled program, on a GPU the record of torch.profiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PID = 1_000_000
 
 
 class Span(NamedTuple):
-    """Something that took time, seconds on the clock of `time.monotonic`."""
+    """A span of time, seconds on the clock of `time.monotonic`."""
 
     name: str
     start_s: float
@@ -34,14 +34,14 @@ class Span(NamedTuple):
 
 @runtime_checkable
 class ProfiledRunner(Protocol):
-    """A runner that can record what it does."""
+    """A runner that can record its work."""
 
     def start_spans(self) -> None:
         """Record from now on; steps become slower."""
         ...
 
     def take_spans(self) -> tuple[Sequence[Span], int]:
-        """Return what was recorded, and how many spans there was no room for; record no more."""
+        """Stop recording; return the spans, and the number of spans that did not fit."""
         ...
 
 
@@ -56,7 +56,7 @@ class WrappingRunner(Protocol):
 
 
 def profiled(runner: Runner) -> ProfiledRunner | None:
-    """Return the runner that can record what it does: this one, or one inside it; None: there is none."""
+    """Return the runner that can record its work: this one or one inside it; None: no such runner."""
     if isinstance(runner, ProfiledRunner):
         return runner
     return profiled(runner.inner) if isinstance(runner, WrappingRunner) else None
@@ -86,7 +86,7 @@ class Profile:
             self._runner.start_spans()
 
     def stop(self) -> Recorded:
-        """Record no more, and return what was recorded."""
+        """Stop recording, and return the record."""
         spans, num_dropped = ((), 0) if self._runner is None else self._runner.take_spans()
         stages = self._engine.measure().take_spans()
         if self._torch is not None:
@@ -95,7 +95,7 @@ class Profile:
 
 
 class Recorded(NamedTuple):
-    """What a profile has recorded. `trace` takes long; any thread may call it."""
+    """The record of a profile. `trace` takes long; any thread may call it."""
 
     stages: Sequence[tuple[int, float, float]]
     spans: Sequence[Span]

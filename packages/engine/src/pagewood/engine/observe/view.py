@@ -1,4 +1,4 @@
-"""What an engine shows of itself in a live view: plain data, which is sent as it is."""
+"""The live view of an engine: plain data, which is sent unchanged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 RequestStage = Literal["compiling", "waiting", "parked", "recalling", "running", "paused", "draining"]
-"""Where a request stands: its grammar is compiled; it is queued; it waits for the prompt of another one or for its
-tenant, or for KV from a lower tier; it runs; it or the engine is paused; it has ended, but a launched step still reads
-its pages."""
+"""The state of a request: its grammar is being compiled; it is queued; it waits for the prompt of another request, for
+its tenant, or for KV from a lower tier; it runs; it or the engine is paused; it has ended, but a launched step still
+reads its pages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class RequestView:
     priority: int
     """Higher goes first."""
     tenant: str
-    """The sender, as the scheduling policies see it; empty: not known."""
+    """The tenant, as the scheduling policies see it; empty: unknown."""
     service_class: str
     tag: str
     age_s: float
     left_s: float | None
-    """Until its deadline; None: it has none."""
+    """Seconds until its deadline; None: no deadline."""
     num_prompt: int
     num_output: int
     """Tokens of output so far."""
@@ -36,14 +36,14 @@ class RequestView:
     num_cached: int | None
     """Tokens of the prompt that were cached when it was first admitted; None before."""
     num_computed: int
-    """Leading positions whose KV is there."""
+    """Leading positions whose KV is in memory."""
     num_pages: int
     """Pages of its row."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepView:
-    """What one step computed. A grant that yields a token for each position decodes, every other one is of a prompt."""
+    """The work of one step. Grants that yield a token for each position decode; all other grants are for prompts."""
 
     began_s: float
     """On the engine's clock: when it was launched, or when the step before it ended."""
@@ -69,19 +69,19 @@ class PoolView:
     num_private: int
     pages_per_cell: int
     cells: bytes
-    """`[num_cells, 3] uint8`: of each run of `pages_per_cell` pages, the shares that are cached, locked and private, in
-    1 / 255. Pages that are locked only because a request has duplicates of them are cached here."""
+    """`[num_cells, 3] uint8`: for each run of `pages_per_cell` pages, the shares that are cached, locked and private,
+    in 1 / 255. Pages that are locked only because a request has duplicates of them are cached here."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BranchView:
-    """A run of pages in the prefix cache, and what follows it."""
+    """A run of pages in the prefix cache, and the sums over it and its successors."""
 
     parent: int
     """Index of the branch that it follows, which is lower than its own; -1: it begins a sequence."""
     namespace: str
     page: int
-    """Id of its first page, which tells it from all others while it is cached."""
+    """Id of its first page, which identifies it while it is cached."""
     start: int
     """Tokens before it."""
     num_tokens: int
@@ -90,14 +90,14 @@ class BranchView:
     """Tokens of the run and of all after it."""
     num_children: int
     num_leases: int
-    """Requests that use its end, or something after it."""
+    """Requests that use its last page, or pages after it."""
     is_locked: bool
     idle: int
     """Operations on the cache since it was last used; 0 if it is locked."""
     num_hits: int
     """Requests admitted with it from the cache since the live view began."""
     tokens: bytes = b""
-    """The first token ids, int32, little-endian, if they are asked for."""
+    """The first token ids, int32, little-endian, if requested."""
     text: str = ""
     """Their text; the engine has no tokenizer and leaves it empty."""
 
@@ -108,9 +108,9 @@ class TreeView:
 
     branches: tuple[BranchView, ...]
     num_runs: int
-    """Runs in the tree, as far as they were counted."""
+    """Runs of the tree that were counted."""
     is_complete: bool
-    """Whether the whole tree was looked at; if not, sums do not count the deepest runs."""
+    """Whether the whole tree was visited; if not, sums leave out the deepest runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,11 +127,11 @@ class EngineView:
     """Since the engine was built."""
     num_requests: int
     requests: tuple[RequestView, ...]
-    """Those that run first, then the queued ones in the order of priority and arrival, of which the last may be
-    missing; then those that were asked for by their ids."""
+    """First the running requests; then the queued ones by priority and arrival, where the last may be missing; then
+    those that were requested by their ids."""
     pool: PoolView
     tree: TreeView | None = None
-    """None: it has not been looked at this time, or there is no prefix cache."""
+    """None: this view leaves it out, or there is no prefix cache."""
     steps: tuple[StepView, ...] = ()
     first_tokens_s: tuple[float, ...] = ()
     """For each request that got its first token in these steps, seconds since its arrival."""

@@ -1,4 +1,4 @@
-"""What callers pass, checked and turned into requests: errors name the argument, the rule and the value."""
+"""Checks the arguments of calls and makes requests from them: errors name the argument, the rule and the value."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Arguments:
         tokenizer: of the model.
         default_sampling: used by calls that pass no sampling parameters.
         vocab_size: token ids are below it.
-        recipe: how texts become vectors; None: as without files that say it.
+        recipe: how texts become vectors; None: the recipe of a folder without such files.
     """
 
     __slots__ = ("_ids", "default_sampling", "recipe", "tokenizer", "vocab_size")
@@ -124,7 +124,7 @@ class Arguments:
         return [self.prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(cast("Sequence[object]", prompts))]
 
     def prompt(self, name: str, prompt: object) -> bytes:
-        """Return the token ids of one prompt; `name` is what errors call it."""
+        """Return the token ids of one prompt; `name` is its name in errors."""
         if isinstance(prompt, str):
             return self._text(name, prompt, add_special_tokens=True)
         if not _is_sequence(prompt):
@@ -156,7 +156,7 @@ class Arguments:
         return [self.conversation(f"conversations[{i}]", one) for i, one in enumerate(several)]
 
     def conversation(self, name: str, messages: object) -> bytes:
-        """Return the token ids of one conversation; `name` is what errors call it."""
+        """Return the token ids of one conversation; `name` is its name in errors."""
         if not _is_sequence(messages):
             raise TypeError(f"{name} must be a sequence of messages, got {_short(messages)}")
         if not len(cast("Sequence[object]", messages)):

@@ -35,7 +35,7 @@ class AsyncLLM:
 
     All calls run together in one engine. Cancelling a call aborts its requests. A slow reader of a stream delays no
     other caller, and its answer waits in memory: at most `max_tokens` tokens, because that is where the engine ends the
-    request. An error of the engine is raised in every call as `EngineFailedError`; `close` ends every call with
+    request. An error of the engine makes every call raise `EngineFailedError`; `close` makes every open call raise
     `LLMClosedError`.
 
     Args:
@@ -202,7 +202,7 @@ class AsyncLLM:
         make_stops: Callable[[], ReadStops],
         priority: int = 0,
     ) -> AsyncStream:
-        """Return what `stream` does; the text ends in its content, where the result of `make_stops` finds the end."""
+        """Return a stream as `stream` does; the result of `make_stops` finds the end of the text."""
         arguments, news = self._engine.arguments, asyncio.Event()
         submits = arguments.submits([arguments.prompt("prompt", prompt)], sampling, priority)
         call = Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops, notify=news.set)
@@ -271,7 +271,7 @@ class AsyncLLM:
         return requests.ranked(await self._answered(submits), top_n)
 
     async def _answered(self, submits: Sequence[Submit]) -> Call:
-        """Return a call of these requests when it has all answers."""
+        """Run these requests, and return their call when it has all answers."""
         news = asyncio.Event()
         call = Call(submits, tokenizer=self.tokenizer, stop=(), notify=news.set)
         await self._answer(call, news)

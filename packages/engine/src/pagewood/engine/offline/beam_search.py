@@ -26,9 +26,9 @@ class BeamSequence:
     """With the token that completed a stop string; `text` ends before the string."""
     finish: FinishReason
     cumulative_logprob: float
-    """Sum of the log probabilities of its tokens and of its stop token."""
+    """Sum of the log probabilities of its tokens and its stop token."""
     score: float
-    """By it, answers are ranked; see `BeamSearchParams`."""
+    """Answers are ranked by it; see `BeamSearchParams`."""
 
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, how it ended, and the score."""
@@ -40,7 +40,7 @@ class BeamSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchResult:
-    """What a beam search has found after one prompt.
+    """The result of a beam search after one prompt.
 
     `sequences` are the answers, the best first: `beam_width`, unless the vocabulary is too small for that many.
     `refusal` says why there are none. `num_cached_tokens` counts the prompt tokens that were cached before the search.
@@ -83,7 +83,7 @@ class BeamSearches:
         self._text = _Text(params, arguments.tokenizer)
         first = arguments.submits(prompts, params.step_sampling(stop_ids), priority)
         self._first: list[Submit] | None = [self._with_output(submit, 0) for submit in first]
-        """The requests of the first step, until they are asked for."""  # written by: submits
+        """The requests of the first step, until `submits` returns them."""  # written by: submits
         self._searches = [
             _Search(submit.tokens, submit.priority, params, stop_ids, info.max_length, self._text) for submit in first
         ]
@@ -106,7 +106,7 @@ class BeamSearches:
             one.take([next(answers) for _ in one.sequences])
 
     def results(self) -> list[BeamSearchResult]:
-        """Return what was found, in the order of the prompts."""
+        """Return the results, in the order of the prompts."""
         return [one.result() for one in self._searches]
 
     def _with_output(self, submit: Submit, num_output: int) -> Submit:
@@ -129,7 +129,7 @@ class _Text:
 
     @property
     def stops(self) -> Callable[[tuple[int, ...]], bool] | None:
-        """What says whether a text has ended; None: no text does."""
+        """Finds the end of a text; None: there are no stop strings or expressions."""
         return self._has_ended if self._params.stop or self._params.stop_regex else None
 
     def of(self, tokens: tuple[int, ...]) -> str:
@@ -173,7 +173,7 @@ class _Search:
 
     @property
     def sequences(self) -> list[tuple[int, ...]]:
-        """The sequences to ask about in the next step."""
+        """The sequences to continue in the next step."""
         return [] if self._search is None or self.refusal is not None else self._search.sequences
 
     def take(self, answers: Sequence[Completion]) -> None:
@@ -191,7 +191,7 @@ class _Search:
                 self.refusal = NO_SEQUENCE
 
     def result(self) -> BeamSearchResult:
-        """Return what was found."""
+        """Return the result."""
         found = () if self._search is None or self.refusal is not None else self._search.best
         return BeamSearchResult(
             sequences=tuple(self._sequence(beam) for beam in found),

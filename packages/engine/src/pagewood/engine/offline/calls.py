@@ -11,7 +11,7 @@ from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit, Tok
 from pagewood.engine.text import ReadStops, TextStream, Tokenizer
 
 ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
-"""How a request may have ended so far if a match at the end of its text counts."""
+"""States of a request in which a match at the end of its text still counts."""
 
 
 class LLMClosedError(RuntimeError):
@@ -37,8 +37,8 @@ class Completion:
     If the sampling parameters ask for them, `logprobs` has one entry for each of `tokens`, also for those of a stop
     string, and `prompt_logprobs` one for each prompt token from `SamplingParams.prompt_logprobs_start` on.
 
-    `num_drafted_tokens` counts the draft tokens that were verified for this prompt, `num_accepted_tokens` those of them
-    that were accepted. Both are 0 if the engine does not speculate.
+    `num_drafted_tokens` counts the draft tokens that were verified for this prompt, and `num_accepted_tokens` the
+    accepted ones among them. Both are 0 if the engine does not speculate.
     """
 
     text: str
@@ -75,12 +75,12 @@ def by_prompt(completions: Sequence[Completion], num_answers: int) -> list[list[
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has arrived for a call between two calls of `read`."""
+    """The news of a call since the last call of `read`."""
 
     text: str
     """New text of all its requests, in order of arrival."""
     ended: tuple[str, ...]
-    """Requests whose answer is now complete; the engine may still be computing those that met a stop string."""
+    """Requests whose answer is now complete; after a stop string, the engine may still be computing them."""
 
 
 class Call:
@@ -94,7 +94,7 @@ class Call:
         tokenizer: decodes the answers.
         stop: strings at which a text ends.
         stop_regex: regular expressions at whose matches a text ends.
-        make_stops: makes what finds the end of a text in place of both; None: nothing does.
+        make_stops: makes a finder of the end of a text in place of both; None: no finder.
         notify: called after each Delta that arrives, and when the call can expect no more.
     """
 
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def has_news(self) -> bool:
-        """Whether `read` has something to read, or never will have again."""
+        """Whether `read` has something to read, or nothing more will come."""
         return bool(self._deltas) or not self.num_open
 
     def receive(self, delta: Delta) -> None:
@@ -165,7 +165,8 @@ class Call:
 class Router:
     """Passes each Delta to the call that its request belongs to, no matter which call stepped the engine.
 
-    Invariant: a request is known here from before it is submitted until its last Delta arrives or its call is left.
+    Invariant: a request is registered here before it is submitted, until its last Delta arrives or its call is
+    abandoned.
     """
 
     __slots__ = ("_calls",)
@@ -201,14 +202,14 @@ class Router:
         return [Abort(request_id=one) for one in request_ids if self._calls.pop(one, None) is not None]
 
     def clear(self) -> list[Call]:
-        """Expect no more answers at all; return the calls that still waited for some."""
+        """Expect no more answers; return the calls that still waited for answers."""
         calls = list({id(call): call for call in self._calls.values()}.values())
         self._calls.clear()
         return calls
 
 
 class _Answer:
-    """One answer to a prompt as far as it is known."""
+    """One answer to a prompt so far."""
 
     __slots__ = ("_logprobs", "_prompt_logprobs", "_stream", "_texts", "_tokens", "last")
 

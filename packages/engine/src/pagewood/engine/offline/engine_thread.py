@@ -47,7 +47,7 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None  # written by: start
         self._thread: threading.Thread | None = None  # written by: start
         self._ready: asyncio.Future[None] | None = None
-        """Done when the engine is built, or cannot be."""  # written by: start
+        """Done when the engine is built, or the build has failed."""  # written by: start
         self._ended: asyncio.Future[None] | None = None
         """Done when the engine is closed."""  # written by: start
         self._arguments: Arguments | None = None
@@ -170,7 +170,7 @@ class EngineThread:
             self._inbox.put(abort)
 
     def _end(self, error: BaseException | None) -> None:
-        """Note, in the event loop, that the engine is closed, and why if it should not be."""
+        """Note, in the event loop, that the engine is closed, and the exception if it failed."""
         assert self._ready is not None
         assert self._ended is not None
         self._is_closed = True
@@ -195,7 +195,7 @@ class EngineThread:
             return
         if failure is not None and self._arguments is not None:
             _log.error("the engine has failed", exc_info=failure)
-        with contextlib.suppress(RuntimeError):  # the loop was closed in this moment
+        with contextlib.suppress(RuntimeError):  # the loop was closed at this moment
             loop.call_soon_threadsafe(self._end, failure)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -214,7 +214,7 @@ class EngineThread:
                 tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size, recipe=recipe
             )
             loop.call_soon_threadsafe(self._begin, arguments, engine.info)
-            # Answers that are scheduled in a closed loop are never delivered, so sending them does not reveal it.
+            # Answers scheduled in a closed loop are silently lost, so sending them does not show that it is closed.
             engine.run(lambda: self._stopping.is_set() or loop.is_closed())
         finally:
             engine.close()

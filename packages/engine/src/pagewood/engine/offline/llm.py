@@ -36,7 +36,7 @@ _PROGRESS_AFTER_S = 2.0
 class LLM:
     """A model that answers in this process; use it as a context manager, or call `close`.
 
-    The prompts of one call run together, and what they share is computed once. The prefix cache lives as long as the
+    The prompts of one call run together, and shared prefixes are computed once. The prefix cache lives as long as the
     LLM. Calls and streams of one thread may be interleaved in any way: each step of the engine serves all of them, no
     matter which call asked for it, and an answer that is not read yet waits in memory (at most `max_tokens` tokens).
 
@@ -86,7 +86,7 @@ class LLM:
         return self._engine.info
 
     def counters(self) -> Counters:
-        """Return the engine's counters: what it has done, and what it holds now."""
+        """Return the engine's counters: its work so far, and its present state."""
         return self._engine.counters()
 
     @overload
@@ -132,7 +132,7 @@ class LLM:
                 and the others have seeds derived from it (`fan_out.answer_seed`). None: one answer.
             stop: string or strings at which a text ends.
             stop_regex: regular expression or expressions of RE2 at whose first match a text ends. A match must be
-                limited to 256 characters; as many as the longest match may have are held back in a stream.
+                limited to 256 characters; a stream holds back as many characters as the longest match may have.
             priority: for all prompts, or one for each; if not all can run at once, higher priorities go first.
 
         Returns:
@@ -222,7 +222,7 @@ class LLM:
         make_stops: Callable[[], ReadStops],
         priority: int = 0,
     ) -> Stream:
-        """Return what `stream` does; the text ends in its content, where the result of `make_stops` finds the end."""
+        """Return a stream as `stream` does; the result of `make_stops` finds the end of the text."""
         self._engine.check()
         submits = self._arguments.submits([self._arguments.prompt("prompt", prompt)], sampling, priority)
         return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops))
@@ -249,7 +249,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several, each text or token ids.
-            params: how to search.
+            params: of the search.
             priority: for all prompts, or one for each.
 
         Returns:
@@ -284,9 +284,9 @@ class LLM:
 
         Args:
             prompts: one prompt or several, each text or token ids.
-            pooling: how hidden states become a vector; None: as the model's folder says, otherwise the last state,
+            pooling: how hidden states become a vector; None: the pooling of the model's folder, or else the last state,
                 normalised.
-            prompt_name: which of the prompts of the model's folder goes before each text, such as `query`; None: its
+            prompt_name: name of the prompt of the model's folder to put before each text, such as `query`; None: its
                 default, if it has one.
             priority: for all prompts, or one for each.
 
@@ -319,10 +319,10 @@ class LLM:
         document with the query. Any other model compares their vectors.
 
         Args:
-            query: what is searched for.
-            documents: what may answer it.
-            top_n: how many are returned; None: all.
-            instruction: what a reranker is asked about the query; None: its own.
+            query: the text to search for.
+            documents: the texts that may answer it.
+            top_n: number of documents to return; None: all.
+            instruction: for a reranker, about the query; None: the reranker's own.
             priority: of the requests.
 
         Raises:
@@ -352,7 +352,7 @@ class LLM:
         self.close()
 
     def _answered(self, submits: Sequence[Submit]) -> Call:
-        """Return a call of these requests when it has all answers."""
+        """Run these requests, and return their call when it has all answers."""
         call = Call(submits, tokenizer=self.tokenizer, stop=())
         with tqdm(total=len(submits), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
             self._engine.complete(call, bar.update)
@@ -414,7 +414,7 @@ class Stream:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a part of the answer has been computed since the last `next`, or nothing more will be."""
+        """Whether a part of the answer was computed since the last `next`, or nothing more will come."""
         return self._is_done or self._call.has_news
 
     def __iter__(self) -> Stream:
@@ -422,7 +422,7 @@ class Stream:
         return self
 
     def __next__(self) -> str:
-        """Return the next piece of text: all that was computed since the last one. Step the engine if there is none.
+        """Return the text computed since the last piece; step the engine until there is some.
 
         Raises:
             ValueError: the engine refused the prompt.
@@ -462,6 +462,6 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        """End the request in the next step: this may run in the middle of one."""
+        """End the request in the next step, because this may run during a step."""
         if not self._is_done:
             self._engine.end_later(self._abort)

@@ -17,8 +17,8 @@ class SharedEngine:
     """Submits the requests of calls and steps the engine until they are answered.
 
     Invariant: between two calls of a method, the step in flight is known and its requests belong to a call, or are
-    about to be aborted. To keep it, signal handlers (Ctrl-C) run between two steps, never inside one. If an exception
-    escapes from a step all the same, the state of the engine is unknown: every later call raises `EngineFailedError`.
+    about to be aborted. So signal handlers (Ctrl-C) run between two steps, never during a step. If an exception still
+    escapes from a step, the state of the engine is unknown: every later call raises `EngineFailedError`.
 
     Args:
         config: what to build; raises what `build_engine` raises.
@@ -48,7 +48,7 @@ class SharedEngine:
         return self._engine.counters()
 
     def violation(self) -> str | None:
-        """Return what is wrong with the accounting of KV memory, or None; reads the whole pool."""
+        """Return a description of an error in the accounting of KV memory, or None; reads the whole pool."""
         return self._engine.violation()
 
     def check(self) -> None:
@@ -64,10 +64,10 @@ class SharedEngine:
             raise EngineFailedError(f"the engine has failed: {self._failure!r}") from self._failure
 
     def turn(self) -> threading.Lock:
-        """Return the lock that a call holds while it steps the engine; it is free.
+        """Return the free lock that a call must hold while it steps the engine.
 
         Raises:
-            LLMBusyError: it is not free.
+            LLMBusyError: the lock is not free.
         """
         # If another thread takes the lock between this check and its use, this thread waits; nothing is corrupted.
         if self._turn.locked():
@@ -90,7 +90,7 @@ class SharedEngine:
         """Start the requests of a call, and step the engine until they are answered; an exception aborts them.
 
         Args:
-            call: what to compute.
+            call: the requests to compute.
             progress: gets the number of answers that were completed since it was last called.
         """
         with self.turn(), SignalHold() as hold:
@@ -108,12 +108,12 @@ class SharedEngine:
                 self._settle()
 
     def read(self, call: Call, turn: threading.Lock) -> str:
-        """Return the new text of a submitted call, or "" if it is answered; step the engine until there is either.
+        """Return the new text of a submitted call, or "" if it is answered; step the engine until one of them holds.
 
         An exception aborts the requests.
 
         Args:
-            call: what is being computed.
+            call: the requests that are being computed.
             turn: from `turn`.
         """
         try:
@@ -185,7 +185,7 @@ class SharedEngine:
             self._inbox.put(abort)
 
     def _settle(self) -> None:
-        """If no call waits for answers, let the engine come to rest, so that ended requests give their memory back."""
+        """If no call waits, step until nothing is in flight, so that ended requests give their memory back."""
         if self._is_closed or self._failure is not None or self._router.num_open:
             return
         self._advance()

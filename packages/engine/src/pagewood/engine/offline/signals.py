@@ -21,9 +21,9 @@ _PATIENCE_S = 60.0
 class SignalHold:
     """Postpones the Python handlers of `SIGINT`, `SIGTERM` and `SIGALRM` to the next safe point of a `with` block.
 
-    `check` and the end of the block are the safe points. A second signal of the same kind before a safe point, or one
-    that comes a minute after the last, is handled at once, so that a program that hangs can be ended. Outside the main
-    thread this does nothing, because Python runs signal handlers in the main thread only.
+    `check` and the end of the block are the safe points. A second signal of the same kind before a safe point, or a
+    signal a minute after the last safe point, is handled at once, so that a hanging program can be ended. Outside the
+    main thread this does nothing, because Python runs signal handlers in the main thread only.
 
     Invariant: after the block, the handlers are those from before it.
     """
@@ -68,7 +68,7 @@ class SignalHold:
             self._run_held()
 
     def check(self) -> None:
-        """Run the handlers that were postponed; what they raise is raised here."""
+        """Run the handlers that were postponed; their exceptions are raised here."""
         self._since_s = time.monotonic()
         self._run_held()
 

@@ -26,7 +26,7 @@ class RankedDocument:
     index: int
     """Its place among the documents of the call."""
     score: float
-    """In [0, 1] with a reranker, in [-1, 1] otherwise, where it is the cosine of two vectors."""
+    """With a reranker in [0, 1]; otherwise the cosine of two vectors, in [-1, 1]."""
 
 
 class VectorRequests:
@@ -63,7 +63,7 @@ class VectorRequests:
         if not isinstance(cast("object", pooling), PoolingParams):
             raise TypeError(f"pooling must be PoolingParams or None, got {pooling!r:.80}")
         several = [prompts] if isinstance(prompts, str) else prompts
-        if isinstance(several, Sequence):  # numbers stay what they are: one prompt
+        if isinstance(several, Sequence):  # a flat list of numbers is one prompt
             several = [
                 self._recipe.text(one, prompt_name=prompt_name) if isinstance(one, str) else one for one in several
             ]
@@ -111,7 +111,7 @@ class VectorRequests:
         return self._arguments.submits(tokens, scoring.sampling, priority)
 
     def vectors(self, call: Call) -> Vectors:
-        """Return the vectors that a call was answered with, `[num_prompts, dim] float32`.
+        """Return the vectors from the answers of a call, `[num_prompts, dim] float32`.
 
         Raises:
             ValueError: the engine refused a prompt.

@@ -1,4 +1,4 @@
-"""What a program asks of a model, and the Protocol of whatever answers: an engine in this process, or a server."""
+"""The requests of a program to a model, and the Protocol of their backends: an engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     id: str = ""
-    """Empty: the model has given it none."""
+    """Empty: the model has written no id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a variable got: a generated text, or the choice with the best score."""
+    """The value of a variable: a generated text, or the choice with the best score."""
 
     text: str
     """All of it, with calls as the model writes them."""
@@ -77,7 +77,7 @@ class Prompt:
     messages: tuple[ChatMessage, ...] = ()
     """Complete turns."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Which the prompt describes to the model, in the form of OpenAI's API."""
+    """Tools that the prompt describes to the model, in the form of OpenAI's API."""
     is_open: bool = True
     """Whether the assistant's turn has begun after the messages."""
     text: str = ""
@@ -106,7 +106,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How `gen` chooses tokens. None stands for the default of the model."""
+    """The sampling parameters of `gen`. None stands for the default of the model."""
 
     max_tokens: int
     temperature: float | None = None
@@ -123,8 +123,8 @@ class Sampling:
 class Backend(Protocol):
     """Answers the requests of programs. Its methods are called in any thread and do not wait for the answer.
 
-    Of two requests, the one with the higher `priority` goes first. Cancelling a future ends its requests. Everything
-    that fails later, such as a refusal, is an exception of the future.
+    Of two requests, the one with the higher `priority` goes first. Cancelling a future ends its requests. Later
+    failures, such as a refusal, are exceptions of the future.
     """
 
     def render(self, prompt: Prompt) -> str:
@@ -145,17 +145,17 @@ class Backend(Protocol):
         """Score each choice as the continuation of a text, and answer with the best.
 
         The score of a choice is the mean of the natural logarithms of the probabilities of its tokens. Its tokens are
-        those of text and choice together, without those that all these texts and the text alone begin with
-        (`num_shared`). Of equal scores the first choice wins.
+        those of text and choice together, without the common beginning of all these texts and the text alone
+        (`num_shared`). With equal scores the first choice wins.
         """
         ...
 
 
 def num_shared(prompts: Sequence[Sequence[object]]) -> int:
-    """Return how many tokens all prompts begin with.
+    """Return the number of tokens that all prompts share at their beginning.
 
     Raises:
-        ValueError: there is none, so the first token of a choice would have no probability.
+        ValueError: they share no token, so the first token of a choice would have no probability.
     """
     shortest = min(prompts, key=len)
     count = next(

@@ -1,4 +1,4 @@
-"""One run of a program: the requests that it has made, and how they end."""
+"""One run of a program: its requests, and their ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagewood.engine.program.backend import Answer, Backend, OnText, Usage
 from pagewood.engine.program.variable import ProgramCancelledError, Variable
 
 Ask = Callable[[OnText | None], "Future[Answer]"]
-"""Makes a request; gets what receives the pieces of the text, if they are wanted."""
+"""Makes a request; gets the receiver of the pieces of the text, if they are wanted."""
 
 
 class Execution:
@@ -98,7 +98,7 @@ class Execution:
     def _launch(self, variable: Variable, ask: Ask) -> None:
         try:
             future = ask(variable.add if self._is_streaming else None)
-        except Exception as error:  # whatever it is, it is raised where the variable is read
+        except Exception as error:  # any exception is raised where the variable is read
             variable.fail(error)
             return
         with self._lock:

@@ -33,7 +33,7 @@ class _Request:
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     make_stops: Callable[[], ReadStops] | None = None
-    """Makes what finds the end of a text with calls, in place of both."""
+    """Makes the finder of the end of a text with calls, in place of both."""
     on_text: OnText | None = None
 
 
@@ -47,7 +47,7 @@ class LocalBackend:
     """Runs programs on an `AsyncLLM` or an `LLM`. Invariant: only one thread calls it, in an event loop.
 
     Within the event loop that has started an `AsyncLLM`, the backend uses that loop, with other callers. Otherwise it
-    runs a loop in a thread of its own: with an `LLM`, which nothing else may call while programs run, and with an
+    runs a loop in a thread of its own: with an `LLM`, which no other code may call while programs run, and with an
     `AsyncLLM` that was made outside an event loop and not started, which it starts there and closes.
 
     Use it as `with LocalBackend(...) as backend`, or call `close`.
@@ -56,7 +56,7 @@ class LocalBackend:
         llm: computes the texts.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `llm` is neither.
         RuntimeError: an `AsyncLLM` was started in another event loop, or not started in this one.
         Exception: what `AsyncLLM.start` raises.
     """
@@ -70,7 +70,7 @@ class LocalBackend:
             raise TypeError(f"llm must be an AsyncLLM or an LLM, got {llm!r:.100}")
         self._llm = llm
         self._num_begun = 0  # written by: _read
-        """Streams of an `LLM` that have text and go on."""
+        """Streams of an `LLM` that have text and continue."""
         # Not the loop's own executor: its threads may all be waiting for programs.
         self._encoder = ThreadPoolExecutor(1, "pagewood-encode")
         running = _running_loop() if isinstance(llm, AsyncLLM) else None
@@ -145,7 +145,7 @@ class LocalBackend:
         return self._call(requests, read)
 
     def close(self) -> None:
-        """End what the backend has started; open programs end with an error. May be called twice."""
+        """End what the backend itself has started; open programs end with an error. May be called twice."""
         self._encoder.shutdown(wait=False)
         if self._thread is not None and not self._loop.is_closed():
             self._stop()

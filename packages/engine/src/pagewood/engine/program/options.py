@@ -26,11 +26,11 @@ def sampling(
     tools: object = (),
     tool_choice: object = "auto",
 ) -> Sampling:
-    """Return how tokens are chosen; `grammars` has those that are wanted, by argument.
+    """Return the sampling options; `grammars` has the given grammars, by argument.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, or several say what the text may be.
+        ValueError: an argument is out of its range, or several restrict the form of the text.
     """
     given = {name: grammar for name, grammar in grammars.items() if grammar is not None}
     if len(given) > 1:

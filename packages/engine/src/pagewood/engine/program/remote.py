@@ -284,7 +284,7 @@ def _read_scores(
         if not entries:
             raise RemoteError("the server must answer echo with log probabilities, but there are none")
         tokens.append(entries["tokens"] if isinstance(prompt, str) else prompt)
-        logprobs.append(entries["token_logprobs"][: len(tokens[-1])])  # some servers generate a token all the same
+        logprobs.append(entries["token_logprobs"][: len(tokens[-1])])  # some servers still generate a token
     num_before = num_shared(tokens)
     usage = _usage(found)
     usage = Usage(num_prompt_tokens=usage.num_prompt_tokens, num_cached_tokens=usage.num_cached_tokens)
@@ -319,7 +319,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _error_text(data: bytes) -> str:
-    """Return the message of an error, or the beginning of what is not one."""
+    """Return the message of an error, or else the beginning of the answer."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(data)["error"]["message"])
     return data[:_MAX_ERROR_CHARACTERS].decode(errors="replace")

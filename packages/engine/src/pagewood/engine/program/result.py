@@ -50,7 +50,7 @@ class Result(Generic[T]):
         self._execution = Execution(backend, priority, is_streaming=is_streaming)
         self._state = State(self._execution)
         self._value: list[T] = []
-        """What the program has returned, if it has."""  # contents written by: execute
+        """The result of the program, once it has returned."""  # contents written by: execute
         self._error: BaseException | None = None  # written by: execute
         self._is_done = False  # written by: execute
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Result(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What the program returned; waits for its end. Raises `error`."""
+        """The result of the program; waits for its end. Raises `error`."""
         self.wait()
         return self._value[0]
 

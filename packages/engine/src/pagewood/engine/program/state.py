@@ -1,4 +1,4 @@
-"""What a program works on: a text that grows, by what the program writes and by what the model generates."""
+"""The state of a program: a text that grows by the writing of the program and of the model."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class State:
         return [self._branch(index) for index in range(count)]
 
     def join(self, branches: Sequence[State]) -> None:
-        """Wait for all variables of branches. Their texts are not added: read them and write what is wanted.
+        """Wait for all variables of branches. Their texts are not added: read them and add the wanted parts.
 
         Raises:
             VariableError: a variable has no value.

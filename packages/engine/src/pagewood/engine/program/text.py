@@ -65,7 +65,7 @@ class Text:
         """The latest variable in it."""  # written by: add
 
     def copy(self) -> Text:
-        """Return a text that begins like this one, and goes on by itself."""
+        """Return an independent text that begins like this one."""
         text = Text()
         text._turns, text._parts = list(self._turns), list(self._parts)
         text._is_conversation, text._is_open, text.last = self._is_conversation, self._is_open, self.last

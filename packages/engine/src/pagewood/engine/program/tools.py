@@ -1,4 +1,4 @@
-"""Tools that `gen` offers: how a prompt describes them, which calls the model may write, and its calls as data."""
+"""Tools that `gen` offers: their description in the prompt, the allowed calls, and the model's calls as data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pagewood.engine.text.reasoning import TAIL_LENGTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Functions that the model may call, and which of them it must. Invariant: there is one at least."""
+    """Functions that the model may or must call. Invariant: there is at least one."""
 
     tools: tuple[dict[str, Any], ...]
     """As in OpenAI's API."""
@@ -31,10 +31,10 @@ class Offer:
     """auto, required, or the name of a function that must be called."""
 
     def grammar(self, tokenizer: Tokenizer, prompt: Prompt) -> Grammar | None:
-        """Return what the answer must be; None: the model is free to call or not.
+        """Return the grammar of the answer; None: calling is optional.
 
         Raises:
-            ValueError: the model's response template cannot read calls, or says not how they are written.
+            ValueError: the model's response template cannot read calls, or does not describe how they are written.
         """
         template = _template(tokenizer)
         if self.choice == "auto":
@@ -47,7 +47,7 @@ class Offer:
         return replace(grammar, after=ends_of_reasoning(tokenizer, self.tools, _tail(prompt, tokenizer)))
 
     def stops(self, sampling: Sampling, tokenizer: Tokenizer, prompt: Prompt) -> Callable[[], ReadStops] | None:
-        """Return what makes the search for the stop strings and expressions in content; None: there are none.
+        """Return a maker of the search for stop strings and expressions in content; None: there are none.
 
         Raises:
             ValueError: the model's response template cannot read calls.
@@ -98,7 +98,7 @@ def offer(tools: object, choice: object) -> Offer | None:
 
     Raises:
         TypeError: a tool is no object.
-        ValueError: a tool has no name, two have one name, or the choice is none of them.
+        ValueError: a tool has no name, two have one name, or the choice names none of them.
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise TypeError(f"tools must be a sequence of objects, got {tools!r:.100}")

@@ -42,11 +42,11 @@ class Variable:
         self._changed = threading.Condition()
         self._answer: Answer | None = None  # written by: settle
         self._failure: tuple[Variable, BaseException] | None = None
-        """The variable whose request failed, this one or one before it, and why."""  # written by: fail, then
+        """The variable whose request failed, this one or one before it, and the exception."""  # written by: fail, then
         self._pieces: list[str] = []
         """The text so far, if it is streamed."""  # written by: add
         self._followers: list[tuple[Variable, Launch]] = []
-        """Variables that follow it in their text, with what asks for them."""  # written by: then, _close
+        """Variables that follow it in their text, with the functions that request them."""  # written by: then, _close
         self.is_read = False
         """Whether its error has been raised."""  # written by: answer
 
@@ -71,7 +71,7 @@ class Variable:
             self._changed.notify_all()
 
     def settle(self, answer: Answer) -> None:
-        """Set the answer, and ask for the variables that follow."""
+        """Set the answer, and request the variables that follow."""
         with self._changed:
             self._answer = answer
         for _, launch in self._close():
@@ -88,7 +88,7 @@ class Variable:
             open_ += variable._close()
 
     def then(self, follower: Variable, launch: Launch) -> None:
-        """Ask for a variable that follows this one, as soon as this one has its answer."""
+        """Request a variable that follows this one, as soon as this one has its answer."""
         with self._changed:
             if not self._is_settled:
                 self._followers.append((follower, launch))
@@ -142,7 +142,7 @@ class Variable:
         return self._answer is not None or self._failure is not None
 
     def _close(self) -> list[tuple[Variable, Launch]]:
-        """Wake the readers of a settled variable; return what follows it."""
+        """Wake the readers of a settled variable; return the variables that follow it."""
         with self._changed:
             followers, self._followers = self._followers, []
             self._changed.notify_all()

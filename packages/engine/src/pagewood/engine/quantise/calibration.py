@@ -1,4 +1,4 @@
-"""Texts whose inputs to matrices show which numbers matter: those of a file, or of Python's documentation."""
+"""Texts whose inputs to matrices show which weights matter: from a file, or from Python's documentation."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -30,7 +30,7 @@ class Calibration:
     tokens: Tensor
     """[texts, tokens] int64"""
     source: str
-    """Where they come from, for messages."""
+    """Their source, for messages."""
 
 
 def read_calibration(
@@ -48,7 +48,7 @@ def read_calibration(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is not as it must be, or there are no tokens.
+        ValueError: a line has another form, or there are no tokens.
     """
     if num_tokens < 1:
         raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")

@@ -50,9 +50,9 @@ class CompressedFolder:
             self.num_bytes += tensor.nbytes
 
     def finish(self, source: Path, config: Mapping[str, Any]) -> None:
-        """Write what is left, copy what else is in the folder `source`, and write config.json.
+        """Write the remaining tensors, copy the other files of the folder `source`, and write config.json.
 
-        Its subfolders are copied whole, since their files are no weights of this model; hidden files are not.
+        Its subfolders are copied whole, since they hold no weights of this model; hidden files are not copied.
         """
         self._save()
         names = [f"model-{i + 1:05}-of-{len(self._files):05}.safetensors" for i in range(len(self._files))]

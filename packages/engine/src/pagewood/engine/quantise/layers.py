@@ -1,4 +1,4 @@
-"""The layers of a decoder in torch, one after the other, so that a matrix can be exchanged and its inputs be seen.
+"""The layers of a decoder in torch, one after the other, so that a matrix can be replaced and its inputs observed.
 
 Legend: B texts, T tokens of a text, E hidden_size, N outputs, K inputs.
 """
@@ -55,7 +55,7 @@ class Projection:
 
 
 class _Recorded:
-    """`models.ops.Weights` that remembers of which matrices the last one consists."""
+    """`models.ops.Weights` that remembers the matrices in its last result."""
 
     __slots__ = ("_checkpoint", "parts")
 
@@ -80,7 +80,7 @@ class ReadLayer:
 
 
 def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLayer]:
-    """Yield the layers of a checkpoint that converts to float32; each is read when it is asked for."""
+    """Yield the layers of a checkpoint that converts to float32; each is read on demand."""
     weights = _Recorded(checkpoint)
     for index, one in enumerate(config.layers):
         found: list[Projection] = []
@@ -95,7 +95,7 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
 
 @torch.no_grad()
 def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
-    """Return the residual stream `[B, T, E]` behind a layer, from the one before it.
+    """Return the residual stream `[B, T, E]` after a layer, from the one before it.
 
     Args:
         one: the layer.

@@ -36,23 +36,23 @@ _SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedMatrix:
-    """What rounding did to a matrix."""
+    """The errors of a rounded matrix."""
 
     name: str
     shape: tuple[int, int]
     weight_error: float
     """Norm of the error over the norm of the weights."""
     output_error: float | None
-    """The same of the outputs for the inputs of calibration; None: there was no calibration."""
+    """The same for the outputs with the inputs of calibration; None: there was no calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What has been written."""
+    """The summary of a written folder."""
 
     matrices: Sequence[QuantisedMatrix]
     ignored: Sequence[str]
-    """Linear modules that stay as they are: the output projection, and those whose inputs the groups do not divide."""
+    """Linear modules that stay unchanged: the output projection, and those whose inputs the groups do not divide."""
     num_bytes_before: int
     """Bytes of all tensors."""
     num_bytes_after: int
@@ -66,10 +66,10 @@ def quantise_model(
     calibration: Calibration | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write the model in `folder` to `out`, the matrices of its layers rounded; the other tensors stay as they are.
+    """Write the model in `folder` to `out` with the matrices of its layers rounded; other tensors stay unchanged.
 
     Scales have the dtype of the matrix. One layer is in memory at a time, as float32; with calibration also a Hessian
-    for each of its projections, and the states of all texts. Inputs are those behind layers that are rounded already.
+    for each of its projections, and the states of all texts. Inputs are computed by layers that are already rounded.
 
     Args:
         folder: holds config.json and plain weights.
@@ -141,7 +141,7 @@ def _own_name(files: TensorFiles, name: str) -> str:
 def _round(
     projection: Projection, scheme: Scheme, files: TensorFiles
 ) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
-    """Round the matrices of a projection, which then computes with what they have become."""
+    """Round the matrices of a projection, which then computes with the rounded ones."""
     weight, hessian = projection.weight, projection.hessian
     if not scheme.fits(weight.shape[1]):
         return {}, []

@@ -18,7 +18,7 @@ from pagewood.engine.quantise.scheme import Scheme
 from pagewood.engine.weights.forms import quantise_int4, quantise_int8
 
 _BLOCK = 32
-"""Inputs whose errors are fed back one by one; those behind a block get the errors of the whole block at once."""
+"""Inputs whose errors are fed back one by one; inputs after a block get the errors of the whole block at once."""
 _DAMPING = 0.01
 """Part of the mean of the Hessian's diagonal that is added to the diagonal, as in the paper."""
 _MOST_DAMPING = 10.0
@@ -52,7 +52,7 @@ def fit_scales(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> Tensor:
     else:
         scales = torch.from_numpy(quantise_int8(weight.numpy()).scales)[:, None]
     stored = scales.to(dtype)
-    stored[stored == 0] = 1.0  # of numbers that are too small for a scale of this dtype: their codes are 0
+    stored[stored == 0] = 1.0  # numbers too small for a scale of this dtype: their codes are 0
     return stored
 
 
@@ -68,7 +68,7 @@ def round_to_nearest(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> Roun
 
 
 def round_with_feedback(weight: Tensor, hessian: Tensor, scheme: Scheme, dtype: torch.dtype) -> Rounded:
-    """Return `weight` rounded input by input; what an input loses, the inputs that follow make up for.
+    """Return `weight` rounded input by input; later inputs compensate the error of each input.
 
     Scales are those of `fit_scales`. Inputs that matter most come first, while most others are still free.
 
@@ -105,7 +105,7 @@ def round_with_feedback(weight: Tensor, hessian: Tensor, scheme: Scheme, dtype: 
 
 
 def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor | None = None) -> float:
-    """Return the norm of the error over the norm of `weight`, or with `hessian` that of outputs for its inputs."""
+    """Return the norm of the error over the norm of `weight`; with `hessian`, the same for outputs with its inputs."""
 
     def squared(values: Tensor) -> float:
         return float((values * values).sum() if hessian is None else (values @ hessian * values).sum())

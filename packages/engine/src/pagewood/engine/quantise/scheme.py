@@ -1,4 +1,4 @@
-"""What matrices are rounded to, and how config.json says it in the words of compressed-tensors."""
+"""The scheme of rounded matrices, and its description in config.json for compressed-tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scheme:
     group_size: int | None = None
     """Inputs that share a scale in int4: 32, 64 or 128; None: 32. In int8 it must be None."""
     method: Method = "nearest"
-    """nearest: each number is rounded by itself. gptq: errors are made up for by the numbers that are rounded later."""
+    """nearest: each number is rounded by itself. gptq: numbers that are rounded later compensate earlier errors."""
 
     def __post_init__(self) -> None:
         for name, known in (("format", ("int8", "int4")), ("method", ("nearest", "gptq"))):
@@ -56,13 +56,14 @@ class Scheme:
         return inputs if self.format == "int8" else self.group_size or GROUPS[0]
 
     def fits(self, inputs: int) -> bool:
-        """Whether a matrix of `inputs` inputs can be stored so."""
+        """Whether a matrix of `inputs` inputs can be stored in this scheme."""
         return inputs % self.group(inputs) == 0
 
     def configuration(self, ignored: Sequence[str]) -> dict[str, Any]:
-        """Return `quantization_config`; `ignored` are the linear modules that stay as they are.
+        """Return `quantization_config`; `ignored` are the linear modules that stay unchanged.
 
-        Engines that compute with int8 weights want activations of int8 too, with a scale for each token; so does ours.
+        Engines that compute with int8 weights, ours included, want activations of int8 too, with a scale for each
+        token.
         """
         is_int8 = self.format == "int8"
         name = "int-quantized" if is_int8 else "pack-quantized"

@@ -1,7 +1,7 @@
-"""Conformance of runners: the engine's core drives a runner through what it will meet, case by case.
+"""Conformance of runners: the engine's core drives a runner through all situations of an engine, case by case.
 
-The oracle is the runner itself: a request must get in company what it gets alone, on a new runner, with its prompt
-computed in one step, and without a prefix cache, overlap and drafts. So no model has to be written twice.
+The oracle is the runner itself: a request must get the same result among others as alone, on a new runner, with its
+prompt computed in one step, and without a prefix cache, overlap and drafts. So no model has to be written twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSize:
-    """What a runner is made for."""
+    """The sizes for which a runner is made."""
 
     num_rows: int
     """Requests that hold a row at the same time."""
@@ -75,7 +75,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Answer:
-    """What a request got."""
+    """The result of a request."""
 
     tokens: list[int] = field(default_factory=list[int])  # contents written by: conformance
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # contents written by: conformance
@@ -104,7 +104,7 @@ class _Case:
     num_pages: int = 96
     is_drafting: bool = False
     needs: str = ""
-    """What must happen for the case to show anything: `cached`, `preempted` or `drafted`."""
+    """Event that the case needs to be meaningful: `cached`, `preempted` or `drafted`."""
 
 
 def check_runner(
@@ -119,7 +119,7 @@ def check_runner(
     has_grammars: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check that a runner computes what the engine asks for.
+    """Check that a runner computes correct results for the engine.
 
     Its logits must not depend on other requests of a step by more than a rounding error, and must depend on every token
     of a text and on its place.
@@ -136,7 +136,7 @@ def check_runner(
         seed: makes the prompts.
 
     Raises:
-        AssertionError: it does not; the message says what was expected in which case.
+        AssertionError: it does not; the message names the case and the expected result.
     """
     able = _Abilities(
         vocab_size=vocab_size,
@@ -158,7 +158,7 @@ def check_runner(
 
 
 class _Alone:
-    """What requests get alone; each is computed once."""
+    """Results of requests alone; each is computed once."""
 
     def __init__(self, make_runner: Callable[[RunnerSize], Runner], able: _Abilities, page_size: int) -> None:
         self._make_runner = make_runner
@@ -167,7 +167,7 @@ class _Alone:
         self._answers: dict[_Ask, _Answer] = {}
 
     def answer(self, ask: _Ask) -> _Answer:
-        """Return what a request gets."""
+        """Return the result of a request alone."""
         if ask not in self._answers:
             self._answers[ask] = self.computed(ask)
         return self._answers[ask]
@@ -311,7 +311,7 @@ class _Run:
         )
 
     def answers(self) -> Sequence[_Answer]:
-        """Run the case; return what its guests got."""
+        """Run the case; return the results of its guests."""
         pending: Pending | None = None
         try:
             for step in range(_MOST_STEPS):
@@ -332,7 +332,7 @@ class _Run:
         return self._answers
 
     def check(self, alone: _Alone) -> None:
-        """Run the case, and compare what its guests got with what they get alone."""
+        """Run the case, and compare the results of its guests with their results alone."""
         answers = self.answers()
         for index, (guest, found) in enumerate(zip(self._case.guests, answers, strict=True)):
             _check_answer(f"{self._where}, request {index}", guest, found, alone.answer(guest.ask))
@@ -372,7 +372,7 @@ class _Run:
 
 
 def _check_answer(where: str, guest: _Guest, found: _Answer, expected: _Answer) -> None:
-    """Compare what a request got with what it gets alone."""
+    """Compare the result of a request with its result alone."""
     assert found.end is not None
     assert expected.end is not None
     num = len(found.tokens) if found.end.finish is FinishReason.ABORT else len(expected.tokens)

@@ -27,7 +27,7 @@ from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
 _FIRST_NODE = 2**24
-"""Stands for the root of a tree, where others have positions."""
+"""Stands for the root of a tree, in place of a position."""
 _GARBAGE = np.uint64(0xDEADBEEF)
 STATE_SIZE = 4
 """Elements of a hidden state."""
@@ -77,7 +77,7 @@ def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
 
 
 def echo_logprob(token: int, position: int, num_top: int) -> TokenLogprob:
-    """Return what is reported of a token at a position; the numbers are made up.
+    """Return the report of a token at a position; the numbers are made up.
 
     The alternatives are the tokens from this one down to 0, then those above it.
     """
@@ -105,7 +105,7 @@ class EchoRunner:
         vocab_size: token ids are below it.
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
-        broken: returns the grants of a batch whose KV is to be wrong and that yield no token. None: none are.
+        broken: returns the grants of a batch that get wrong KV and yield no token. None: no grants.
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
         leaves_out: whether grants of rows that have ended are left out.
@@ -288,7 +288,7 @@ class EchoRunner:
         return np.stack([echo_state(total + _sum(kv[:end]), start + end - 1) for end in ends]).sum(axis=0)
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
-        """Return what is reported of the tokens that a step has yielded; the tables have them already."""
+        """Return the reports of the tokens that a step has yielded; the tables have these tokens already."""
         if not self._num_top:
             return None
         entries: list[TokenLogprob | None] = []
@@ -343,7 +343,7 @@ class EchoRunner:
         return answer[position - request.num_prompt] if position - request.num_prompt < len(answer) else None
 
     def _update(self, step: EchoStep) -> None:
-        """Apply what the batch says about rows; a second call does nothing."""
+        """Apply the updates of the batch to the tables; a second call does nothing."""
         if step.is_applied:
             return
         step.is_applied, batch = True, step.batch

@@ -11,11 +11,11 @@ _UInt64 = NDArray[np.uint64]
 
 
 class EchoDrafts:
-    """What a drafter has computed, slot by slot, and how far each row has been compared with it.
+    """The KV of a drafter, slot by slot, and how far each row has been compared with it.
 
-    It computes nothing in steps that do not draft, so its KV is missing, or that of an earlier text, for whatever was
-    computed meanwhile: by chunks, cache hits, plain decoding, rejected drafts and rows before. A draft that is made
-    from such KV is wrong. Invariant: the slots of a row before its end hold the KV of its text.
+    It computes nothing in steps that do not draft. So its KV is missing or out of date for all positions computed
+    meanwhile: by chunks, cache hits, plain decoding, rejected drafts and earlier rows. A draft that is made from such
+    KV is wrong. Invariant: the slots of a row before its end hold the KV of its text.
     """
 
     def __init__(self, *, num_rows: int, num_slots: int) -> None:
@@ -30,7 +30,7 @@ class EchoDrafts:
         self._ends[rows] = 0
 
     def catch_up(self, row: int, kv: _UInt64, slots: NDArray[np.int64]) -> tuple[int, int]:
-        """Compute what is missing before a draft; return the sum of the row's KV and how many positions that were.
+        """Compute the missing KV before a draft; return the sum of the row's KV and the number of these positions.
 
         Args:
             row: to draft for.

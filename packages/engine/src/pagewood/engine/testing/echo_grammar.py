@@ -38,7 +38,7 @@ def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[
 
 
 def text_inside(grammar: Grammar, text: Sequence[int]) -> Sequence[int] | None:
-    """Return the part of a text that the grammar is for: what is behind its first mark; None: no mark has come."""
+    """Return the part of a text to which the grammar applies: the part after its first mark; None: no mark has come."""
     if not grammar.after:
         return text
     ends = [end for end in range(1, len(text) + 1) if _said(text[:end]).endswith(grammar.after)]
@@ -46,7 +46,7 @@ def text_inside(grammar: Grammar, text: Sequence[int]) -> Sequence[int] | None:
 
 
 def behind(matcher: Matcher, marks: tuple[str, ...], end_tokens: frozenset[int], vocab_size: int) -> LaterMatcher:
-    """Return `matcher` behind some marks; the text of a token is its number in `<>`."""
+    """Return `matcher` after some marks; the text of a token is its number in `<>`."""
     entry = Entry(_marks(marks, vocab_size), matcher)
     return LaterMatcher(matcher, entry, EndTokens(end_tokens, others=frozenset(), vocab_size=vocab_size))
 
@@ -83,7 +83,7 @@ class EchoMatcher:
         write_mask(self._next(), row)
 
     def fill_ahead(self, drafts: Sequence[int], rows: Int32) -> int:
-        """Write the masks along a chain of drafts; a failure behind one of them is not one of this matcher."""
+        """Write the masks along a chain of drafts; a failure after one of them is no failure of this matcher."""
         state = self
         for num, draft in enumerate(drafts):
             state.fill(rows[num])
@@ -110,7 +110,7 @@ class EchoMatcher:
         return len(tokens)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that come next in any case."""
+        """Return the tokens that must come next."""
         forced: list[int] = []
         while len(found := self._next(forced)) == 1 and found[0] not in self._end_tokens:
             forced += found

@@ -1,6 +1,6 @@
 """A runner whose tokens are hashes of seeds and positions: it has no KV, so a large step takes microseconds.
 
-For measurements of the host; whether KV is right is the echo model's to find.
+For measurements of the host; the echo model checks the KV.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def made_up_token(seed: int, position: int, vocab_size: int) -> int:
 
 
 class MadeUpTokens:
-    """Draws tokens from nothing but seeds and positions; satisfies `core.loop.Runner`.
+    """Draws tokens from seeds and positions alone; satisfies `core.loop.Runner`.
 
     A request with a grammar gets some token that it allows. A step is computed when it is waited for.
 

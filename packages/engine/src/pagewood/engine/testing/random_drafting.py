@@ -1,4 +1,4 @@
-"""Random numbers of draft tokens, as any control of drafts may choose them."""
+"""Random numbers of draft tokens, like those of any control of drafts."""
 
 from __future__ import annotations
 

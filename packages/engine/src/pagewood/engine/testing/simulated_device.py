@@ -1,7 +1,7 @@
 """A device that takes a modelled time for each step, computes its tokens on a thread of its own, and counts idle time.
 
-It makes the work of the host measurable without a GPU: what the host does while a step computes costs nothing, and what
-it does between two steps is idle time of the device.
+It makes the work of the host measurable without a GPU: work during a step costs nothing, and work between two steps is
+idle time of the device.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ StepSeconds = Callable[[Batch], float]
 
 
 class DeviceClock(Protocol):
-    """The time that a simulated device lives in."""
+    """The clock of a simulated device."""
 
     def now(self) -> float:
         """Return seconds since any moment."""
         ...
 
     def wait_until(self, end_s: float) -> None:
-        """Return when `now` is at least `end_s`."""
+        """Wait until `now` is at least `end_s`."""
         ...
 
 
@@ -72,7 +72,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimes:
-    """What a simulated device has done since its first launch, or since `SimulatedDevice.forget_times`."""
+    """The times of a simulated device since its first launch, or since `SimulatedDevice.forget_times`."""
 
     num_steps: int
     busy_s: float
@@ -131,17 +131,17 @@ class SimulatedDevice:
         return step
 
     def times(self) -> DeviceTimes:
-        """Return what it has done; call it when all launched steps have been waited for."""
+        """Return its times; call it when all launched steps have been waited for."""
         return DeviceTimes(num_steps=self._num_steps, busy_s=self._busy_s, idle_s=self._idle_s, masked_s=self._masked_s)
 
     def forget_times(self) -> None:
-        """Begin to count anew with the next launch; call it when all launched steps have been waited for."""
+        """Restart the times with the next launch; call it when all launched steps have been waited for."""
         self._free_s = None
         self._num_steps = 0
         self._busy_s = self._idle_s = self._masked_s = 0.0
 
     def close(self) -> None:
-        """Compute what was launched, and end the thread; a second call does nothing."""
+        """Compute the launched steps, and end the thread; a second call does nothing."""
         self._steps.put(None)
         self._thread.join()
         self._runner.close()
@@ -250,7 +250,7 @@ def seconds_by(model: StepModel) -> StepSeconds:
 
 
 def _gate() -> Lock:
-    """Return a lock that is held until what it stands for has happened."""
+    """Return a lock that is held until the event that it stands for has happened."""
     lock = Lock()
     lock.acquire()
     return lock

@@ -1,4 +1,4 @@
-"""Watches how a runner keeps the promises of its handles; what it computes is not looked at."""
+"""Checks that a runner keeps the promises of its handles, without checking its results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.tree_shape import DraftTree
 
 _NUM_KEPT = 4
-"""Results that must still be what they were when later steps have been computed."""
+"""Results that must not change when later steps are computed."""
 
 
 class WatchedRunner:
-    """A runner whose results are asked for twice, and kept for some steps; satisfies `core.loop.Runner`."""
+    """A runner whose results are read twice, and kept for some steps; satisfies `core.loop.Runner`."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner

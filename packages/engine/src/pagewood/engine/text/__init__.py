@@ -1,4 +1,4 @@
-"""Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding, and where a text stops.
+"""Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding, and ends of texts.
 
 Nothing here imports torch or transformers, so a process that only handles text starts fast and stays small.
 """

@@ -1,11 +1,11 @@
-"""Jinja templates that end: a limit on the time and on the size of what they make, besides jinja2's own sandbox.
+"""Jinja templates that always end: limits on their time and on the size of their output, besides jinja2's own sandbox.
 
 A template is a program that comes with a model. The sandbox keeps it away from Python objects, but not from
 looping or from doubling a text forty times. So the tree of a template is changed before it is compiled: each turn of a
-loop and each call of a macro first looks at the clock, and whatever the template writes or joins is counted.
+loop and each call of a macro first checks the clock, and all text that the template writes or joins is counted.
 
-What is left is a single operation of Python that takes long, such as a comparison of lists that hold each other many
-times. No code in the same process can interrupt that; the server ends its tokenizer process then.
+One risk remains: a single long operation of Python, such as a comparison of lists that hold each other many times. No
+code in the same process can interrupt it; the server then ends its tokenizer process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_SECONDS = 5.0
 """Longest time of the processor for one rendering."""
 MAX_LENGTH = 1 << 26
-"""Most characters that one rendering may write, with those that it captures; and longest single text or list."""
+"""Most characters that one rendering may write or capture; also the longest single text or list."""
 MAX_DEPTH = 1_000
 """Levels of JSON, at most: Python's limit of recursion."""
 _MAX_BITS = 1 << 16
@@ -38,11 +38,11 @@ _PADDING = ("center", "ljust", "rjust", "zfill")
 
 
 class TemplateTooLong(Exception):
-    """A rendering took too long, or made too much."""
+    """A rendering took too long, or made too much text."""
 
 
 class Bounds:
-    """What the compiled template calls. The counts belong to the rendering of the present thread."""
+    """The functions that a compiled template calls. The counts belong to the rendering of the present thread."""
 
     __slots__ = ("_of_thread",)
 
@@ -57,7 +57,7 @@ class Bounds:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters that compiled templates call; no template can name them, because they hold a space.
 
-        They get the context, which they do not need, because jinja2 would else compute those of constants beforehand.
+        They take the context without need, because otherwise jinja2 would compute filters of constants beforehand.
         """
 
         @pass_context
@@ -69,13 +69,13 @@ class Bounds:
 
         @pass_context
         def written(context: Context, value: Any) -> Any:
-            """Return what `{{ }}` writes, after counting it."""
+            """Return the text that `{{ }}` writes, and count it."""
             self._count(len(value) if isinstance(value, str) else len(str(value)))
             return value
 
         @pass_context
         def joined(context: Context, *values: Any) -> str:
-            """Return what `~` makes of values."""
+            """Return the text that `~` joins from values."""
             texts = [str(value) for value in values]
             _check_length(sum(map(len, texts)))
             return "".join(texts)
@@ -96,12 +96,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.bounds = Bounds()
-        """Counts, and looks at the clock."""
+        """Counts text, and checks the clock."""
         filters: dict[str, Any] = self.filters
         filters |= self.bounds.filters()
         for name in ("batch", "center", "format", "indent", "join", "replace", "round", "slice", "wordwrap"):
             filters[name] = _checked_filter(name, filters[name])
-        self.globals.pop("lipsum", None)  # it writes as many words as it is asked for
+        self.globals.pop("lipsum", None)  # it writes any requested number of words
 
     def bounded(self, source: str, *, variables: Mapping[str, Any]) -> jinja2.Template:
         """Return a compiled template; `begin` the bounds before each rendering.
@@ -121,7 +121,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute a binary operation, unless its result would be too large."""
         match operator:
-            case "+" if type(left) is str and type(right) is str:  # most operations of a template
+            case "+" if type(left) is str and type(right) is str:  # the common operations of templates
                 if len(left) + len(right) > MAX_LENGTH:
                     _too_much()
                 return left + right
@@ -147,7 +147,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _instrument(tree: nodes.Template) -> None:
-    """Make a template look at the clock and count."""
+    """Make a template check the clock and count its text."""
     for loop in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         length = sum(len(data.data) for node in loop.body for data in _data(node))
         tick = _filtered(_TICK, [nodes.Const(length)], loop.lineno)

@@ -116,11 +116,11 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         The arguments of tool calls may be JSON texts, as in OpenAI's API, or objects; templates get objects. Reasoning
-        under one of the names `reasoning_content`, `thinking` and `reasoning` is there under the first two.
+        under one of the names `reasoning_content`, `thinking` and `reasoning` is available under the first two.
 
         Args:
             messages: the conversation.
-            tools: what may be called, as in OpenAI's API; None: the template is not to describe tools.
+            tools: functions that may be called, as in OpenAI's API; None: the template describes no tools.
             documents: texts for the template to quote.
             template_kwargs: more variables of the template, such as `enable_thinking`.
             add_generation_prompt: append the beginning of the assistant's turn; by default, unless
@@ -166,7 +166,7 @@ class ChatTemplate:
 
 
 class _Arguments(dict[str, Any]):
-    """The arguments of a call. Older templates append them to a text, as if they were one: then they are JSON."""
+    """The arguments of a call. Older templates append them to a text like a string: then they are JSON."""
 
     def __add__(self, text: object) -> str:
         return _to_json(self) + text if isinstance(text, str) else NotImplemented
@@ -247,5 +247,5 @@ def _cut(text: str, mark: str, last: str) -> str:
     at = text.rfind(mark)
     if at < 0 or last.strip() not in text:
         raise ChatTemplateError("continue_final_message needs a chat template that repeats the last message as it is")
-    # A template that drops white space at the ends of messages drops that behind the mark, too.
+    # A template that drops white space at the ends of messages drops it after the mark, too.
     return text[:at] if text.startswith(f"{mark} ", at) else text[:at].rstrip()

@@ -3,7 +3,7 @@
 """The steps of a tokenizer's decoder, each in a form that takes a sequence piece by piece.
 
 A decoder of the `tokenizers` library maps a list of pieces to a list of pieces, in one or more steps, and the text is
-the result joined. Most steps look at a piece, its place (first, last or another), and at most its neighbours, so they
+the result joined. Most steps depend on a piece, its place (first, last or another), and at most its neighbours, so they
 can be followed exactly while the list grows. `Fuse` and `ByteLevel` join all pieces to one; the steps after them see
 one text, which arrives in parts.
 """
@@ -29,7 +29,7 @@ _BYTE_PIECE = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
 
 
 class Step(Protocol):
-    """One step for one sequence. Invariant: what it has returned is a prefix of its result for the whole list.
+    """One step for one sequence. Invariant: its output so far is a prefix of its result for the whole list.
 
     After a step that joins all pieces, the pieces are the parts of one text.
     """

@@ -23,7 +23,7 @@ from pagewood.engine.text.vocabulary import Vocabulary
 
 
 class IncrementalDecoder(Protocol):
-    """Decodes the tokens of one sequence. Invariant: all that it returned is a prefix of the whole decoded text."""
+    """Decodes the tokens of one sequence. Invariant: the returned text is a prefix of the whole decoded text."""
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens` and return the text that is final now."""
@@ -41,8 +41,8 @@ def incremental_decoder(
 
     Args:
         tokenizer: decodes.
-        skip_special_tokens: whether special tokens are no text.
-        keep: special tokens that are text all the same.
+        skip_special_tokens: whether special tokens give no text.
+        keep: special tokens that still give text.
     """
     vocabulary = Vocabulary(tokenizer, skip_special_tokens=skip_special_tokens, keep=keep)
     if isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel):
@@ -63,7 +63,7 @@ class ByteVocabulary:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}  # written by: of
         self.texts: dict[int, str] = {}
-        """Texts of tokens that were asked for and that consist of whole characters."""  # written by: of
+        """Texts of requested tokens that consist of whole characters."""  # written by: of
 
     def of(self, token: int) -> bytes:
         """Return the bytes of `token`; none for a token that is skipped."""

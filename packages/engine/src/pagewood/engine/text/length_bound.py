@@ -2,11 +2,11 @@
 # The bindings of `tokenizers` carry no usable annotations.
 """A lower bound of the number of tokens of a text, from its bytes alone: a text that is far too long is not encoded.
 
-Let w(b) be one over the length, in bytes, of the longest token that can cover a byte b. Then the bytes of any token
-weigh at most 1 together, and a text has at least as many tokens as all its bytes weigh. This holds if every byte of
+Let w(b) be one over the length, in bytes, of the longest token that can cover a byte b. Then the weights of a token's
+bytes add up to at most 1, and a text has at least as many tokens as the sum of its weights. This holds if every byte of
 the text is covered by a token, and by at most one. It does for byte-level models, and for models with byte fallback,
-unless a part of the tokenizer removes text. Each such part is either known here, with what it can remove, or there is
-no bound:
+unless a part of the tokenizer removes text. Each such part is either known here, with a limit on what it removes, or
+there is no bound:
 
 - A Unicode normalization form leaves an ASCII character alone if another one follows it. Other bytes become fewer by a
   limited factor, so each weighs one over (that factor times the longest token).
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pagewood.engine.text.decoder_steps import BYTE_OF_CHARACTER, bytes_of_piece
 
 MAX_SHRINK = {"NFC": 9, "NFD": 3, "NFKC": 12, "NFKD": 4, "Lowercase": 3}
-"""How many times fewer bytes a normalizer may make of a text."""
+"""The largest factor by which a normalizer may shrink a text in bytes."""
 
 MAX_CHARACTER_BYTES = 4
 _CHUNK_BYTES = 1 << 18
@@ -38,12 +38,12 @@ _REMOVES_WHITESPACE = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBound:
-    """What each byte of a text adds, at least, to its number of tokens."""
+    """The least number of tokens that each byte of a text adds."""
 
     weights: NDArray[np.float64]
     """[256] float64, by byte."""
     changed_weights: NDArray[np.float64] | None
-    """[256] float64, of bytes that a normalization form may change; None: there is no such normalizer."""
+    """[256] float64, for bytes that a normalization form may change; None: there is no such normalizer."""
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`."""
@@ -68,7 +68,7 @@ def length_bound(tokenizer: tokenizers.Tokenizer) -> LengthBound | None:
     changes = _changes(tokenizer, added)
     if changes is None or not _covers_every_byte(tokenizer, is_byte_level=changes.is_byte_level):
         return None
-    # What a normalizer makes of the text of an added token may be longer than that text.
+    # The normalized text of an added token may be longer than its text.
     added_lengths = [
         (text, len(text) * (1 if changes.shrink == 1 else 3)) for text in (t.content.encode() for t in added)
     ]
@@ -93,14 +93,14 @@ def length_bound(tokenizer: tokenizers.Tokenizer) -> LengthBound | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Changes:
-    """What a tokenizer does to a text before its model sees it."""
+    """The changes by a tokenizer to a text before its model sees it."""
 
     is_byte_level: bool
     """Whether the model sees one character per byte."""
     shrink: int
-    """How many times fewer bytes the normalizers may make of the text."""
+    """The largest factor by which the normalizers may shrink the text in bytes."""
     is_everywhere: bool
-    """Whether they may change any byte; if not, they leave an ASCII character before another one alone."""
+    """Whether they may change any byte; if not, they keep an ASCII character that another one follows."""
     loses_whitespace: bool
 
 

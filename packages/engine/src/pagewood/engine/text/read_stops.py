@@ -1,4 +1,4 @@
-"""Stop strings and expressions in the content of an answer that is otherwise kept as the model writes it."""
+"""Stop strings and expressions in the content of an answer whose text is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ReadStops:
     """Ends a text where its content ends; used like `Stops`, for text with reasoning and calls in it.
 
     Invariant: the text that `push` has returned contains no part of the match. Matches in reasoning, calls and marks do
-    not count; how content is searched, `ResponseParser` says.
+    not count; `ResponseParser` describes how content is searched.
 
     Args:
         parser: of the answer, with stop strings or expressions.
@@ -23,7 +23,7 @@ class ReadStops:
         self._parser = parser
         self._text = ""  # written by: read_stops
         self._num_settled = 0
-        """Characters of which it is known to what they belong; no match begins in them."""  # written by: read_stops
+        """Characters that are already assigned to a section; no match begins in them."""  # written by: read_stops
         self._num_shown = 0  # written by: read_stops
 
     @property
@@ -35,7 +35,7 @@ class ReadStops:
         """Append `text` and return the text that may be shown now; empty after a match."""
         if self.matched is not None:
             return ""
-        for character in text:  # one by one, so that little has come behind a match
+        for character in text:  # one by one, so that little text follows a match
             self._text += character
             parts = self._parser.feed(character)
             if self.matched is not None:
@@ -47,7 +47,7 @@ class ReadStops:
         """Return the text that was held back, up to a match; the text has ended."""
         if self.matched is not None:
             return ""
-        parts = self._parser.finish(is_cut=True)  # what the end leaves open is no content
+        parts = self._parser.finish(is_cut=True)  # text that is still open at the end is no content
         return self._shown(len(self._text) if self.matched is None else self._end(parts, self.matched))
 
     def _shown(self, end: int) -> str:
@@ -56,16 +56,16 @@ class ReadStops:
         return self._text[start : self._num_shown]
 
     def _end(self, parts: Sequence[Part], matched: str) -> int:
-        """Return where a match begins: behind the content that has become known with it.
+        """Return where a match begins: after the content that was found together with it.
 
         Args:
-            parts: what has become known.
+            parts: found together with the match.
             matched: the match.
         """
         content = ""
         for part in parts:
             content = content + part.text if part.kind == "content" else ""
-        for num_joining in range(len(content) + 1):  # what joins two texts of content is not in the text
+        for num_joining in range(len(content) + 1):  # the separator of two texts of content is not in the text
             before = content[num_joining:]
             at = self._text.find(before + matched, self._num_settled)
             if at >= 0:

@@ -9,11 +9,11 @@ from pagewood.engine.text.response import ResponseParser, reasoning_ends
 from pagewood.engine.text.tokenizer import Tokenizer
 
 TAIL_LENGTH = 1024
-"""Characters at the end of a prompt in which a section of its answer may have been begun."""
+"""Characters at the end of a prompt that may begin a section of its answer."""
 
 
 def ends_of_reasoning(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], prompt_tail: str) -> tuple[str, ...]:
-    """Return the texts of which each ends the reasoning that the prompt has begun; none if it has not.
+    """Return the texts that each end the reasoning begun by the prompt; empty if it has begun none.
 
     Args:
         tokenizer: of a model with a response template.

@@ -1,7 +1,7 @@
-"""How long the matches of a regular expression can be, read from its text.
+"""The possible lengths of a regular expression's matches, read from its text.
 
-RE2 compiles expressions, but does not say how long their matches can be. So an expression that RE2 accepts is read
-again here, by the rules of RE2's syntax; what this module does not know is refused.
+RE2 compiles expressions, but does not report how long their matches can be. So an expression that RE2 accepts is read
+again here, by the rules of RE2's syntax. Syntax that this module does not know is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ASSERTIONS = "bBAz"
 
 
 class Width(NamedTuple):
-    """The lengths that a match can have, in characters, and what it depends on."""
+    """The lengths that a match can have, in characters, and its dependence on its neighbours."""
 
     least: int
     most: float
@@ -29,7 +29,7 @@ class Width(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """The part of a group that is read. Invariant: the last item is in neither sum, because it may be repeated."""
+    """The part of a group that was read. Invariant: the last item is in neither sum, because it may be repeated."""
 
     least: int = 0  # written by: _Group
     most: float = 0  # written by: _Group
@@ -43,7 +43,7 @@ class _Group:
         self.item = least, most
 
     def repeat(self, low: int, high: float) -> None:
-        """Let the last item occur `low` to `high` times."""
+        """Repeat the last item `low` to `high` times."""
         least, most = self.item
         self.item = least * low, most * high if most and high else 0
 
@@ -54,13 +54,13 @@ class _Group:
         self.least, self.most = 0, 0
 
     def widths(self) -> tuple[int, float]:
-        """Return the least and the largest width of the group, which has ended."""
+        """Return the least and the largest width of the ended group."""
         self.alternate()
         return int(self.least_branch), self.most_branch
 
 
 def width_of(expression: str) -> Width:
-    """Return how long the matches of an expression can be, which RE2 must have accepted.
+    """Return the possible widths of the matches of an expression that RE2 has accepted.
 
     Raises:
         ValueError: the expression has an escape that is not known here.
@@ -85,7 +85,7 @@ def width_of(expression: str) -> Width:
             opening = _GROUP.match(expression, at)
             at = opening.end() if opening else at
             if opening and expression[at - 1] not in ":>":
-                at += 1  # flags for the rest of the group, which have no content
+                at += 1  # flags for the rest of the group have no content
             else:
                 groups.append(_Group())
         elif character == ")":
@@ -110,7 +110,7 @@ def width_of(expression: str) -> Width:
 
 
 def _end_of_class(expression: str, at: int) -> int:
-    """Return the place behind the class of characters whose content begins at `at`."""
+    """Return the place after the class of characters whose content begins at `at`."""
     at += expression[at] == "^"
     is_first = True
     while expression[at] != "]" or is_first:

@@ -75,7 +75,7 @@ class StopStrings:
         return shown[:num_shown]
 
     def flush(self) -> str:
-        """Return the text that was held back; the text has ended without a match, and another one may begin."""
+        """Return the text that was held back; the text has ended without a match, and a new text may begin."""
         held, self._held = self._held, ""
         self._lengths = [0] * len(self._stops)
         return held

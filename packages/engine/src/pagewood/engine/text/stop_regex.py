@@ -1,6 +1,6 @@
 """Finds regular expressions in streamed text, across the parts of the text, without showing any part of a match.
 
-RE2 searches in time that is linear in the text, whatever the expression, so no client can hang the process.
+RE2 searches in linear time for any expression, so no client can hang the process.
 """
 
 # pyright: basic
@@ -23,8 +23,8 @@ MAX_MATCH = 256
 """Longest match that an expression may have, in characters; that much text is held back."""
 MAX_LENGTH = 512
 """Longest expression, in characters."""
-# Of memory of a compiled expression. RE2 gives up early on one that exceeds the first, so that no expression takes more
-# than milliseconds to compile, or to search where RE2 cannot keep the states of its automaton.
+# Bytes of memory of a compiled expression. RE2 gives up early on one that exceeds the first. So no expression takes
+# more than milliseconds to compile, or to search if RE2 cannot keep the states of its automaton.
 _MOST_COMPILED_BYTES = 1 << 17
 _SEARCH_BYTES = 1 << 20
 _NUM_REMEMBERED = 32
@@ -52,7 +52,7 @@ class StopExpressions:
         if not all(strings):
             raise ValueError(f"stop must hold no empty string, got {list(strings)}")
         self._pattern, self._looks_around, longest = _compiled(tuple(expressions), tuple(strings))
-        # A match that is not complete has a character less than the longest, unless it waits for the one after it.
+        # An incomplete match has at least one character less than the longest, unless it waits for the next character.
         self._num_held = longest if self._looks_around else longest - 1
         self._before = ""  # written by: push, flush. Last character that was shown
         self._held = ""  # written by: push, flush
@@ -85,7 +85,7 @@ class StopExpressions:
         return shown
 
     def flush(self) -> str:
-        """Return the text that was held back, up to a match; the text has ended, and another one may begin."""
+        """Return the text that was held back, up to a match; the text has ended, and a new text may begin."""
         window, start = self._before + self._held, len(self._before)
         match = None if self.matched is not None else self._match(window, len(window))
         if match is not None:
@@ -99,7 +99,7 @@ class StopExpressions:
         return None if found is None else found.span()
 
     def _match_at_the_end(self, window: str) -> tuple[int, int] | None:
-        """Return the match that ends with the window, if it is the same whatever comes next."""
+        """Return the match that ends with the window, if it does not depend on the next character."""
         first = None
         for after in _AFTER:
             match = self._match(window + after, len(window))
@@ -109,14 +109,14 @@ class StopExpressions:
         return first
 
     def _end(self, window: str, match: tuple[int, int]) -> str:
-        """End the text before a match; return what is left to show."""
+        """End the text before a match; return the remaining text to show."""
         self.matched = window[match[0] : match[1]]
         self._held = ""
         return window[len(self._before) : match[0]]
 
 
 Stops: TypeAlias = StopStrings | StopExpressions
-"""A search for what ends a text."""
+"""A search for the end of a text."""
 
 
 def stops_of(strings: Sequence[str], expressions: Sequence[str]) -> Stops:
@@ -129,7 +129,7 @@ def stops_of(strings: Sequence[str], expressions: Sequence[str]) -> Stops:
 
 
 class _Compiled(NamedTuple):
-    """What the searches for the same expressions and strings share."""
+    """The shared part of searches for the same expressions and strings."""
 
     pattern: Any
     looks_around: bool

@@ -12,9 +12,9 @@ _OF_PROCESSORS = "chat_template.json"
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """Return the chat templates of a folder by name; "default" is the one that needs no name.
+    """Return the chat templates of a folder by name; "default" is the one without a name.
 
-    Files of their own replace `chat_template` of tokenizer_config.json: `chat_template.jinja` is the default, and
+    Separate files replace `chat_template` of tokenizer_config.json: `chat_template.jinja` is the default, and
     `additional_chat_templates/NAME.jinja` has the name NAME. `chat_template.json`, which older processors have, counts
     if there is nothing else.
 

@@ -22,10 +22,10 @@ class TokenBytes:
 
     Special tokens have the bytes of their content, or none if they are skipped. An unknown token has none.
 
-    Invariant: the joined bytes of tokens are the UTF-8 text of the tokens, but for what a decoder changes at the
-    beginning or end of a text or of a run of byte pieces, such as a space that it strips, and for invalid UTF-8. A
-    token without text between two byte pieces ends their run: the parts of a character on its two sides are joined
-    here, and invalid for the decoder.
+    Invariant: the joined bytes of tokens are the UTF-8 text of the tokens, except for invalid UTF-8 and for changes of
+    a decoder at the beginning or end of a text or of a run of byte pieces, such as a stripped space. A token without
+    text between two byte pieces ends their run: the parts of a character on its two sides are joined here, and invalid
+    for the decoder.
     """
 
     __slots__ = ("_bytes", "_has_byte_pieces", "_is_byte_level", "_makers", "_tail", "_tokenizer", "_vocabulary")
@@ -57,7 +57,7 @@ class TokenBytes:
         if self._is_byte_level:
             return bytes_of_piece(piece)
         byte = byte_of_piece(piece) if self._has_byte_pieces else None
-        if byte is not None and byte >= 0x80:  # others are characters, which later steps may change
+        if byte is not None and byte >= 0x80:  # other pieces are characters, which later steps may change
             return bytes([byte])
         if self._makers is None:
             with panics_as_errors():

@@ -21,7 +21,7 @@ from pagewood.engine.text.template_files import chat_templates, read_json
 from pagewood.engine.text.token_bytes import TokenBytes
 
 _PART = 65_536
-"""Ids that are copied at once, which takes some milliseconds."""
+"""Ids that are copied at a time, which takes some milliseconds."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -54,7 +54,7 @@ class Tokenizer:
         self._chat_template = chat_template
         self._tool_template = tool_template
         self.response_template = response_template
-        """How the model's answers are read; None: answers are plain text."""
+        """Rules for reading the model's answers; None: answers are plain text."""
         self._decoders: dict[tuple[bool, frozenset[str]], Callable[[], IncrementalDecoder]] = {}
         # written by: incremental_decoder. By whether special tokens are skipped, and which are shown all the same
         self._token_bytes: dict[bool, TokenBytes] = {}  # written by: bytes_of_tokens
@@ -120,7 +120,7 @@ class Tokenizer:
         return _as_array(encoding.ids)
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of `text`; 0 if none is known. Much faster than `encode`.
+        """Return a lower bound of the number of tokens of `text`; 0 if no bound is known. Much faster than `encode`.
 
         Raises:
             ValueError: `text` holds a lone surrogate.

@@ -1,1 +1,1 @@
-"""The forms in which weights are kept, and how they are made and stored. Imports no torch."""
+"""The forms of weights, and how they are made and stored. Imports no torch."""

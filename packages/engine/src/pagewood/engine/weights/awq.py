@@ -17,7 +17,7 @@ from pagewood.engine.weights.nearest import kept_int4
 from pagewood.engine.weights.words import unpack_words
 
 _NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In which nibble of a word the code of each of eight outputs lies: the word holds outputs 0, 2, 4, 6, 1, 3, 5, 7."""
+"""The nibble of a word with the code of each of eight outputs: the word holds outputs 0, 2, 4, 6, 1, 3, 5, 7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class AWQ:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return "awq with 4 bits"
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:

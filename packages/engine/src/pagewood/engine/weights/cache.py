@@ -36,13 +36,13 @@ _PAGE = 4096  # bytes
 _WORDS = _PAGE // 8
 _UNFINISHED = ".tmp"
 _RUN_BYTES = 1 << 22
-"""Read and compared at once: this stays in the cache of a core."""
+"""Bytes that are read and compared at a time, so that they stay in the cache of a core."""
 
 Bytes = NDArray[np.uint8]
 
 
 class DamagedFile(ValueError):
-    """A file of packed weights is not whole or not of this kind; the caller writes a new one."""
+    """A file of packed weights is incomplete or of another kind; the caller writes a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class Section:
     """A matrix in a file."""
 
     label: str
-    """What it is, for the reader to compare."""
+    """Description of the matrix, which the reader compares."""
     offset: int
-    """Where its first byte is."""
+    """Position of its first byte."""
     num_bytes: int
 
 
@@ -62,7 +62,7 @@ def weights_folder() -> Path:
 
 
 def weights_file(identity: bytes, form: str) -> Path:
-    """Return where packed weights are kept.
+    """Return the path of a file of packed weights.
 
     Args:
         identity: bytes that identify the files of a model and the layout of packed weights.
@@ -81,11 +81,11 @@ class PackedReader:
 
         Args:
             path: of the file.
-            num_threads: that read it.
+            num_threads: threads that read it.
 
         Raises:
             FileNotFoundError: there is none.
-            DamagedFile: its size, or a checksum, is not what it says.
+            DamagedFile: its size or a checksum does not match its content.
         """
         self.path = path
         self._place = 0  # written by: take
@@ -120,7 +120,7 @@ class PackedReader:
         """Return the next matrix, read-only.
 
         Raises:
-            DamagedFile: the next one is another, or there is none.
+            DamagedFile: the next matrix has another label or size, or there is none.
         """
         if self._place == len(self._sections):
             raise DamagedFile(f"{self.path} must hold {label} behind its {self._place} matrices")
@@ -167,7 +167,7 @@ class PackedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Delete what is not finished."""
+        """Delete the file unless it is finished."""
         self._file.close()
         with suppress(OSError):
             self._temporary.unlink()

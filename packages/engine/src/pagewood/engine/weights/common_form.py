@@ -1,4 +1,4 @@
-"""Matrices with codes of different forms, brought to one that holds all of them, so that they can be stacked.
+"""Converts matrices with codes of different forms to one common form, so that they can be stacked.
 
 Legend: N outputs, K inputs, G groups of inputs.
 """
@@ -13,9 +13,9 @@ from pagewood.engine.weights.forms import F32, SHORT_GROUP, Int4, Int8, Int8Grou
 
 
 def in_one_form(parts: Sequence[Weight]) -> Sequence[Weight] | None:
-    """Return matrices of the same inputs in the smallest form with codes that holds all; None: some have no codes.
+    """Return matrices of the same inputs in the smallest common form with codes; None: a matrix has no codes.
 
-    Codes stay what they are. A zero that becomes an offset is rounded as a float32.
+    Codes stay the same. A zero that becomes an offset is rounded to float32.
     """
     codes = [part for part in parts if isinstance(part, Int4 | Int8Group | Int8)]
     if len(codes) < len(parts):
@@ -48,7 +48,7 @@ def _as_int4(weight: Int4, group: int, *, has_offsets: bool) -> Int4:
 
 
 def _as_int8(weight: Int4 | Int8Group | Int8, group: int) -> Int8Group:
-    """Return a matrix in groups of `group`; zeros become offsets where these groups have none."""
+    """Return a matrix in groups of `group`; zeros become offsets if groups of this size have no zeros."""
     rows, columns = weight.shape
     if isinstance(weight, Int8):
         return Int8Group(weight.codes, np.repeat(weight.scales[:, None], columns // group, axis=1), None, group)
@@ -69,7 +69,7 @@ def _as_int8(weight: Int4 | Int8Group | Int8, group: int) -> Int8Group:
 
 
 def _negated(weight: Int8Group) -> F32:
-    """Return what zeros take off, `[N, G]`."""
+    """Return the offsets that zeros stand for, `[N, G]`."""
     assert weight.zeros is not None
     return weight.zeros.astype(np.float32) * -weight.scales
 

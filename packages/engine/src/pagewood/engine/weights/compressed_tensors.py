@@ -56,7 +56,7 @@ def compressed_tensors_finder(fields: Fields) -> Callable[[str], Format | None]:
 
 
 def _place(target: str) -> tuple[int, str]:
-    """Return the place of a target among those that mean a module: names, expressions by their text, the class."""
+    """Return the precedence of a target that matches a module: names, expressions by their text, the class."""
     return (1 if target.startswith("re:") else 2 if target == "Linear" else 0), target
 
 

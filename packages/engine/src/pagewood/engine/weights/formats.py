@@ -1,4 +1,4 @@
-"""What a format of a quantised checkpoint must be able to do: name the tensors of a matrix, and make a form of them."""
+"""The interface of a quantised checkpoint's format: it names the tensors of a matrix, and makes a form from them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Part:
     """One of the tensors of a matrix."""
 
     suffix: str
-    """What its name has in place of `.weight`, as in `.qweight`."""
+    """Suffix of its name in place of `.weight`, as in `.qweight`."""
     shape: tuple[int, ...] | Sequence[tuple[int, ...]]
-    """What it must be; several: any of them."""
+    """Required shape; several: any of them."""
     dtypes: tuple[str, ...]
     is_optional: bool = False
 
@@ -39,11 +39,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A matrix in the form that it is kept in."""
+    """A matrix in the form in which it is kept."""
 
     weight: Weight
     why: str = ""
-    """Why it is not in a smaller form that its numbers suggest; empty: the form holds exactly these numbers."""
+    """Why it is not in the smaller form that its numbers suggest; empty: the form holds these numbers exactly."""
 
 
 class Format(Protocol):
@@ -51,7 +51,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages, as in "gptq with 4 bits"."""
+        """Name for messages, as in "gptq with 4 bits"."""
         ...
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
@@ -66,13 +66,13 @@ class Format(Protocol):
         """Return the matrix `[rows, columns]`.
 
         Args:
-            found: the tensors that `parts` names, by suffix, of those shapes. Floating point numbers are float32,
-                except those of 8 bits, which are bytes (uint8); whole numbers are as they are stored.
+            found: the tensors that `parts` names, by suffix, in the shapes given there. Floating point numbers are
+                float32, except those of 8 bits, which are bytes (uint8); whole numbers are as they are stored.
             rows: outputs.
             columns: inputs.
 
         Raises:
-            ValueError: a tensor holds a value that it must not.
+            ValueError: a tensor holds a forbidden value.
         """
         ...
 

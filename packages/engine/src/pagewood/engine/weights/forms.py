@@ -1,7 +1,7 @@
 """The numbers that a weight matrix may consist of: float32, bfloat16, float16, int8 and int4, with scales.
 
 A form is storage: how the numbers of a matrix lie in a checkpoint or a cache folder, row by row. The kernels of a
-device have layouts of their own, which they make of it.
+device have layouts of their own, which they make from a form.
 
 Legend: N outputs (rows), K inputs (columns), G groups of inputs of a row.
 """
@@ -20,14 +20,14 @@ GROUPS = (32, 64, 128)
 SHORT_GROUP = 16
 """Inputs that may share a scale in `Int8Group` too."""
 INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
-"""Parts of the range of a group that scales of int4 are tried for: rounding gets finer, and the ends are cut."""
-_SLICE_BYTES = 1 << 18  # of float32 values that are quantised at a time, so that temporary arrays stay in the cache
+"""Parts of a group's range for which int4 scales are tried: a smaller part gives finer rounding, but cuts the ends."""
+_SLICE_BYTES = 1 << 18  # bytes of float32 values quantised at a time, so that temporary arrays stay in the cache
 
 F32 = NDArray[np.float32]
 
 
 class _Form:
-    """What all forms can do. Invariant: their arrays have the shapes that their documentation says."""
+    """The interface of all forms. Invariant: their arrays have the documented shapes."""
 
     __slots__ = ()
 
@@ -224,7 +224,7 @@ Weight: TypeAlias = Float32 | BFloat16 | Float16 | Int8 | Int8Group | Int4
 
 
 def stacked(parts: Sequence[Weight]) -> Weight:
-    """Return matrices of one form and as many inputs, one below the other, in new memory.
+    """Return matrices of one form and number of inputs, one below the other, in new memory.
 
     Raises:
         ValueError: they differ in form, in their inputs, in how these are grouped or in whether groups have offsets.
@@ -261,7 +261,7 @@ def rows_of(weight: Weight, rows: slice) -> Weight:
 
 
 def layout(weight: Weight) -> tuple[type[Weight], int, bool]:
-    """Return what matrices must share to be stacked: form, group (0: none), and whether groups have offsets."""
+    """Return the properties that stacked matrices share: form, group (0: none), and whether groups have offsets."""
     return type(weight), getattr(weight, "group", 0), getattr(weight, "offsets", None) is not None
 
 
@@ -279,7 +279,7 @@ def to_bfloat16(values: F32) -> BFloat16:
     for rows in _slices(values):
         whole = np.ascontiguousarray(values[rows]).view(np.uint32)
         rounded = (whole + (0x7FFF + ((whole >> 16) & 1))) >> 16
-        is_nan = np.isnan(values[rows])  # rounding could make infinity of a NaN
+        is_nan = np.isnan(values[rows])  # rounding could turn a NaN into infinity
         bits[rows] = np.where(is_nan, 0x7FC0, rounded)
     return BFloat16(bits)
 
@@ -302,8 +302,8 @@ def quantise_int8(values: F32) -> Int8:
 def quantise_int4(values: F32, *, group: int = 32, symmetric: bool = True) -> Int4:
     """Round `values` `[N, K]` to int4 with a scale for each group of inputs.
 
-    Of a few scales for each group, the one with the smallest squared error is taken. Scales are refitted to the codes
-    by least squares. A group with a value that is not finite gets the scale NaN.
+    A few scales are tried for each group, and the one with the smallest squared error is taken. Scales are refitted to
+    the codes by least squares. A group with a value that is not finite gets the scale NaN.
 
     Args:
         values: `[N, K] float32`.
@@ -335,7 +335,7 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
     """Return (codes `[n, group]`, scales `[n]`, zeros `[n]`) of the groups `[n, group]`."""
     tiny = np.finfo(np.float32).tiny
     if symmetric:
-        # The code 0 stands for -8 scales, 15 for 7: the largest magnitude gets the longer side, whichever its sign.
+        # The code 0 stands for -8 scales, 15 for 7: the largest magnitude gets the longer side, regardless of its sign.
         at = np.abs(grouped).argmax(axis=1)
         full = grouped[np.arange(len(grouped)), at] / np.float32(-8)
         full = np.where(np.abs(full) < tiny, tiny, full)
@@ -344,7 +344,7 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
         low, high = np.minimum(grouped.min(axis=1), 0), np.maximum(grouped.max(axis=1), 0)
         full = np.maximum((high - low) / np.float32(15), tiny)
         zero = np.rint(-low / full)
-    ratios = grouped / full[:, None]  # of at most 15, so that squares do not overflow
+    ratios = grouped / full[:, None]  # at most 15, so that squares do not overflow
     low_ends, high_ends = -zero[:, None], 15 - zero[:, None]
     codes = np.empty(grouped.shape, np.float32)
 
@@ -362,7 +362,7 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
         centred = round_to(share)
         squares = np.einsum("nk,nk->n", centred, centred)
         products = np.einsum("nk,nk->n", centred, ratios)
-        gains = products * products / np.maximum(squares, 1)  # how much the best scale for these codes takes off
+        gains = products * products / np.maximum(squares, 1)  # reduction of the error by the best scale for these codes
         better = gains > best_gains
         best_gains[better], best_shares[better] = gains[better], share
         best_scales[better] = (products / np.maximum(squares, 1))[better]
@@ -372,7 +372,7 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
 
 
 def _slices(values: F32) -> list[slice]:
-    """Return runs of rows of at most `_SLICE_BYTES`, but for one row at least."""
+    """Return runs of at least one row and otherwise at most `_SLICE_BYTES`."""
     rows = max(1, _SLICE_BYTES // max(4 * values.shape[1], 1))
     return [slice(start, min(start + rows, len(values))) for start in range(0, len(values), rows)]
 
@@ -394,7 +394,7 @@ def _check(name: str, array: NDArray[np.generic], dtype: type[np.generic], shape
 
 
 def _finite(values: F32) -> tuple[F32, NDArray[np.bool_]]:
-    """Return `values` `[n, k]` with zeros in rows that hold NaN or infinity, and which rows these are."""
+    """Return `values` `[n, k]` with zeros in rows that hold NaN or infinity, and a mask of these rows."""
     is_bad: NDArray[np.bool_] = np.logical_not(np.isfinite(values).all(axis=1))
     return (np.where(is_bad[:, None], np.float32(0), values) if is_bad.any() else values), is_bad
 

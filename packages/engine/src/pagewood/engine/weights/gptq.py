@@ -28,9 +28,9 @@ class GPTQ:
     group: int
     """Inputs that share a scale; -1: all."""
     is_v2: bool
-    """Whether the configuration says that zeros are stored as they are, and not minus one."""
+    """Whether zeros are stored unchanged, and not minus one, according to the configuration."""
     is_symmetric: bool = False
-    """Whether the configuration says that every zero is the middle of the codes."""
+    """Whether every zero is the middle of the codes, according to the configuration."""
 
     def __post_init__(self) -> None:
         if self.num_bits not in (2, 3, 4, 8):
@@ -38,7 +38,7 @@ class GPTQ:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"gptq with {self.num_bits} bits"
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
@@ -63,16 +63,17 @@ class GPTQ:
         if order is not None:  # desc_act
             codes = self._codes(found[".qweight"], columns)
             return kept_out_of_order(codes, scales, zeros, order)
-        if self.num_bits == 4:  # the bytes of a word are the pairs of codes of `Int4` already
+        if self.num_bits == 4:  # the bytes of a word are already the pairs of codes of `Int4`
             words = np.ascontiguousarray(found[".qweight"].T.astype("<i4", copy=False))
             return kept_int4(words.view(np.uint8), scales, zeros)
         return kept_integers(self._codes(found[".qweight"], columns), scales, zeros, num_bits=self.num_bits)
 
     def _zeros(self, stored: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the zeros of stored ones. Those of symmetric codes show whether one was subtracted; labels may err.
+        """Return the zeros for stored zeros. If codes are symmetric, the values show whether 1 was subtracted; labels
+        may err.
 
         Raises:
-            ValueError: the codes should be symmetric, and are so with neither reading.
+            ValueError: the codes should be symmetric, but are not with either reading.
         """
         if not self.is_symmetric:
             return stored if self.is_v2 else stored + 1

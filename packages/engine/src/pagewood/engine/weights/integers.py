@@ -19,7 +19,7 @@ from pagewood.engine.weights.words import unpack_dense
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scales:
-    """Where the scales and zeros of a matrix of whole numbers lie, and how many there are."""
+    """The names and shapes of the scales and zeros of a matrix of whole numbers."""
 
     group: int
     """Inputs that share a scale; -1: all inputs of an output; 0: the whole matrix has one scale."""

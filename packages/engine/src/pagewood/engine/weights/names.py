@@ -1,4 +1,4 @@
-"""Which modules a configuration of quantisation means."""
+"""Matches modules with the patterns of a quantisation configuration."""
 
 # pyright: basic
 # re2 has no types.
@@ -14,9 +14,9 @@ Matches = Callable[[str], bool]
 
 
 def module_pattern(text: str, source: str, *, with_class: bool = False) -> Matches:
-    """Return what decides whether a module is meant: `re:` and an expression for its beginning, or a name.
+    """Return a test whether a pattern means a module: `re:` and an expression for its beginning, or a name.
 
-    Expressions are RE2's, which take a time that is linear in the name.
+    Expressions are RE2's, which take linear time in the length of the name.
 
     Args:
         text: the pattern.
@@ -40,7 +40,7 @@ def module_pattern(text: str, source: str, *, with_class: bool = False) -> Match
 
 
 def within(text: str) -> Matches:
-    """Return what decides whether a module or one that it is a part of is meant: `mlp.gate` means `a.mlp.gate.b`.
+    """Return a test whether a pattern means a module or one around it: `mlp.gate` means `a.mlp.gate.b`.
 
     `*` stands for any characters.
     """

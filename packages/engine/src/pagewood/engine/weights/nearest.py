@@ -114,8 +114,8 @@ def kept_with_offsets(codes: NDArray[np.uint8], scales: F32, offsets: F32, *, nu
 def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why: str) -> Kept:
     """Keep numbers that no form with scales holds: as float16, or bfloat16 or float32 if float16 is too narrow.
 
-    float16 is taken where it surely rounds nothing by more than 2^-11 of the largest magnitude of its row, and bfloat16
-    where all values are finite.
+    float16 is taken if it certainly rounds no value by more than 2^-11 of the largest magnitude of its row; otherwise
+    bfloat16 if all values are finite.
 
     Args:
         rows: N.
@@ -125,7 +125,7 @@ def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why:
     """
 
     def decoded(run: slice) -> F32:
-        with np.errstate(invalid="ignore", over="ignore"):  # scales may be anything; what comes of it is looked at
+        with np.errstate(invalid="ignore", over="ignore"):  # scales may have any value; the results are checked
             return decode(run)
 
     runs = _runs(rows, columns)
@@ -133,7 +133,8 @@ def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why:
     for run in runs:
         values = decoded(run)
         largest = np.maximum(values.max(axis=1, initial=0), -values.min(axis=1, initial=0))
-        # Numbers below 2^-14 are rounded to multiples of 2^-24, so by at most 2^-11 of a largest one above.
+        # Numbers below 2^-14 are rounded to multiples of 2^-24: by at most 2^-11 of the largest number if it is above
+        # 2^-14.
         if not ((largest <= _LARGEST_HALF) & ((largest >= _LEAST_HALF) | (largest == 0))).all():  # NaN too
             break
         halves[run] = values
@@ -158,7 +159,8 @@ def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why:
 def joined(parts: Sequence[Weight]) -> Weight:
     """Return matrices of the same inputs, one below the other, in the form that they share.
 
-    If they share none: in a form with codes that holds all, or else as `kept_values`. A matrix alone is not copied.
+    Without a shared form, they are returned in a form with codes that holds all, or else as `kept_values`. A single
+    matrix is not copied.
     """
     if len(parts) == 1:
         return parts[0]
@@ -174,13 +176,13 @@ def joined(parts: Sequence[Weight]) -> Weight:
 
 
 def _usable_group(columns: int, num_groups: int) -> int | None:
-    """Return the largest group of inputs that forms can have and that divides those of a checkpoint."""
+    """Return the largest group of inputs that forms support and that divides the groups of a checkpoint."""
     own = columns // num_groups
     return max((group for group in GROUPS if own % group == 0), default=None)
 
 
 def _regrouped(columns: int, group: int, scales: F32, zeros: Array | None) -> tuple[F32, Array | None]:
-    """Return scales and zeros `[N, K / group]`, repeated where a group of the checkpoint is several of ours."""
+    """Return scales and zeros `[N, K / group]`, repeated if a group of the checkpoint becomes several groups."""
     times = columns // (scales.shape[1] * group)
     repeated = np.ascontiguousarray(np.repeat(scales, times, axis=1), np.float32)
     return repeated, None if zeros is None else np.ascontiguousarray(np.repeat(zeros, times, axis=1))

@@ -1,4 +1,4 @@
-"""How a folder says that its matrices are quantised: `quantization_config` in config.json."""
+"""The quantisation of a folder's matrices, from `quantization_config` in config.json."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Find = Callable[[str], Format | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """Which matrices of a folder are quantised, and how."""
+    """The quantised matrices of a folder, and their formats."""
 
     method: str
     find: Find
-    """From the name of a linear module to its format; None: it is not quantised."""
+    """Function from the name of a linear module to its format; None: it is not quantised."""
 
     def format_of(self, tensor: str) -> Format | None:
         """Return the format of a matrix by its name, as in "model.layers.0.mlp.up_proj.weight"; None: plain numbers."""
@@ -42,7 +42,7 @@ class Quantisation:
         return self.find(module)
 
     def is_unneeded(self, tensor: str) -> bool:
-        """Whether a tensor scales activations or keys and values, which are computed in another way here."""
+        """Whether a tensor scales activations or keys and values, which are computed without it here."""
         return tensor.endswith(_OF_ACTIVATIONS)
 
 
@@ -62,7 +62,7 @@ def check_method(fields: Fields) -> str | None:
 
 
 def read_quantisation(folder: Path, names: Collection[str], metadata: Mapping[str, str]) -> Quantisation | None:
-    """Return how the matrices of a folder are quantised; None: plain numbers.
+    """Return the quantisation of the matrices of a folder; None: plain numbers.
 
     Args:
         folder: its config.json is read; without one there is no quantisation.
@@ -70,7 +70,7 @@ def read_quantisation(folder: Path, names: Collection[str], metadata: Mapping[st
         metadata: of the headers of all safetensors.
 
     Raises:
-        ValueError: the method, or something that it asks for, is not supported; or a field is missing or wrong.
+        ValueError: the method or one of its features is not supported; or a field is missing or wrong.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -106,10 +106,10 @@ def _finder(method: str, fields: Fields, names: Collection[str], metadata: Mappi
 
 
 def _except(fields: Fields, form: Format, *lists: str) -> Find:
-    """Return `form` for every module but those that a list names, and the output projection.
+    """Return `form` for every module except the output projection and those that a list names.
 
     Raises:
-        ValueError: two names of the list are there and differ.
+        ValueError: two names of the list are present and differ.
     """
     said = [(name, sorted(set(texts))) for name in lists if (texts := fields.texts(name)) is not None]
     check_same(fields.source, said)
@@ -154,10 +154,10 @@ def _gptq(fields: Fields) -> Find:
 
 
 def _is_gptq_v2(fields: Fields) -> bool:
-    """Return whether zeros are stored as they are: `checkpoint_format`, whose later name is `format`, says so.
+    """Return whether zeros are stored unchanged, from `checkpoint_format`, whose later name is `format`.
 
     Raises:
-        ValueError: the layout is another one, or both fields are there and differ.
+        ValueError: the layout is unknown, or both fields are present and differ.
     """
     labels = {
         name: fields.text(name) for name in ("checkpoint_format", "format") if fields.values.get(name) is not None
@@ -209,7 +209,7 @@ def _fp8(fields: Fields, names: Collection[str]) -> Float8:
     number = fields.text("fmt", "e4m3")
     if number not in ("e4m3", "float8_e4m3fn"):
         raise ValueError(f"{fields.source}: fmt must be e4m3, got {number[:80]!r}")
-    is_inverse = any(name.endswith(".weight_scale_inv") for name in names)  # the name only: values are multiplied
+    is_inverse = any(name.endswith(".weight_scale_inv") for name in names)  # in name only: values are multiplied
     scale = ".weight_scale_inv" if block or is_inverse else ".weight_scale"
     return Float8(name="fp8", block=(block[0], block[1]) if block else None, scale=scale)
 

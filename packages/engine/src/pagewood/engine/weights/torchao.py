@@ -1,4 +1,4 @@
-"""torchao: what the headers of safetensors say about the parts of a tensor; no code of the checkpoint is run.
+"""torchao: reads the parts of a tensor from the headers of safetensors; no code of the checkpoint is run.
 
 Source: torchao 0.18, `prototype/safetensors`; for Int4Tensor `quantize.py` of FBGEMM's experimental gen_ai, which makes
 its codes.
@@ -23,9 +23,9 @@ from pagewood.engine.weights.small_floats import nibbles
 
 _READ = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
 _OF_DEVICES = ("Int4TilePackedTo4dTensor", "Int4PlainInt32Tensor", "Int4PreshuffledTensor")
-"""Whose codes lie in an order that only the kernels of one kind of device know."""
+"""Tensor types with an order of codes that only the kernels of one kind of device know."""
 _LARGEST = 1 << 24
-_PARTS = "._weight"  # of the weight of a module, as in `q_proj._weight_qdata`
+_PARTS = "._weight"  # part of a module's weight, as in `q_proj._weight_qdata`
 
 
 def torchao_formats(metadata: Mapping[str, str], source: str) -> dict[str, Format]:
@@ -36,7 +36,7 @@ def torchao_formats(metadata: Mapping[str, str], source: str) -> dict[str, Forma
         source: of the configuration, for errors.
 
     Raises:
-        ValueError: the headers do not say how tensors are stored, or a kind of tensor is not supported.
+        ValueError: the headers do not describe how tensors are stored, or a kind of tensor is not supported.
     """
     if "tensor_names" not in metadata:
         raise ValueError(

@@ -10,7 +10,7 @@ _SYSTEM_PAGE_BYTES = 4096
 
 
 def page_aligned_zeros(num_pages: int, page_bytes: int) -> Bytes:
-    """Return `[num_pages, page_bytes] uint8`, zeros, which take memory only as they are written.
+    """Return `[num_pages, page_bytes] uint8` of zeros, which take memory only when they are written.
 
     The array starts at a page boundary of the system. Reading a file into it is a fifth faster than into memory that
     starts 16 bytes after one.

@@ -11,14 +11,15 @@ from pagewood.kvpool.tiers.store import PageStore
 _log = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""Calls that may fail in a row before the store is left alone."""
+"""Consecutive failures before calls to the store pause."""
 FIRST_PAUSE_S = 1.0
-"""Seconds for which it is left alone then; each further failure doubles them."""
+"""Seconds of the first pause; each further failure doubles them."""
 MAX_PAUSE_S = 60.0
 
 
 class _Circuit:
-    """Whether calls of one kind are made. Invariant: a pause begins only after `MAX_FAILURES` failures in a row."""
+    """Decides whether calls of one kind are made. Invariant: a pause begins only after `MAX_FAILURES` failures in a
+    row."""
 
     __slots__ = ("_clock", "_lock", "_name", "_num_failures", "_pause_s", "_retry_at_s")
 
@@ -26,13 +27,13 @@ class _Circuit:
         self._name = name
         self._clock = clock
         self._lock = Lock()
-        self._num_failures = 0  # in a row; written by: failed, worked
+        self._num_failures = 0  # consecutive; written by: failed, worked
         self._pause_s = 0.0  # written by: failed, worked
         self._retry_at_s = 0.0  # written by: failed, worked
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are not made at present."""
+        """Whether calls are paused at present."""
         return bool(self._pause_s) and self._clock() < self._retry_at_s
 
     def worked(self) -> None:
@@ -45,7 +46,7 @@ class _Circuit:
             self._num_failures, self._pause_s, self._retry_at_s = 0, 0.0, 0.0
 
     def failed(self, error: OSError) -> None:
-        """Record a call that failed; log it, and begin a pause if it is one of several."""
+        """Record a call that failed; log it, and begin a pause after too many in a row."""
         with self._lock:
             self._num_failures += 1
             if self._num_failures < MAX_FAILURES:
@@ -63,11 +64,11 @@ class _Circuit:
 
 
 class Breaker:
-    """A `PageStore` that leaves another one alone for a while after it has failed several times in a row.
+    """A `PageStore` that pauses calls to another store after several failures in a row.
 
-    Reads and writes are counted apart: a disk that is full can still be read. While it is left alone, it has no pages,
+    Failures of reads and writes are counted separately: a full disk can still be read. During a pause, it has no pages,
     and `put` fails at once. After the pause one call is tried; a failure doubles the pause, up to a minute, and a
-    success ends it. Each failed call is logged, so at most one line per pause. Thread-safe.
+    success ends it. Each failed call is logged, which is at most one line per pause. Thread-safe.
     """
 
     __slots__ = ("_reads", "_store", "_writes")
@@ -88,7 +89,7 @@ class Breaker:
         """Store pages.
 
         Raises:
-            OSError: The store failed, or is left alone at present.
+            OSError: The store failed, or its calls are paused.
         """
         if self._writes.is_open:
             raise OSError("the store has failed, and is left alone for a while")
@@ -100,7 +101,7 @@ class Breaker:
         self._writes.worked()
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
-        """Fetch pages; none while the store is left alone.
+        """Fetch pages; none during a pause.
 
         Raises:
             OSError: The store failed.
@@ -108,7 +109,7 @@ class Breaker:
         return self._read(lambda: self._store.get(keys, pages), len(keys))
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which pages the store has; none while it is left alone.
+        """Return which pages the store has; none during a pause.
 
         Raises:
             OSError: The store failed.

@@ -12,7 +12,7 @@ FORM = "xxh3"
 def checksum(key: bytes, page: Bytes) -> bytes:
     """Return 16 bytes that detect a torn or damaged page, or the page of another key.
 
-    This is the 128-bit XXH3 of the key and the page, in big-endian order. It misses damage in one case of 2**128, and
+    This is the 128-bit XXH3 of the key and the page, in big-endian order. It misses damage in one of 2**128 cases, and
     no kind of damage more often than another. It is computed at the speed of memory, without Python's global lock. It
     does not protect against an attacker that can write to the store, because it could write the checksum too.
 

@@ -10,7 +10,8 @@ from threading import Lock
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.checksum import checksum
 
-# Largest number of bytes of neighbouring pages that are read together. They are then summed while still in a cache.
+# Largest number of bytes of neighbouring pages that are read together. Their checksums are computed while they are
+# still in a cache.
 _RUN_BYTES = 2**20
 # Largest number of buffers in one system call.
 _MAX_ROWS = 1024

@@ -1,4 +1,4 @@
-"""Counters of what the tiers have done."""
+"""Counters of the tiers' work."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,7 @@ class TierCounters:
 
     Attributes:
         num_demoted: Pages copied from the device to the host.
-        num_dropped: Pages evicted from the device without a copy, because the policy says so, the host had no room, or
-            the copy failed.
+        num_dropped: Pages evicted from the device without a copy, because of the policy, a full host, or a failed copy.
         num_stored: Pages offered to the stores.
         num_fetched: Pages copied from a store to the host.
         num_loaded: Pages copied from the host to the device and adopted by its cache.

@@ -46,7 +46,7 @@ class Demotion:
     Invariant: when `release` returns, no copy reads the released pages, so their next owner may write to them. A page
     that was copied to the host stays there until it has been offered to the stores.
 
-    It keeps slots of the host taken only while it fills them, and pinned only while they wait for the stores.
+    Slots of the host are taken only while they are being filled, and pinned only while they wait for the stores.
     """
 
     __slots__ = (
@@ -173,13 +173,13 @@ class Demotion:
             self._wanted.pop(page, None)
 
     def hold(self, key: bytes, slot: int, *, is_stored: bool) -> None:
-        """Let the host hold the page in a slot that was taken and filled; pin it if it must still go to the stores."""
+        """Hand a taken and filled slot with its page to the host; pin it if it must still go to the stores."""
         if self._host.put(key, slot) and self._stores and not is_stored:
             self._host.pin((slot,))
             self._unstored[key] = slot
 
     def poll(self) -> None:
-        """Process finished copies, and start those that are due and have room."""
+        """Process finished copies, and start due copies if there is room."""
         self._finish_copies()
         self._finish_stores()  # first, because it makes room on the host
         self._begin_copies()

@@ -94,8 +94,8 @@ def copy_rows(
 ) -> None:  # fmt: skip
     """Copy `source[source_rows[i]]` to `target[target_rows[i]]`, in as few and as large pieces as possible.
 
-    numpy writes scattered rows in one pass, but reads scattered rows in two, through a temporary array. Each call to
-    numpy takes the interpreter's lock once.
+    numpy writes scattered rows in one pass, but reads them in two passes, through a temporary array. Each call to numpy
+    takes the interpreter's lock once.
     """
     n, row_bytes = len(source_rows), source.shape[1]
     if not n:

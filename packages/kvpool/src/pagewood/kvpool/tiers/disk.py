@@ -15,7 +15,7 @@ from pagewood.kvpool.tiers.keys import require_keys
 from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
 
 _MAX_SEQUENCE = 2**62
-"""No file counts that far; numbers beyond it are damage."""
+"""No file reaches this number; larger numbers mean damage."""
 
 
 class DiskTier:
@@ -26,7 +26,7 @@ class DiskTier:
 
     One file belongs to one process: give each shard (tensor-parallel rank) its own. Processes that want to share pages
     use a `SharedFolder`. The file is never synced, so a crash of the machine may lose the pages of the last seconds. A
-    page that is found torn, at start or later, counts as absent. Thread-safe.
+    torn page, found at the start or later, counts as absent. Thread-safe.
     """
 
     __slots__ = ("_changed", "_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
@@ -46,7 +46,7 @@ class DiskTier:
             path: Path of the file.
             page_bytes: Size of a page image, in bytes.
             num_bytes: Largest total size of the pages, in bytes.
-            fingerprint: Up to 32 bytes that identify what the pages hold: model, dtype, layout.
+            fingerprint: Up to 32 bytes that identify the content of pages: model, dtype, layout.
             sets_aside: Whether a file of another kind, for instance a damaged one, is renamed instead of refused:
                 ".aside" is appended to its name.
 

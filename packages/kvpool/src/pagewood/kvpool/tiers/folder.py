@@ -57,7 +57,7 @@ class SharedFolder:
             page_bytes: Size of a page image, in bytes.
             num_bytes: Largest total size of the pages of this fingerprint, in bytes. All users of the folder together
                 stay within it, plus up to a sixteenth for each user. A segment takes at most a sixteenth.
-            fingerprint: Identifies what the pages hold: model, dtype, layout. Pages of different fingerprints are kept
+            fingerprint: Identifies the content of pages: model, dtype, layout. Pages of different fingerprints are kept
                 apart.
 
         Raises:
@@ -148,13 +148,13 @@ class SharedFolder:
         return file
 
     def _examine(self, name: str, file: int, lost: Sequence[bytes]) -> None:
-        """Find out why pages of an open segment were not read; delete the segment only if it is damaged.
+        """Check why pages of an open segment were not read; delete the segment only if it is damaged.
 
-        Another process may have put a segment of the same keys, whose pages differ in their last bits, since the table
-        was read. Then the new table is taken.
+        Another process may have put a segment with the same keys since the table was read; its pages may differ in
+        their last bits. Then the new table is used.
         """
         self._segments.drop(name)
-        with suppress(OSError):  # it cannot be read, perhaps only now
+        with suppress(OSError):  # it cannot be read, perhaps only for the moment
             table = read_table(file, self._page_bytes)
             if table is None or is_damaged(file, table, lost, self._page_bytes):
                 delete(self._folder / name, os.fstat(file), self._segments.temporary())

@@ -32,7 +32,7 @@ class _All(Enum):
 
 
 ALL = _All.ALL
-"""Stands for all namespaces, or for none in particular, where None would be a namespace."""
+"""Stands for all namespaces, or for no particular one, because None is a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,9 @@ class TieredIndex:
     Invariant: no copy reads or writes a page that `evict` has returned. A page that `recall` takes belongs to the index
     until `evict` returns it. So every device page has one owner at any time, even if copies fail or are cancelled.
 
-    Use it like the cache that it wraps. Its methods mean the same, and see only what is on the device; those that the
-    wrapped cache lacks raise ValueError. `recall` and `advance` are new; they serve a request that waits for admission:
+    Use it like the cache that it wraps. Its methods mean the same, and see only the pages on the device. Methods that
+    the wrapped cache lacks raise ValueError. `recall` and `advance` are new; they serve a request that waits for
+    admission:
 
         recall = index.recall(tokens, namespace)              # when it arrives; None if there is nothing to bring back
         while recall and index.advance(recall, take): ...     # before it is admitted; True: call again later
@@ -111,7 +112,7 @@ class TieredIndex:
             disk: A store that answers `exists` at once, such as `DiskTier`.
             remote: A store whose `exists` may take time, such as `SharedFolder`.
             page_size: Tokens per page.
-            fingerprint: Whatever else the KV depends on (weights, dtype, layout); see `KeyChain`.
+            fingerprint: The other dependencies of the KV (weights, dtype, layout); see `KeyChain`.
             write_policy: When pages are copied to the host. From there they go to the stores at once.
             min_uses: Uses that WRITE_THROUGH_SELECTIVE requires.
             prefetch: How long a request waits for a store; by default `PrefetchPolicy()`.
@@ -196,7 +197,7 @@ class TieredIndex:
         return self._tiered(self._cache.peek(tokens, namespace), namespace)
 
     def watch_group(self) -> Any:
-        """Return a group of live matches of the device's cache; they cover only what is on the device.
+        """Return a group of live matches of the device's cache; they cover only pages on the device.
 
         Raises:
             ValueError: The device's cache does not support live matches.
@@ -204,7 +205,7 @@ class TieredIndex:
         return self._call("watch_group")
 
     def watch(self, tokens: Int32, namespace: Namespace = None) -> Any:
-        """Return a live match of the device's cache; it covers only what is on the device.
+        """Return a live match of the device's cache; it covers only pages on the device.
 
         Raises:
             ValueError: The device's cache does not support live matches.
@@ -267,7 +268,7 @@ class TieredIndex:
         return self._call("runs")
 
     def follow_tiers(self, log: TierLog) -> None:
-        """Report to a log what the host and the disk gain and lose; `observe` does this for the device.
+        """Report pages that the host and the disk gain or lose to a log; `observe` does this for the device.
 
         A disk of another class than `DiskTier` is followed if it satisfies `tier_log.FollowedTier`. The remote store is
         not, because other processes use it too.
@@ -302,7 +303,8 @@ class TieredIndex:
         return self._call("num_pages_in", namespace)
 
     def locate(self, tokens: Int32, namespace: Namespace = None) -> Hits:
-        """Return where the longest known prefix is. Queries the remote store, if there is one, and waits for it.
+        """Return the parts of the longest known prefix in each tier; queries the remote store, if any, and waits for
+        it.
 
         Raises:
             OSError: The query to the remote store failed.
@@ -332,7 +334,7 @@ class TieredIndex:
         With `relock`, the whole prefix is locked then instead of `after`.
 
         Raises:
-            ValueError: `relock` without `after`; or what the device's cache does not accept.
+            ValueError: `relock` without `after`; or the device's cache refuses the arguments.
         """
         if relock and after is None:
             raise ValueError("after must be a locked prefix to relock, got None")
@@ -376,8 +378,8 @@ class TieredIndex:
 
         Args:
             num_pages: Number of pages, >= 0.
-            namespace: The namespace that needs the pages, so that its own floor does not protect it; `ALL` for none in
-                particular. The device's cache must have limits then.
+            namespace: The namespace that needs the pages, so that its own floor does not protect it; `ALL` for no
+                particular one. The device's cache must have limits then.
 
         Raises:
             ValueError: `num_pages` is negative or not an integer.
@@ -394,12 +396,12 @@ class TieredIndex:
     def clear(self, namespace: Any = ALL) -> Int32:
         """Drop all pages that are not in use from device and host without copying them, and return the device's.
 
-        Pages of locked prefixes stay, and so do host pages that a recall reads or that a store is still to get. The
-        stores keep what they have.
+        Pages of locked prefixes stay, and so do host pages that a recall reads or that must still go to a store. The
+        stores keep their pages.
 
         Args:
             namespace: `ALL`, or the namespace whose device pages are dropped. The host does not know the namespaces of
-                its pages, so it keeps them then, and they can be recalled.
+                its pages. So with a namespace it keeps its pages, and they can be recalled.
 
         Raises:
             ValueError: The device's cache cannot clear a namespace.
@@ -416,7 +418,7 @@ class TieredIndex:
         return np.concatenate([np.array(spare, np.int32), dropped])
 
     def recall(self, tokens: Int32, namespace: Namespace = None, *, priority: int = 0) -> Recall | None:
-        """Start to bring back what the other tiers have of these tokens; return None if they have nothing.
+        """Start to bring back pages of these tokens from the other tiers; return None if they have none.
 
         Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it. Its
         copies go before those of recalls of lower priority that have not begun.
@@ -425,13 +427,13 @@ class TieredIndex:
         return self._recalls.begin(tokens, namespace, keys, priority=priority)
 
     def advance(self, recall: Recall, take: Take, *, priority: int | None = None) -> bool:
-        """Do what is due in a recall; never waits.
+        """Do the next due work of a recall; never waits.
 
         Args:
             recall: A recall under way.
             take: Given a number n, returns n free device pages, which then belong to the index. It may call `evict`. It
                 returns None if it has no pages to spare; the recall then tries again at the next call.
-            priority: Of the copies that are not queued yet, if it has changed; None: as before.
+            priority: New priority of the copies that are not queued yet; None: unchanged.
 
         Returns:
             True if the caller should call again later instead of admitting the request now. False if the recall is
@@ -461,8 +463,7 @@ class TieredIndex:
 
         Args:
             keep_stores: If True, do not close the stores, so that another index can replace this one with the same host
-                and stores. This is for the case that the device's pages can no longer be trusted, so nothing more is
-                copied from them.
+                and stores. Use this if the device's pages can no longer be trusted: nothing more is copied from them.
         """
         self._recalls.cancel_all()
         stores = [store for store in self._stores if store is not None]

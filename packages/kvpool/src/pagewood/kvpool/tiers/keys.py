@@ -10,7 +10,7 @@ from pagewood.kvpool.tiers.arrays import Int32
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
 """A namespace of the device's cache."""
 
-# Long enough that two prefixes with the same key cannot be found, so a tenant cannot forge the page of another.
+# Long enough that finding two prefixes with one key is infeasible, so a tenant cannot forge the page of another.
 KEY_BYTES = 32
 
 
@@ -30,7 +30,7 @@ class KeyChain:
 
         Args:
             page_size: Tokens per page.
-            fingerprint: Whatever else the KV depends on: weights, dtype, layout. Any bytes.
+            fingerprint: Any bytes that identify the other dependencies of the KV: weights, dtype, layout.
 
         Raises:
             ValueError: `page_size` is less than 1 or not an integer.

@@ -15,7 +15,7 @@ Work = Callable[[Transfer], None]
 
 
 class Lane(Protocol):
-    """Runs copies one after another, of those that wait the highest priority first, then in the order of `submit`."""
+    """Runs copies one after another: the highest priority of the waiting ones first, then in the order of `submit`."""
 
     def accepts(self, num_bytes: int, *, priority: int = 0) -> bool:
         """Return whether `submit` would accept a copy of `num_bytes` now."""
@@ -30,18 +30,18 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what is queued and end; a second call does nothing."""
+        """Finish the queued copies and end; a second call does nothing."""
         ...
 
 
 class ThreadLane:
     """A lane with its own thread.
 
-    Invariant: of each priority and those above it, at most `max_bytes_in_flight` bytes are queued or being copied,
-    unless they belong to a single transfer. So a copy never waits for the room of those that it goes before; it waits
-    for one of them that has begun.
+    Invariant: for each priority, at most `max_bytes_in_flight` bytes of this or a higher priority are queued or being
+    copied, unless they belong to a single transfer. So queued copies of lower priority never take the room of a copy;
+    it waits for one of them only if that one has begun.
 
-    Copies release the interpreter's lock, so a lane costs the other threads memory bandwidth and little else.
+    Copies release the interpreter's lock, so a lane costs the other threads hardly more than memory bandwidth.
     """
 
     __slots__ = ("_lock", "_max_bytes", "_num_bytes", "_num_submitted", "_waiting", "_worker")
@@ -91,7 +91,7 @@ class ThreadLane:
             return
 
     def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish the queued copies and end the thread."""
         self._worker.shutdown()
 
     def _accepts(self, num_bytes: int, priority: int) -> bool:
@@ -116,7 +116,7 @@ def run(work: Work, transfer: Transfer) -> Exception | None:
         return TransferCancelled("the transfer was cancelled before it started")
     try:
         work(transfer)
-    except Exception as error:  # whatever a device or a disk raises is the transfer's result
+    except Exception as error:  # any exception of a device or a disk is the transfer's result
         return error
     return None
 

@@ -7,8 +7,8 @@
 | pages | page_bytes per slot | page images |
 
 The file is never synced, and a page and its entry are written in any order. After a crash an entry counts only if its
-checksum matches the page in the slot. Numbers are little-endian. The magic ends in the number of the form, of which the
-checksum is a part: pages of a file of another form are not read.
+checksum matches the page in the slot. Numbers are little-endian. The magic ends in the number of the format, which
+includes the kind of checksum: pages of a file of another format are not read.
 """
 
 import fcntl
@@ -52,13 +52,13 @@ class PageFile:
     def __init__(
         self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes, sets_aside: bool = False
     ) -> None:
-        """Open the file, or create it. A file of another form, page size or number of slots is emptied.
+        """Open the file, or create it. A file of another format, page size or number of slots is emptied.
 
         Args:
             path: Path of the file.
             page_bytes: Size of a page image, in bytes.
             num_slots: Number of slots.
-            fingerprint: Up to 32 bytes that identify what the pages hold. A file with another fingerprint is refused.
+            fingerprint: Up to 32 bytes that identify the content of pages. A file with another fingerprint is refused.
             sets_aside: Whether a file of another kind is renamed instead of refused.
 
         Raises:
@@ -117,9 +117,9 @@ class PageFile:
         self.descriptor = self._open()  # written by: _set_aside
 
     def _claim(self, head: bytes, *, sets_aside: bool) -> None:
-        """Lock the file, and give it this head if it has none or one of another form or geometry.
+        """Lock the file, and write this head if it has none, or a head of another format or geometry.
 
-        A head of zeros is none: after a loss of power a file may have its size but not its contents.
+        A head of zeros counts as missing: after a loss of power a file may have its size but not its contents.
         """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

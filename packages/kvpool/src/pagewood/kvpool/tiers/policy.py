@@ -46,8 +46,8 @@ class PrefetchPolicy:
         mode: Best effort, wait or timeout.
         base_s: Base of the time limit under TIMEOUT, in seconds, >= 0.
         per_1024_tokens_s: Additional time for every 1,024 tokens that are fetched, in seconds, >= 0.
-        min_tokens: Fewest tokens that are brought back, >= 0; computing fewer is faster than to wait for copies. A
-            remote store is asked if as many tokens may be there.
+        min_tokens: Fewest tokens that are brought back, >= 0; computing fewer is faster than waiting for copies. A
+            remote store is queried if it may have that many tokens.
     """
 
     mode: PrefetchMode = PrefetchMode.TIMEOUT

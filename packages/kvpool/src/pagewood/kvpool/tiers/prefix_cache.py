@@ -1,4 +1,4 @@
-"""What a tiered index requires of the prefix cache of the device's pages, and the handles that the index returns."""
+"""The interface that a tiered index requires of the device's prefix cache, and the handles that the index returns."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -38,7 +38,7 @@ class _Stage(Enum):
 
     Attributes:
         QUERYING: The remote store is being queried for the pages.
-        PLANNED: It is known which pages to fetch.
+        PLANNED: The pages to fetch are known.
         FETCHING: Pages are being copied from a store to the host.
         HELD: All pages that can be fetched are on the host.
         LOADING: Pages are being copied from the host to the device.
@@ -57,7 +57,7 @@ class _Stage(Enum):
 class Recall:
     """The KV of one token sequence on its way back to the device; made by `TieredIndex.recall`.
 
-    An engine whose forward pass can wait for layers may use `pages` before the load has ended, if it calls
+    An engine whose forward pass can wait for layers may use `pages` before the load has ended: it calls
     `load.wait_layer(i)` before layer i reads them.
 
     Attributes:
@@ -67,7 +67,7 @@ class Recall:
         deadline_s: When to stop waiting for a store, by the index's clock.
         priority: Of its copies, higher first.
         num_known: Number of leading pages that the tiers are known to have.
-        stage: What is being done.
+        stage: The present stage.
         transfer: The transfer that the recall waits for, if any.
         found: The answer of the remote store, empty until it has answered.
         slots: Host slots that are being filled (FETCHING), or pinned and read (LOADING).
@@ -194,7 +194,7 @@ class Recalls:
         return pages
 
     def begin(self, tokens: Int32, namespace: Namespace, keys: list[bytes], *, priority: int = 0) -> Recall | None:
-        """Start to bring back what follows the device's prefix; return None if there is nothing to bring back."""
+        """Start to bring back the pages after the device's prefix; return None if no tier has any."""
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
         num_known = start + self.num_leading(keys[start:])
         num_possible = (num_known if self._remote is None else len(keys)) - start
@@ -218,7 +218,7 @@ class Recalls:
         return recall
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
-        """Return how many of these pages, counted from the first without a gap, are on the host or on the disk."""
+        """Return the number of leading pages of these that are on the host or on the disk, without a gap."""
         on_disk = self._disk.exists(keys) if self._disk is not None else [False] * len(keys)
         for index, key in enumerate(keys):
             if key not in self._host and not on_disk[index]:
@@ -226,7 +226,7 @@ class Recalls:
         return len(keys)
 
     def advance(self, recall: Recall, take: Take, *, priority: int | None = None) -> bool:
-        """Do what is due; return whether it is worth waiting for more. A new priority is that of the next copies."""
+        """Do the next due work; return whether to wait for more. A new priority applies to the next copies."""
         if priority is not None:
             recall.priority = priority
         is_late = self._clock() >= recall.deadline_s

@@ -1,4 +1,4 @@
-"""Segments: the files of a shared folder, and what this process knows of them.
+"""Segments: the files of a shared folder, and this process's index of them.
 
 A segment holds pages that were put together. It is written once, under a temporary name, and never changed afterwards.
 
@@ -10,7 +10,7 @@ A segment holds pages that were put together. It is written once, under a tempor
 
 A segment is never synced. After a crash a damaged segment has no mark at its end, or pages that do not match their
 checksums. The name of the file is a hash of its keys, so processes that put the same pages at the same time write the
-same file. The name of the folder says which checksum its segments have.
+same file. The name of the folder contains the kind of checksum of its segments.
 """
 
 import itertools
@@ -68,7 +68,7 @@ def read_table(file: int, page_bytes: int) -> Table | None:
     """Return the table of a segment, or None if the segment is torn.
 
     Raises:
-        OSError: The file system failed, which says nothing about the segment.
+        OSError: The file system failed; the segment may be intact.
     """
     size = os.fstat(file).st_size
     n = num_pages_in(size, page_bytes)
@@ -84,7 +84,7 @@ def is_damaged(file: int, table: Table, keys: Sequence[bytes], page_bytes: int) 
     """Read pages of a segment; return whether one is missing or does not match the segment's own table.
 
     Raises:
-        OSError: The file system failed, which says nothing about the segment.
+        OSError: The file system failed; the segment may be intact.
     """
     indices = {key: index for index, key in enumerate(table[0])}
     page = np.empty(page_bytes, np.uint8)
@@ -96,7 +96,7 @@ def is_damaged(file: int, table: Table, keys: Sequence[bytes], page_bytes: int) 
 
 
 def delete(path: Path, status: os.stat_result, aside: Path) -> None:
-    """Delete a segment, unless another process has put one under its name or used it since `status` was taken.
+    """Delete a segment, unless another process has replaced it or used it since `status` was taken.
 
     A file cannot be deleted by its identity. So it is renamed first, and renamed back if it is not the one that was
     meant. Another process may miss the segment in between. A segment that cannot be deleted stays.
@@ -117,7 +117,7 @@ def delete(path: Path, status: os.stat_result, aside: Path) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells a file from one that gets its name, and perhaps its inode, later."""
+    """Return an identity that distinguishes a file from a later one with its name, and perhaps its inode."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
@@ -137,7 +137,7 @@ class PageInSegment:
 
 
 class Segments:
-    """Which pages are in which segment of a folder, as far as this process has read it.
+    """The segment of each page in a folder, as far as this process has read the folder.
 
     Invariant: every known page is in a known segment. A segment that another process has deleted since the folder was
     listed is noticed when it is opened. Thread-safe.
@@ -167,7 +167,7 @@ class Segments:
         return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{UNFINISHED}"
 
     def find(self, keys: Sequence[bytes]) -> list[PageInSegment | None]:
-        """Return the place of each page, or None where no segment has it.
+        """Return the place of each page, or None if no segment has it.
 
         Lists the folder if a page is not known and the folder has changed.
         """

@@ -23,7 +23,7 @@ from pagewood.kvpool.tiers.transfer import Transfer
 
 
 class ManualLane:
-    """A lane that copies only when a test calls `run` or `wait`, so that the test decides what is still in flight."""
+    """A lane that copies only when a test calls `run` or `wait`, so that the test controls the copies in flight."""
 
     __slots__ = ("_max_pending", "_pending")
 
@@ -42,7 +42,8 @@ class ManualLane:
         return len(self._pending)
 
     def accepts(self, num_bytes: int, *, priority: int = 0) -> bool:
-        """Return whether there is room for one more transfer of a priority, beside those of lower priority."""
+        """Return whether there is room for one more transfer of a priority; transfers of lower priority do not
+        count."""
         return sum(other >= priority for other, _, _ in self._pending) < self._max_pending
 
     def submit(self, work: Work, num_bytes: int, *, priority: int = 0) -> Transfer | None:
@@ -88,7 +89,7 @@ def _page(index: int, page_bytes: int) -> Bytes:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Makes the same random calls to a store and to a record of what was put; made by `store_conformance`."""
+    """Makes the same random calls to a store and to a record of the stored pages; made by `store_conformance`."""
 
     make_store: Callable[[int], PageStore]
 

@@ -1,4 +1,4 @@
-"""What the host and the disk hold, as changes that a reader outside of the process can follow."""
+"""The pages on the host and the disk, as changes that a reader outside of the process can follow."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PagesStored:
     Attributes:
         tier: The tier.
         namespace: Namespace of the sequence.
-        parent: Name of the page before the first one, wherever that is; None at the start of a sequence.
+        parent: Name of the page before the first one, in any tier; None at the start of a sequence.
         names: Names of the pages, at least one.
         tokens: `[len(names) * page_size] int32`, tokens of the pages.
     """
@@ -80,22 +80,22 @@ class _Page:
     name: bytes
     tokens: bytes
     is_on_device: bool = False  # written by: entered, left, follow
-    tiers: list[Tier]  # those in which the reader knows it; written by: _compare, snapshot
+    tiers: list[Tier]  # tiers reported to the reader; written by: _compare, snapshot
 
 
 class TierLog:
     """Follows the host and the disk of a `TieredIndex`; pass it to `TieredIndex.follow_tiers`.
 
     Invariant: a reader that has applied all changes up to the last `read` or `snapshot` knows which of the described
-    pages each tier held then. A page is described when a request with its tokens is cached or recalled, so what an
-    earlier process left on the disk is reported when it is first needed.
+    pages each tier held then. A page is described when a request with its tokens is cached or recalled. So pages that
+    an earlier process left on the disk are reported when they are first needed.
 
     Tiers know pages by keys only, so the log keeps the tokens of each page that the device or a tier holds, which takes
-    about 300 bytes and 4 for each token. Read it regularly: pages that are gone are forgotten when it is read. It
-    outlives an index, as the tiers do. One thread uses it; tiers may report from others.
+    about 300 bytes and 4 for each token. Read it regularly: reading forgets pages that are gone. It outlives an index,
+    like the tiers. One thread uses it; tiers may report from others.
 
     Args:
-        names: How readers name pages.
+        names: The readers' names of pages.
         page_size: Tokens per page.
     """
 
@@ -170,14 +170,14 @@ class TierLog:
         return changes
 
     def snapshot(self) -> list[PagesStored | PagesRemoved]:
-        """Return everything that the tiers hold, for a reader that knows nothing; `read` goes on from there."""
+        """Return all pages of the tiers, for a new reader; `read` continues from there."""
         for page in self._pages.values():
             page.tiers = []
         self._touched = dict.fromkeys(self._pages)
         return self.read()
 
     def _compare(self, tier: Tier, keys: Iterable[bytes]) -> Iterator[PagesStored | PagesRemoved]:
-        """Yield how a tier differs from what the reader knows of these pages."""
+        """Yield the differences between a tier and the reader's state of these pages."""
         holder, _ = self._tiers[tier]
         removed: list[bytes] = []
         stored: list[_Page] = []
@@ -202,7 +202,7 @@ class TierLog:
             )
 
     def _forget(self, keys: Iterable[bytes]) -> None:
-        """Forget those of these pages that are nowhere."""
+        """Forget those of these pages that are in no tier."""
         for key in keys:
             page = self._pages[key]
             if not page.is_on_device and not page.tiers:

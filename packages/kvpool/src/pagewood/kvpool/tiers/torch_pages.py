@@ -30,9 +30,9 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
 
     Args:
         memory: Memory on a CPU or a CUDA device.
-        after: Only for a CUDA device, and for engines that publish pages before the device has computed them: the
-            stream that computes them. A copy starts after all work that is in this stream at that time. If None, the
-            host must have waited for pages before it publishes them.
+        after: The stream that computes pages; only for a CUDA device, and for engines that publish pages before they
+            are computed. A copy starts after all work that is in this stream at that time. If None, the host must have
+            waited for pages before it publishes them.
     """
     layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
     if memory.device.type == "cpu":
@@ -68,7 +68,7 @@ class CopyStream(Protocol):
         ...
 
     def wait(self) -> None:
-        """Make the host wait until everything that was queued is done."""
+        """Make the host wait until all queued work is done."""
         ...
 
 
@@ -82,7 +82,7 @@ class CUDACopyStream:
 
         Args:
             device: The device.
-            after: A stream whose earlier work must be done before what is queued here. If None, there is none.
+            after: A stream whose earlier work must be done before the work queued here; None for no such stream.
         """
         self._stream = torch.cuda.Stream(device)
         self._after = after
@@ -94,7 +94,7 @@ class CUDACopyStream:
         return torch.cuda.stream(self._stream)
 
     def wait(self) -> None:
-        """Make the host wait until everything that was queued is done."""
+        """Make the host wait until all queued work is done."""
         self._stream.synchronize()
 
 

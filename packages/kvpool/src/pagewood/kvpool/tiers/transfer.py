@@ -87,7 +87,7 @@ class Transfer:
             return self._is_done
 
     def cancel(self) -> None:
-        """Request an early end and return at once; what has not been copied by then is not copied."""
+        """Request an early end and return at once; the rest is not copied."""
         with self._changed:
             self._is_cancelled = True
 

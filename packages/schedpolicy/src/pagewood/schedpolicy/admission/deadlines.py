@@ -9,12 +9,12 @@ from pagewood.schedpolicy.steps.latency import StepModel, pairs_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What else the engine has to do.
+    """The work of the engine apart from the request.
 
     Attributes:
         num_prompt_tokens_ahead: Prompt tokens that will be computed before the request's own.
         num_decode: Requests that decode.
-        num_kv: Tokens of KV that these read in a step.
+        num_kv: Tokens of KV that these requests read in a step.
     """
 
     num_prompt_tokens_ahead: int = 0
@@ -37,10 +37,10 @@ class TooLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feasibility:
-    """Estimates when a request would end, to refuse on arrival what would miss its deadline.
+    """Estimates when a request would end, so that requests that would miss their deadline are refused on arrival.
 
-    With the present load, it finds requests that will probably miss their deadlines; with `Load()`, requests that would
-    miss them even on an idle engine, which is as certain as the step model.
+    With the present load, it finds requests that will probably miss their deadlines; with `Load()`, it finds requests
+    that would miss them even on an idle engine, as far as the step model is right.
 
     Attributes:
         model: Duration of steps.
@@ -75,7 +75,7 @@ class Feasibility:
         return now_s + prompt_s + max(0, num_output - 1) * decode_s
 
     def check(self, request: DeadlineWaiting, now_s: float, load: Load) -> TooLate | None:
-        """Return why to refuse the request, or None if it can meet its deadline."""
+        """Return the reason to refuse the request, or None if it can meet its deadline."""
         expected_s = self.expected_end_s(request, now_s, load)
         if expected_s <= request.deadline_s:
             return None

@@ -18,16 +18,16 @@ class _Leader(Generic[Q]):
 
     request: Q
     num_prompt: int
-    """Tokens of its prompt that others can match: whole pages."""
+    """Tokens of its prompt that other requests can match: whole pages."""
     num_shared: dict[int, int] = field(default_factory=dict[int, int])
-    """Tokens shared with requests compared so far, by arrival."""  # written by: deferral
+    """Tokens shared with the requests compared so far, by their arrival."""  # written by: deferral
     wake_ups: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Heap of (computed tokens of the leader, arrival of the request to wake then)."""  # written by: deferral
+    """Heap of (computed tokens of the leader at which to wake a request, its arrival)."""  # written by: deferral
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Parked(Generic[Q]):
-    """A waiting request that is parked here."""
+    """A waiting request that is parked."""
 
     request: Q
     leader: _Leader[Q] | None
@@ -48,13 +48,13 @@ class InBatchDeferral(Generic[Q]):
 
     Cost: two prompts that share enough agree in the tokens [m, m + min_shared), where m is the match of the waiting
     one. So leaders are kept by that window, for each m that occurs in a pass, and one candidate costs a small `window`
-    and a lookup. Only where the windows agree are prefixes compared, once for each pair of a leader and a request.
-    A pass compares about `max_compared` tokens at most. A candidate that comes after that is parked provisionally, on
-    the first leader with its window, and compared in a later pass, before any new candidate; if it shares too little,
-    it is ready then. So a repeat is never admitted because the comparisons were used up.
+    and a lookup. Prefixes are compared only if the windows agree, and once for each pair of a leader and a request. A
+    pass compares about `max_compared` tokens at most. A later candidate is parked provisionally on the first leader
+    with its window. A later pass compares it, before any new candidate, and makes it ready if it shares too little. So
+    a repeat is never admitted because the comparisons were used up.
 
-    In every pass: `ready`; then, for each candidate, `defer`, and `start` for those that are admitted. Each request
-    that ended or was preempted: `stop`. Each parked request that ended: `discard`.
+    In every pass, call `ready`, then `defer` for each candidate, and `start` for each admitted one. Call `stop` for
+    each request that has ended or was preempted, and `discard` for each parked request that has ended.
 
     Source: in-batch prefix caching of SGLang, which moves such requests to the end of the queue in every pass.
     """
@@ -91,7 +91,7 @@ class InBatchDeferral(Generic[Q]):
         self._windows: dict[int, dict[bytes, list[_Leader[Q]]]] = {}
 
     def start(self, request: Q) -> None:
-        """Report that the prompt of a request is being computed from now on; others may park on it.
+        """Report that the prompt of a request is being computed from now on; other requests may park on it.
 
         Raises:
             ValueError: The request is parked.
@@ -138,7 +138,7 @@ class InBatchDeferral(Generic[Q]):
         return any(self._park(request, leader) for leader in windows.get(request.window(offset, end), ()))
 
     def leader_of(self, request: Q) -> Q | None:
-        """Return the running request that a parked one waits for; None: it is not parked, or ready."""
+        """Return the running request that a parked one waits for; None if it is not parked, or is ready."""
         parked = self._parked.get(request.arrival)
         return None if parked is None or parked.leader is None else parked.leader.request
 
@@ -148,7 +148,7 @@ class InBatchDeferral(Generic[Q]):
         self._unverified.pop(request.arrival, None)
 
     def ready(self) -> list[Q]:
-        """Begin a pass: take out the parked requests that need not wait any longer, and return them by arrival."""
+        """Begin a pass: take out the parked requests that are ready, and return them by arrival."""
         self._num_compared = 0
         self._windows.clear()
         for leader in list(self._leaders.values()):
@@ -171,7 +171,7 @@ class InBatchDeferral(Generic[Q]):
         return request.arrival in self._parked
 
     def __iter__(self) -> Iterator[Q]:
-        """Yield the parked requests, those that are ready included."""
+        """Yield the parked requests, ready ones included."""
         for parked in self._parked.values():
             yield parked.request
 
@@ -188,7 +188,7 @@ class InBatchDeferral(Generic[Q]):
             windows.setdefault(leader.request.window(offset, end), []).append(leader)
 
     def _park(self, request: Q, leader: _Leader[Q]) -> bool:
-        """Park a request on a leader if that saves enough, as far as that is known."""
+        """Park a request on a leader if that saves enough, or provisionally if this is not known yet."""
         parked = _Parked(request=request, leader=leader)
         is_known = self._compare(request, leader)
         if not self._await(request, leader):

@@ -41,11 +41,12 @@ class Usage:
 class Quotas:
     """Counts what tenants hold, and checks requests against the quotas.
 
-    The caller passes over a request whose tenant is at its limit, and does not refuse it; others do not wait for it.
+    The caller passes over a request whose tenant is at its limit. The request is not refused, and other requests do not
+    wait for it.
     Invariant: if requests are admitted only where `check` allows it, no tenant exceeds its `max_running` or
-    `max_tokens_in_flight`, and no admission exceeds `max_kv_tokens`; running requests may grow beyond that by what
-    they generate. A request that was preempted with more than `max_kv_tokens` runs again when its tenant runs nothing
-    else, so a request that `can_ever_run` allows is never passed over for ever.
+    `max_tokens_in_flight`, and no admission exceeds `max_kv_tokens`; running requests may exceed it by the tokens that
+    they generate. A preempted request with more than `max_kv_tokens` runs again when its tenant runs nothing else. So
+    every request that `can_ever_run` allows runs in the end.
 
     The cost of a check does not depend on how many requests run, except for tenants with a `max_kv_tokens`.
     """
@@ -57,7 +58,7 @@ class Quotas:
 
         Args:
             quotas: Quotas by tenant.
-            default: Quota of tenants that are not named; None for no limits.
+            default: Quota of tenants that are not in `quotas`; None for no limits.
         """
         self._quotas = dict(quotas)
         self._default = default or Quota()
@@ -122,7 +123,7 @@ class _Held:
     """The running requests of a tenant. Invariant: `num_at_end` is the sum of those of `requests`."""
 
     requests: dict[int, tuple[TenantWaiting, int]] = field(default_factory=dict[int, tuple[TenantWaiting, int]])
-    """By arrival, each with the tokens that it may have in the end."""  # written by: Quotas
+    """Requests by arrival, each with its largest possible number of tokens at its end."""  # written by: Quotas
     num_at_end: int = 0  # written by: Quotas
 
     @property

@@ -19,7 +19,8 @@ class SkipAhead:
     `pass_over`, and stop if that returns False.
 
     Attributes:
-        num_starved: Requests that others have passed in `max_passes` steps; one that is queued again counts anew.
+        num_starved: Requests that were passed over in `max_passes` steps; a request that is queued again is counted
+            again.
     """
 
     __slots__ = ("_highest", "_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped", "num_starved")
@@ -32,7 +33,7 @@ class SkipAhead:
             max_passes: Steps in which one request may be passed over.
 
         Raises:
-            ValueError: One of them is negative.
+            ValueError: An argument is negative.
         """
         require_count("max_skipped", max_skipped, least=0)
         require_count("max_passes", max_passes, least=0)
@@ -42,7 +43,8 @@ class SkipAhead:
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
         self._highest: int | None = None  # priority passed over in this step; written by: begin_step, pass_over
         self._skipped: list[Waiting] = []  # since the last admission; written by: begin_step, pass_over, admitted
-        # Requests that others have passed, with the number of steps, by arrival; written by: begin_step, admitted.
+        # For each request passed over, by arrival, the number of steps in which this happened; written by: begin_step,
+        # admitted.
         self._passed: dict[int, tuple[Waiting, int]] = {}
 
     def begin_step(self, waiting: Container[Any]) -> None:

@@ -27,7 +27,7 @@ class Decoding(Protocol):
 
 
 class Own:
-    """What is known of one request: how its drafts fare beside those of all requests."""
+    """Observed acceptance of one request's drafts, compared with the rates of all requests."""
 
     __slots__ = ("accepted", "expected", "found", "granted", "length", "num_idle")
 
@@ -35,18 +35,19 @@ class Own:
         self.accepted = 0.0
         """Accepted draft tokens, decayed."""  # written by: Acceptance
         self.expected = 0.0
-        """Those that the rates of all requests made likely, decayed alike."""  # written by: Acceptance
+        """Accepted draft tokens that the rates of all requests predict, decayed in the same way."""
+        # written by: Acceptance
         self.granted = 0.0
         """Granted draft tokens, decayed."""  # written by: Acceptance
         self.found = 0.0
-        """Those that the drafter proposed, decayed alike."""  # written by: Acceptance
+        """Draft tokens that the drafter proposed, decayed in the same way."""  # written by: Acceptance
         self.length = 0
         """Draft tokens of the latest decision."""  # written by: DraftControl
         self.num_idle = 0
-        """Decisions since then that gave it none."""  # written by: Acceptance
+        """Decisions since then that gave it no drafts."""  # written by: Acceptance
 
     def halve(self) -> None:
-        """Believe half as much in what was observed."""
+        """Halve the weight of past observations."""
         self.accepted /= 2
         self.expected /= 2
         self.granted /= 2
@@ -54,13 +55,13 @@ class Own:
 
 
 class Acceptance:
-    """Rates of acceptance by position of all requests, and how each request differs from them.
+    """Acceptance rates by position over all requests, and how each request differs from them.
 
     The rate of a position is the probability that its draft token is accepted, if it was drafted and those before it
-    were accepted: a decayed mean with a Beta prior, whose mean is the rate of the position before. A request has a
-    factor of its own for all positions, and the part of its granted tokens that the drafter finds; both start as those
-    of all requests. Observations count for the past: nothing fades while nothing is drafted, but for a request that
-    others leave without drafts, which is forgotten by half from time to time, so that it is tried again.
+    were accepted: a decayed mean with a Beta prior, whose mean is the rate of the position before. Each request has two
+    numbers of its own: a factor for all positions, and the part of its granted tokens that the drafter finds. Both
+    start at the values of all requests. Observations do not fade while nothing is drafted. The exception: if only other
+    requests get drafts, the observations of this one are halved from time to time, so that it is tried again.
     """
 
     __slots__ = ("_accepted", "_drafted", "_found", "_granted", "_known", "_prior", "rates")
@@ -84,14 +85,14 @@ class Acceptance:
         self._known: dict[int, Own] = {}
         """By arrival."""  # written by: Acceptance
         self.rates = [prior] * max_tokens
-        """[max_tokens], of all requests."""  # written by: Acceptance
+        """[max_tokens], rates of all requests."""  # written by: Acceptance
 
     def __len__(self) -> int:
-        """Return of how many requests something is kept."""
+        """Return the number of requests that have a record."""
         return len(self._known)
 
     def of(self, request: Decoding) -> Own:
-        """Return what is known of a request."""
+        """Return the record of a request; make an empty one for a new request."""
         own = self._known.get(request.arrival)
         if own is None:
             own = self._known[request.arrival] = Own()
@@ -103,7 +104,7 @@ class Acceptance:
         return usual if own is None else own.length
 
     def forget(self, request: Decoding) -> None:
-        """Drop what is known of a request."""
+        """Drop the record of a request."""
         self._known.pop(request.arrival, None)
 
     def fill(self, own: Own) -> float:
@@ -121,13 +122,13 @@ class Acceptance:
         return survival
 
     def skip(self, own: Own) -> None:
-        """Note that a decision gave a request no drafts, but others some."""
+        """Record that a decision gave drafts to other requests but not to this one."""
         own.num_idle += 1
         if own.num_idle % _NUM_IDLE == 0:
             own.halve()
 
     def hope(self) -> None:
-        """Believe less in what was bad: drafts are tried again after a time without."""
+        """Reduce the weight of bad results, because drafts are tried again after a pause."""
         for own in self._known.values():
             if own.accepted < own.expected:
                 own.halve()
@@ -140,7 +141,7 @@ class Acceptance:
     def observe(
         self, requests: Sequence[Decoding], granted: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Learn from drafts: granted, found and accepted tokens of each of some requests."""
+        """Learn from drafts, given each request's granted, drafted and accepted tokens."""
         max_tokens, rates = len(self.rates), self.rates
         tried, passed = [0] * (max_tokens + 1), [0] * (max_tokens + 1)
         for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):

@@ -1,4 +1,4 @@
-"""Whether drafting gains: periods with drafts and without, at loads that are alike, compared by what they yield."""
+"""Whether drafting pays: compares the yield of periods with and without drafts at similar loads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LEAST_GAIN = 1.005
 class Comparison:
     """Divides the steps of one load into periods with drafts and without.
 
-    A period lasts a tenth of a second, and eight steps. The kind whose periods have yielded more in a second goes on.
-    The other is tried for one period, then not again before what that has lost is a hundredth of the time since, and
-    never twice in succession. It begins with one period of each, with drafts first.
+    A period lasts at least a tenth of a second and at least eight steps. The kind of period with the higher yield per
+    second continues. The other kind is tried for one period at a time, never twice in succession, and so rarely that
+    trials cost at most a hundredth of the time. The first two periods are one of each kind, with drafts first.
 
-    The results of steps come some steps after these were decided, and a drafter that has rested takes longer at first.
-    So the first report of a trial counts for what it has lost, and not for what its kind yields.
+    Results arrive some steps after the decision, and a drafter is slow at first after a rest. So the first report of a
+    trial counts towards the cost of the trial, but not towards the yield of its kind.
     """
 
     __slots__ = (
@@ -36,7 +36,7 @@ class Comparison:
         self.is_resting = False
         """Whether this is a period without drafts."""  # written by: Comparison
         self._is_trial = True
-        """Whether the other kind is believed to be better, or not known."""  # written by: Comparison
+        """Whether the other kind is believed to be better, or its yield is unknown."""  # written by: Comparison
         self._left_s = 0.0
         """Seconds until the other kind is tried."""  # written by: Comparison
         self._is_first = False
@@ -44,16 +44,18 @@ class Comparison:
         self._num_steps = 0
         """Steps of this period."""  # written by: Comparison
         self._worth_s = 0.0
-        """What plain decoding takes for the tokens of this period, by the table."""  # written by: Comparison
+        """Seconds that plain decoding needs for the tokens of this period, according to the table."""
+        # written by: Comparison
         self._taken_s = 0.0
-        """What they have taken."""  # written by: Comparison
+        """Seconds that this period has taken."""  # written by: Comparison
         self._speed_worth_s = [0.0, 0.0]
-        """As `_worth_s`, of all periods with drafts and without, decayed."""  # written by: Comparison
+        """The same as `_worth_s`, summed over all periods with drafts and over all without, decayed."""
+        # written by: Comparison
         self._speed_s = [0.0, 0.0]
-        """What they have taken, decayed alike."""  # written by: Comparison
+        """Seconds that those periods have taken, decayed in the same way."""  # written by: Comparison
 
     def observe(self, num_steps: int, worth_s: float, taken_s: float) -> bool:
-        """Note what some steps have yielded and taken; return whether a period with drafts begins now."""
+        """Record the yield and duration of some steps; return whether a period with drafts begins now."""
         kind = self.is_resting
         self._num_steps += num_steps
         self._worth_s += worth_s
@@ -80,10 +82,10 @@ class Comparison:
         self._left_s -= taken_s
         rest_is_better = drafting < _LEAST_GAIN * resting
         better, worse = (resting, drafting) if rest_is_better else (drafting, resting)
-        if rest_is_better != kind:  # a trial is over, or the kind that was better is so no longer
+        if rest_is_better != kind:  # a trial is over, or the better kind has changed
             self._turn(is_trial=False)
             lost_s = taken_s - worth_s / better
-        elif self._is_trial:  # it has turned out to be better
+        elif self._is_trial:  # the trial has shown that this kind is better
             self._is_trial = False
             lost_s = taken_s * (1 - worse / better)
         elif self._left_s > 0:

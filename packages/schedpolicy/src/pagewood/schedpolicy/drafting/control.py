@@ -1,4 +1,4 @@
-"""The policy of draft lengths as an engine calls it."""
+"""The policy of draft lengths, as called by an engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pagewood.schedpolicy.steps.urgency import relative_weights, weight_by_prior
 
 Mode = Literal["adaptive", "fixed"]
 Reason = Literal["gain", "load", "acceptance", "rest", "cores", "cost unknown", "fixed", "idle"]
-"""Why the lengths of a step are what they are:
+"""The reason for the lengths of a step:
 
 - gain: they have the most expected tokens per second.
 - load: no drafts, because they cost too much at this load even if all were accepted.
 - acceptance: no drafts, because too few would be accepted.
-- rest: no drafts in this period, to compare it with those that have some, or because it is the faster kind.
+- rest: no drafts in this period, either to compare periods with and without drafts, or because this kind is faster.
 - cores: no drafts, because other work takes the cores that compute them.
-- cost unknown: no drafts without a table of costs.
+- cost unknown: no drafts, because there is no table of costs yet.
 - fixed: the mode is "fixed".
 - idle: no request decodes.
 """
@@ -37,26 +37,26 @@ D_co = TypeVar("D_co", bound=Decoding, covariant=True)
 
 
 class StepsReport(Protocol[D_co]):
-    """What steps with the same number of requests have yielded: all with drafts, or all without."""
+    """Results of steps with the same number of requests, either all with drafts or all without."""
 
     @property
     def requests(self) -> Sequence[D_co]:
-        """Requests that were given drafts, once for each step; for the next three, too."""
+        """Requests that were given drafts, one entry per request and step; the next three have the same entries."""
         ...
 
     @property
     def granted(self) -> Sequence[int]:
-        """Draft tokens that each was given, >= 1."""
+        """Draft tokens granted to each, >= 1."""
         ...
 
     @property
     def drafted(self) -> Sequence[int]:
-        """How many of them the drafter proposed."""
+        """Granted tokens that the drafter proposed."""
         ...
 
     @property
     def accepted(self) -> Sequence[int]:
-        """How many of those were accepted."""
+        """Proposed tokens that were accepted."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class StepsReport(Protocol[D_co]):
 
     @property
     def num_requests(self) -> int:
-        """Requests of each step, as `DraftControl.rests` gets them: prompts count too."""
+        """Requests of each step, those with prompts included, as in `DraftControl.rests`."""
         ...
 
     @property
@@ -81,36 +81,37 @@ class StepsReport(Protocol[D_co]):
 
     @property
     def num_draft_tokens(self) -> int:
-        """Those of drafts among them."""
+        """Draft tokens among these positions."""
         ...
 
     @property
     def draft_s(self) -> float:
-        """Seconds for drafts; 0: not measured."""
+        """Seconds for drafts; 0 if not measured."""
         ...
 
     @property
     def taken_s(self) -> float:
-        """Seconds of the steps with all that the host did for them, drafts included; 0: not measured."""
+        """Seconds of the steps, including the host's work and the drafts; 0 if not measured."""
         ...
 
 
 class DraftControl(Generic[D]):
     """Decides how many tokens are drafted for each decoding request of a step.
 
-    1. The expected tokens of a step with drafts come from rates of acceptance by position and a factor for each
-       request (`Acceptance`).
-    2. What it takes comes from a table by the number of its tokens, measured at start (`StepCost`), and the cost of
+    1. The expected tokens of a step with drafts come from acceptance rates by position and a factor for each request
+       (`Acceptance`).
+    2. The duration of a step comes from a table by number of tokens, measured at start (`StepCost`), and the cost of
        drafting (`DraftCost`).
-    3. Drafts are sorted by their probability, and as many are made as give the most expected tokens per second.
-    4. They are made if that is at least 2% more than without drafts.
+    3. Drafts are sorted by probability. Their number is the one with the most expected tokens per second.
+    4. Drafts are made only if this is at least 2% more than without drafts.
     5. If not, the next 16 steps get none either, then the next 32, up to 128, unless the load falls.
-    6. Periods with drafts and without are compared at each load by what they really yield, with the work of the host
-       in it; the faster kind goes on, and the other is tried as often as costs a hundredth of the time (`Comparison`).
-    7. Where steps are short, lengths are kept for some more steps, so that decisions take a hundredth of the time.
-    8. When drafts are tried again, what was bad counts less than before.
+    6. At each load, periods with and without drafts are compared by their measured yield, the host's work included. The
+       faster kind continues. Trials of the other cost at most a hundredth of the time (`Comparison`).
+    7. When steps are short, lengths are reused for several steps, so that decisions take at most a hundredth of the
+       time.
+    8. When drafts are tried again, earlier bad results count less.
     9. While other work takes the cores, nothing is drafted.
-    10. Weights change which requests get the drafts, and not how many there are.
+    10. Weights change which requests get drafts, but not the number of drafts.
     """
 
     __slots__ = (
@@ -139,13 +140,14 @@ class DraftControl(Generic[D]):
             cost: Cost of steps on this machine; None if not measured yet (nothing is drafted until `set_cost`).
             mode: "adaptive", or "fixed" for always `max_tokens`.
             draft_cost: Cost of drafting; None to learn it.
-            num_nodes: Tokens of a tree of drafts, >= `max_tokens`; a request gets a whole tree, whose length is
-                `max_tokens`, or none. None: drafts are chains.
+            num_nodes: Tokens of a tree of drafts, >= `max_tokens`; a request gets a whole tree of depth `max_tokens`,
+                or no drafts. None: drafts are chains.
             weight: Weight of a request, > 0; read in every decision.
-            computes_padding: Whether a granted token that the drafter does not find is computed nevertheless.
-            prior_acceptance: Probability of acceptance that is assumed before the first observation, in (0, 1).
-            are_cores_taken: Returns whether other work takes the cores that compute steps; asked in every step of mode
-                "adaptive". While it does, nothing is drafted, and durations say nothing of drafts. None: it never does.
+            computes_padding: Whether the step computes granted tokens even if the drafter finds none for them.
+            prior_acceptance: Probability of acceptance to assume before the first observation, in (0, 1).
+            are_cores_taken: Returns whether other work occupies the cores that compute steps; called in every step of
+                mode "adaptive". While it returns True, nothing is drafted, and measured durations are ignored. None:
+                cores are always free.
 
         Raises:
             ValueError: An argument is out of its range.
@@ -158,11 +160,12 @@ class DraftControl(Generic[D]):
             raise ValueError(f"num_nodes must be >= max_tokens, got {num_nodes} with max_tokens {max_tokens}")
         self.max_tokens = max_tokens
         self.reason: Reason = "idle"
-        """Why the latest lengths are what they are."""  # written by: DraftControl
+        """The reason for the latest lengths."""  # written by: DraftControl
         self.steps_by_reason: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
-        """Steps that rested or were decided, by reason."""  # written by: DraftControl
+        """Steps by the reason for their lengths."""  # written by: DraftControl
         self.is_far = False
-        """Whether the next steps get no drafts for some time, if the load stays."""  # written by: DraftControl
+        """Whether the next steps get no drafts for some time, if the load does not change."""
+        # written by: DraftControl
         self._mode, self._num_nodes, self._weight = mode, num_nodes, weight
         self._computes_padding = computes_padding
         self._acceptance = Acceptance(max_tokens, prior=prior_acceptance)
@@ -171,27 +174,27 @@ class DraftControl(Generic[D]):
         self._comparisons: dict[int, Comparison] = {}
         """By load."""  # written by: DraftControl
         self._num_declined = 0
-        """Steps that get no drafts because the latest decision was for none."""  # written by: DraftControl
+        """Coming steps without drafts, because the latest decision was against drafts."""  # written by: DraftControl
         self._num_declines = 0
-        """Decisions in succession for none."""  # written by: DraftControl
+        """Consecutive decisions against drafts."""  # written by: DraftControl
         self._kept = _Kept()
 
     @property
     def acceptance(self) -> list[float]:
-        """[max_tokens], present rate of acceptance at each position, of those before it accepted."""
+        """[max_tokens], present acceptance rate at each position, given that all positions before it were accepted."""
         return list(self._acceptance.rates)
 
     @property
     def num_known(self) -> int:
-        """Requests of which something is kept; `forget` drops them."""
+        """Requests that have a record; `forget` drops it."""
         return len(self._acceptance)
 
     def set_cost(self, cost: StepCost, draft_cost: DraftCost | None = None) -> None:
-        """Replace the costs, for example when they have been measured; None: the cost of drafting stays."""
+        """Replace the costs, for example after a measurement; None keeps the cost of drafting."""
         self._cost, self._draft_cost = cost, draft_cost or self._draft_cost
 
     def forget(self, request: D) -> None:
-        """Drop what is known of a request that has ended."""
+        """Drop the record of a request that has ended."""
         self._acceptance.forget(request)
 
     def rests(self, num_requests: int) -> bool:
@@ -200,7 +203,7 @@ class DraftControl(Generic[D]):
         If it returns False, `lengths` is called next.
 
         Args:
-            num_requests: All requests of the step, those whose prompts it computes too.
+            num_requests: All requests of the step, those with prompts included.
         """
         if self._mode == "fixed":
             return False
@@ -233,7 +236,7 @@ class DraftControl(Generic[D]):
         return lengths
 
     def observe(self, report: StepsReport[D]) -> None:
-        """Learn from steps."""
+        """Learn from the results of steps."""
         if report.requests:
             self._acceptance.observe(report.requests, report.granted, report.drafted, report.accepted)
         cost, num_steps = self._cost, report.num_steps
@@ -263,7 +266,7 @@ class DraftControl(Generic[D]):
         return True
 
     def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
-        """Return the lengths of a step, and why they are what they are."""
+        """Return the reason for the lengths of a step, and the lengths."""
         size = len(requests)
         if not size:
             return "idle", []
@@ -328,7 +331,7 @@ class DraftControl(Generic[D]):
         return "acceptance" if plain_s + num_accepted * worth_s > taken_s else "load", lengths
 
     def _sorted_drafts(self, requests: Sequence[D], owns: Sequence[Own]) -> list[tuple[float, float, float, int, int]]:
-        """Return what may be drafted, best first.
+        """Return the possible drafts, best first.
 
         Each is (rank, expected tokens, tokens to compute, depth, index of the request). A draft token never comes
         before the one that it follows.
@@ -353,23 +356,23 @@ class DraftControl(Generic[D]):
 
 
 class _Kept:
-    """The latest decision, for steps that are like it."""
+    """The latest decision, which similar steps reuse."""
 
     __slots__ = ("num_left", "num_others", "size", "usual")
 
     def __init__(self) -> None:
         self.num_left = 0
-        """Steps that may still take them."""  # written by: DraftControl
+        """Further steps that may reuse the lengths."""  # written by: DraftControl
         self.size = 0
-        """Requests of the step."""  # written by: DraftControl
+        """Requests of the step of the decision."""  # written by: DraftControl
         self.num_others = 0
-        """Its prompt tokens."""  # written by: DraftControl
+        """Prompt tokens of that step."""  # written by: DraftControl
         self.usual = 0
-        """Length of a request that is new since then."""  # written by: DraftControl
+        """Length for a request that has arrived since."""  # written by: DraftControl
 
 
 def _load(num_requests: int) -> int:
-    """Return a number for loads that are alike: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, 13 to 16, 17 to 24, ..."""
+    """Return the number of a class of similar loads: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, 13 to 16, 17 to 24, ..."""
     width = max(0, (num_requests - 1).bit_length() - 2)
     return (width << 2) + ((num_requests - 1) >> width)
 

@@ -1,4 +1,4 @@
-"""What a step of n tokens takes, and what drafting takes: measured at start, corrected by what steps take."""
+"""How long a step of n tokens and its drafting take: measured at start, corrected by observed steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _MOST_CHANGE = 1.25
 class StepCost:
     """Seconds of a step by its number of tokens: a table, and a factor that observed steps correct.
 
-    Between two measured sizes the table is interpolated linearly, below the smallest it is constant, and above the
-    largest it continues with the slope of all of it. It need be neither convex nor continuous: a machine whose steps
-    are padded to 16 and 32 tokens is measured at 1, 16, 17 and 32. Steps with drafts have a factor of their own: the
-    host does more for them. Invariant: all values are positive and finite, and one observation changes a factor by
-    little.
+    The table is interpolated linearly between measured sizes, constant below the smallest, and continued above the
+    largest with the slope of the whole table. It need be neither convex nor continuous: a machine whose steps are
+    padded to 16 and 32 tokens is measured at 1, 16, 17 and 32. Steps with drafts have a factor of their own: the host
+    does more for them. Invariant: all values are positive and finite, and one observation changes a factor by little.
     """
 
     __slots__ = ("_factors", "_slope", "_values")
@@ -33,7 +32,7 @@ class StepCost:
             ValueError: The sizes do not ascend, or a duration is not positive and finite.
         """
         if not sizes or len(sizes) != len(seconds):
-            raise ValueError(f"sizes and seconds must be as many, at least 1, got {len(sizes)} and {len(seconds)}")
+            raise ValueError(f"sizes and seconds must be of one length >= 1, got {len(sizes)} and {len(seconds)}")
         if sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"sizes must be >= 1 and ascend, got {list(sizes)}")
         if not all(0 < value < math.inf for value in seconds):
@@ -50,12 +49,12 @@ class StepCost:
 
         Args:
             num_tokens: Of the step, >= 0, drafts included.
-            has_drafts: Whether some of them are, or were looked for.
+            has_drafts: Whether drafts are among these tokens, or were looked for.
         """
         return self._at(num_tokens) * self._factors[has_drafts]
 
     def as_measured(self, num_tokens: int) -> float:
-        """Return the seconds of a step by the table alone, which no observation changes."""
+        """Return the seconds of a step from the table alone, without corrections by observed steps."""
         return self._at(num_tokens)
 
     def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
@@ -74,10 +73,10 @@ class StepCost:
 
 
 class DraftCost:
-    """Seconds of drafting: a part for each step that drafts, one for each pass of the drafter, one for each token.
+    """Seconds of drafting: one part per drafting step, one per pass of the drafter, one per token.
 
-    A draft model makes one pass for each position, over all requests that still draft; a lookup makes none, so its time
-    is all in the first part. Measured steps correct a factor of all three.
+    A draft model makes one pass per position, over all requests that still draft. A lookup makes no passes, so all its
+    time is in the first part. Measured steps correct one factor for all three parts.
     """
 
     __slots__ = ("_factor", "per_pass_s", "per_step_s", "per_token_s")
@@ -86,9 +85,9 @@ class DraftCost:
         """Start from a measurement, or from 0.
 
         Args:
-            per_step_s: Seconds of a step that drafts at all, >= 0.
-            per_pass_s: Seconds for each position of the longest draft, >= 0.
-            per_token_s: Seconds for each draft token, >= 0.
+            per_step_s: Seconds per step that makes any drafts, >= 0.
+            per_pass_s: Seconds per position of the longest draft, >= 0.
+            per_token_s: Seconds per draft token, >= 0.
 
         Raises:
             ValueError: One of them is negative or not finite.
@@ -102,13 +101,13 @@ class DraftCost:
         self._factor = 1.0  # written by: DraftCost
 
     def seconds(self, num_passes: int, num_tokens: int) -> float:
-        """Return the seconds of drafting `num_tokens` tokens, of which one request has `num_passes`; 0 for none."""
+        """Return the seconds to draft `num_tokens` tokens in `num_passes` passes; 0 for no tokens."""
         if not num_tokens:
             return 0.0
         return self._factor * (self.per_step_s + self.per_pass_s * num_passes + self.per_token_s * num_tokens)
 
     def observe(self, num_passes: int, num_tokens: int, seconds: float) -> None:
-        """Correct it by a measured step that drafted; a cost of 0 becomes one for each pass."""
+        """Correct the cost by a measured step that drafted; a cost of 0 becomes a cost per pass."""
         expected_s = self.seconds(num_passes, num_tokens)
         if not expected_s:
             self.per_pass_s = seconds / max(1, num_passes)

@@ -26,12 +26,12 @@ from pagewood.schedpolicy.integrations.vllm_queue import OrderedQueue, QueuedReq
 class OrderedScheduler(Scheduler):
     """vLLM's scheduler whose waiting requests are admitted in an order of this package.
 
-    Invariant: the order has exactly the requests of `waiting`, except in a step the one popped last.
+    Invariant: the order has exactly the requests of `waiting`; during a step, it also has the request popped last.
 
-    Priorities count only with `--scheduling-policy priority`, and a lower number goes first, as in vLLM. Requests bring
-    what some orders read in `SamplingParams.extra_args` (over HTTP in `vllm_xargs`): `tenant` for "fair" (otherwise the
-    cache salt counts as the tenant), `deadline_s`, seconds after the arrival, for "edf", and `service_class` for "wrr".
-    "tag" reads the name of the LoRA adapter.
+    Priorities count only with `--scheduling-policy priority`, and a lower number goes first, as in vLLM. Some orders
+    read fields of `SamplingParams.extra_args` (over HTTP `vllm_xargs`): `tenant` for "fair" (otherwise the cache salt
+    counts as the tenant), `deadline_s`, seconds after the arrival, for "edf", and `service_class` for "wrr". "tag"
+    reads the name of the LoRA adapter.
 
     Raises:
         ValueError: `pagewood_order` is not the name of an order, or `pagewood_ageing_s` is not a number >= 0.
@@ -49,7 +49,7 @@ class OrderedScheduler(Scheduler):
         )
 
     def make_order(self) -> Order[Any]:
-        """Return an empty order, as `additional_config` says; "fcfs" if it does not say.
+        """Return an empty order, the one that `additional_config` names; "fcfs" if it names none.
 
         Matches are reported to the order, so it may be made with `notified=True`.
         """

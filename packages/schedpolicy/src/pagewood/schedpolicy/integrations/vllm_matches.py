@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class LiveMatches:
     """Keeps `QueuedRequest.num_blocks` up to date while blocks enter and leave vLLM's cache.
 
-    A change costs one step for each waiting request that it concerns; nothing is looked up for the others.
+    A change costs one step for each waiting request that it affects; the other requests cost nothing.
 
-    Invariant: of every open request, `num_blocks` leading blocks are cached and the next one is not. `_held` has the
-    former by their hashes, and `_next` the latter.
+    Invariant: `num_blocks` leading blocks of every open request are cached, and the next one is not. `_held` has the
+    cached blocks by their hashes, and `_next` has the next ones.
 
     Args:
         pool: the block pool; its map of hashes is replaced by one that reports changes.

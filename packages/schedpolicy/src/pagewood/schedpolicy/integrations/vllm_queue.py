@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (vLLM is not a dependency of this package)
-"""A request queue of vLLM over an order, and what the order reads of vLLM's requests."""
+"""A request queue of vLLM over an order, and the view of vLLM's requests that the order reads."""
 
 import math
 import time
@@ -17,7 +17,7 @@ _BYTES_PER_BLOCK = 4
 
 
 class QueuedRequest:
-    """What orders read of a request of vLLM; see `FullWaiting`."""
+    """A request of vLLM as orders read it; see `FullWaiting`."""
 
     __slots__ = ("arrival", "block_size", "frozen", "is_parked", "num_blocks", "priority", "request")
 
@@ -27,7 +27,8 @@ class QueuedRequest:
         self.priority = priority
         self.block_size = block_size
         self.num_blocks = 0  # leading blocks that are cached; written by: LiveMatches
-        # The match with which it was offered to the scheduler: its own blocks count as cached before they are computed.
+        # The match at the time of the offer to the scheduler; later its own blocks count as cached before they are
+        # computed.
         self.frozen: int | None = None  # written by: OrderedQueue
         self.is_parked = False  # written by: OrderedQueue
 
@@ -93,7 +94,7 @@ class OrderedQueue(RequestQueue):
     """vLLM's waiting queue in the order of a policy.
 
     vLLM peeks at the first request, and then either pops it to run it, or pops it to skip it and prepends it at the end
-    of the step. A popped request stays in the order until the next call shows which of the two it was.
+    of the step. A popped request stays in the order until the next call shows which of the two happened.
 
     Invariant: the order has exactly the requests of this queue, and the one popped last until `settle`. Each request in
     the order has a live match, if there are any.
@@ -126,7 +127,7 @@ class OrderedQueue(RequestQueue):
         self._popped: QueuedRequest | None = None
 
     def begin_step(self) -> None:
-        """Choose the first request anew: time has passed since the last step."""
+        """Begin a step: choose the first request again, because time has passed."""
         self.settle()
         self._drop_head()
 
@@ -141,7 +142,7 @@ class OrderedQueue(RequestQueue):
         popped.frozen = None
 
     def ended(self, request: Request) -> None:
-        """Note that a request has ended, wherever it was."""
+        """Note that a request has ended, whether it was waiting, popped or running."""
         self.settle()
         known = self._known.pop(request.request_id, None)
         if known is not None:

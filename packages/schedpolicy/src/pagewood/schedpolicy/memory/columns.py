@@ -1,4 +1,4 @@
-"""The lengths of many running requests as columns, which need numpy and less time than one after the other."""
+"""The lengths of many running requests as numpy columns, which is faster than a loop over the requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pagewood.schedpolicy.requests import Running
 _HALF = 0.5
 """Half a token, added before a quotient of whole numbers is rounded, so that no error of floats changes the result."""
 _LIMIT_OF_NONE = 1e-4
-"""Tokens that stand for a limit of 0: what is divided by them is beyond all parts."""
+"""Tokens that stand for a limit of 0, so that every quotient by the limit exceeds all parts."""
 
 Column = NDArray[np.float64]
 """`[n]`, a number for each request."""
@@ -22,16 +22,16 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FixedLengths:
-    """What requests keep while they run. Invariant: row i of each column is about the i-th request."""
+    """Lengths that stay constant while requests run. Invariant: row i of each column is about the i-th request."""
 
     arrivals: list[int]
     page_size: int
     parts_per_token: Column
-    """Hundredths of the limit that one token is."""
+    """One token, in hundredths of the limit."""
     prompt_parts: Column
-    """Hundredths of the limit that the prompt would be, less those of a small part of a token."""
+    """The prompt, in hundredths of the limit, less a small part of a token."""
     most_pages: Column
-    """Pages of the tokens of the prompt and of the limit together, not rounded at all."""
+    """Pages of the prompt and the limit together, not rounded."""
     prompt_pages: Column
     num_prompt_pages: float
     """Sum of `prompt_pages`."""
@@ -45,28 +45,28 @@ class Lengths:
 
     kept: FixedLengths
     parts: Column
-    """Hundredths of the limit that are generated; not rounded down yet."""
+    """Tokens generated so far, in hundredths of the limit; not rounded."""
     pages: Column
-    """Pages of the tokens so far; not rounded down yet, which gives the pages that they need."""
+    """Pages of the tokens so far; rounded down, the pages that they need."""
     pages_left: Column
-    """Pages of the tokens that it may still generate, not rounded at all; 0 or less at its limit."""
+    """Pages of the tokens that may still be generated, not rounded; 0 or less at the limit."""
     num_pages: float
     """Sum of `pages`, each rounded down."""
 
     def num_at_parts(self) -> list[int]:
-        """Return for each part, from 0 to 100, how many of the requests are at it."""
+        """Return the number of requests at each part of their limit, from 0 to 100."""
         part = np.minimum(self.parts, float(NUM_PARTS)).astype(np.intp)
         return np.bincount(part, minlength=NUM_PARTS + 1).tolist()
 
     def num_most_pages(self) -> int:
-        """Return the pages that the requests take together beyond their present ones if all use all of their limit."""
+        """Return the additional pages that the requests need together if each uses its whole limit."""
         most = np.minimum(self.pages_left, MAX_EXPECTED_TOKENS / self.kept.page_size)
         np.maximum(most, 0, out=most)
         most += self.pages
         return int(np.add.reduce(np.floor(most, out=most)) - self.num_pages)
 
     def growth(self, ahead: LookAhead) -> list[float]:
-        """Return what `ahead.add` adds for all of these requests together, to within errors of floats."""
+        """Return the sum of what `ahead.add` adds for each of these requests, up to float rounding."""
         kept = self.kept
         before, moment_pages = _moment_columns(ahead.num_most, ahead.number, kept.page_size)
         parts = before * kept.parts_per_token
@@ -75,7 +75,7 @@ class Lengths:
         pages = np.minimum(moment_pages, self.pages_left)
         pages += self.pages
         np.floor(pages, out=pages)
-        pages -= kept.prompt_pages  # they stay, as the pages of a prompt may do
+        pages -= kept.prompt_pages  # prompt pages may stay cached after the end
         pages *= chance
         growth = np.add.reduce(pages, axis=1)
         growth -= self.num_pages - kept.num_prompt_pages
@@ -92,19 +92,19 @@ class Lengths:
 
 
 class LengthReader:
-    """Reads the lengths of running requests; what these keep is read again only when other requests run.
+    """Reads the lengths of running requests; reads constant values again only when other requests run.
 
-    It sees that other requests run by their `arrival`, which differs between any two requests.
+    It recognises requests by their `arrival`, which is unique.
     """
 
     __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        """Know no requests."""
+        """Start without requests."""
         self._kept: FixedLengths | None = None  # written by: read
 
     def read(self, running: Sequence[Running], *, page_size: int) -> Lengths:
-        """Return the lengths of these requests, of which there is one at least."""
+        """Return the lengths of these requests, at least one."""
         num_tokens = np.fromiter([request.num_tokens for request in running], np.int64, len(running))
         arrivals = [request.arrival for request in running]
         kept = self._kept
@@ -140,7 +140,7 @@ def _read_kept(
 
 
 def _rest_of_page(page_size: int) -> float:
-    """Return what to add to pages of tokens so that they are, rounded down, those that the tokens need."""
+    """Return the part of a page to add before rounding down, so that pages of tokens are rounded up."""
     return (page_size - _HALF) / page_size
 
 
@@ -148,6 +148,6 @@ def _rest_of_page(page_size: int) -> float:
 def _moment_columns(
     num_most: int, number: int | None, page_size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return `[moments, 1]` twice: steps to the moment before each moment, and pages of the steps to itself."""
+    """Return two `[moments, 1]` columns: steps to the previous moment, and steps to the moment itself as pages."""
     moments = np.array(moments_until(num_most, number), np.float64)
     return moments[:, 1:2], moments[:, 2:3] * (1 / page_size)

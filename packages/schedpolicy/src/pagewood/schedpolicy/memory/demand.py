@@ -1,4 +1,4 @@
-"""The demand for memory at moments to come, with and without one more request."""
+"""The demand for memory at future moments, with and without one more request."""
 
 import math
 
@@ -12,8 +12,8 @@ _ROUNDING = 1e-6
 class Demand:
     """Pages that requests are expected to need beyond their present ones, at the moments of a `LookAhead`.
 
-    Invariant: `worst_with` takes the same time however many requests there are, and hardly any for a candidate like
-    another that was asked about.
+    Invariant: the time of `worst_with` does not depend on the number of requests. Candidates like an earlier one take
+    hardly any time.
     """
 
     __slots__ = ("_ahead", "_growth", "_scale", "_worst_with", "worst_moment")
@@ -23,7 +23,7 @@ class Demand:
 
         Args:
             ahead: The moments.
-            growth: Of the requests so far.
+            growth: Pages that the requests so far need, at each moment.
             scale: Factor of the demand.
         """
         self._ahead = ahead
@@ -31,12 +31,12 @@ class Demand:
         self._scale = scale
         self._worst_with: dict[tuple[int, int, int], int] = {}  # contents written by: worst_with, add
         self.worst_moment = 0
-        """Place of the moment of the largest demand, with the last candidate unlike those before."""
+        """Index of the moment of the largest demand, for the latest candidate that had to be computed."""
         # written by: worst_with
 
     @property
     def num_most(self) -> int:
-        """Steps that are looked ahead."""
+        """Steps to look ahead."""
         return self._ahead.num_most
 
     def add(self, request: Running) -> None:

@@ -18,7 +18,7 @@ def part_of(request: Request) -> int:
 
 
 def num_at_parts(requests: Iterable[Request]) -> list[int]:
-    """Return for each part, from 0 to 100, how many of the requests are at it."""
+    """Return the number of requests at each part of their limit, from 0 to 100."""
     found = [0] * (NUM_PARTS + 1)
     for request in requests:
         found[part_of(request)] += 1

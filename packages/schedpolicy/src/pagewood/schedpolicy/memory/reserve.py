@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 # Ended requests by which others are judged.
 _NUM_OBSERVED = 64
-# Imagined requests that use all of their limit: they stand for what has not been observed yet.
+# Imagined requests that use all of their limit: they stand for outputs that are not observed yet.
 _NUM_IMAGINED = 4
-# Running requests from which on columns of all are faster than one request after the other.
+# From this number of running requests on, columns are faster than a loop over the requests.
 _NUM_MANY = 24
 
 
@@ -32,14 +32,15 @@ class NewTokenRatio:
 
         demand(h) = sum of prompt + S(y) / S(x) * (generated + h),  with y = (generated + h) / limit <= 1
 
-    tokens. What they will need beyond their present pages is the largest demand to come, less that of now. Requests
-    that start together need their outputs at the same time; of requests at different points, the ends of some make
-    room for others, and hardly anything is reserved. A prompt counts also after the end, because it may be shared.
+    tokens. The pages that they will need beyond their present ones are the largest future demand minus the present one.
+    Requests that start together need memory for their outputs at the same time. Among requests at different points,
+    some end and make room for others, so hardly anything is reserved. A prompt counts even after its request ends,
+    because it may be shared.
 
     `S` is the estimate of Kaplan and Meier from the last 64 requests that ended and those that run: short answers end
     first, so the ended ones alone would seem short. Four imagined requests that use all of their limit stand for
-    what is not known. So at first all requests are expected to use all of their limit, and no admission leads to a
-    preemption. Early ends lower the estimate.
+    outputs that are not observed yet. So at first all requests are expected to use all of their limit, and no admission
+    leads to a preemption. Early ends lower the estimate.
 
     If memory has run out all the same, all requests are expected to use all of their limit for `hold_steps` steps, so
     that the freed memory is not filled at once with requests that cause the next preemption.
@@ -47,16 +48,16 @@ class NewTokenRatio:
     Invariant: `0 < ratio <= 1`.
 
     Source: SGLang's `new_token_ratio` for the aim; the look ahead as in LightLLM's Past-Future scheduler (arXiv
-    2507.10150), which draws lengths where this takes probabilities.
+    2507.10150), which draws random lengths instead of computing with probabilities.
     """
 
     __slots__ = ("_latest", "_num_ended", "_num_held", "_reader", "hold_steps", "scale", "worst_moment")
 
     def __init__(self, *, scale: float = 1.0, hold_steps: int = 60) -> None:
-        """Know nothing of outputs.
+        """Start without observed outputs.
 
         Args:
-            scale: Factor of what is reserved, > 0 and finite; below 1 more requests run, and more are preempted.
+            scale: Factor of the reserve, > 0 and finite; below 1 more requests run, and more are preempted.
             hold_steps: Steps of caution after a preemption, >= 0.
 
         Raises:
@@ -69,21 +70,21 @@ class NewTokenRatio:
         self.scale = scale
         self.hold_steps = hold_steps
         self._num_held = 0  # steps of caution that are left; written by: on_step, on_preempt
-        self._latest: deque[int] = deque()  # at which part the latest requests ended; written by: on_end
-        self._num_ended = [0] * (NUM_PARTS + 1)  # how many of them ended at each part; written by: on_end
+        self._latest: deque[int] = deque()  # parts at which the latest requests ended; written by: on_end
+        self._num_ended = [0] * (NUM_PARTS + 1)  # latest requests that ended at each part; written by: on_end
         self._reader = _open_reader()
         self.worst_moment: int | None = None
-        """Number of the moment of the largest demand when a step looked at all of them last; None: a request was
-        admitted since, or there is room for all limits."""  # written by: StepReserve
+        """The moment of the largest demand when a step last looked at all moments; None if a request was admitted
+        since, or if all limits fit."""  # written by: StepReserve
 
     @property
     def ratio(self) -> float:
-        """The part of its allowed output that a request which starts now is expected to generate."""
+        """Expected output of a request that starts now, as a part of its allowed output."""
         return sum(self.survival(())[1:]) / NUM_PARTS
 
     @property
     def expects_ends(self) -> bool:
-        """Whether requests may end before their limits, as far as is known; not in steps of caution."""
+        """Whether ends before the limit are expected: some requests have ended, and no steps of caution are left."""
         return not self._num_held and bool(self._latest)
 
     def on_step(self) -> None:
@@ -115,7 +116,7 @@ class NewTokenRatio:
         return self.survival_beside(num_at_parts(running))
 
     def survival_beside(self, num_running: Sequence[int]) -> list[float]:
-        """Return `survival`, given how many running requests are at each part."""
+        """Return `survival`, given the number of running requests at each part."""
         if not self.expects_ends:
             return [1.0] * (NUM_PARTS + 1)
         found: list[float] = []
@@ -140,8 +141,8 @@ class NewTokenRatio:
         """Return the reserve of one step; reads each running request once.
 
         Args:
-            running: Requests that run when the step begins. Their prompts and limits do not change, and may be read
-                again only if requests with other arrival numbers run than when this was called last.
+            running: Requests that run when the step begins. Their prompts and limits must not change: they are read
+                again only if other requests run than at the last call.
             page_size: Tokens of a page.
             num_to_complete: Pages that these requests still need for their `num_tokens`.
         """
@@ -160,7 +161,7 @@ class NewTokenRatio:
 
 
 def _open_reader() -> "LengthReader | None":
-    """Return a reader of many lengths at once; None without numpy, which makes many faster but is not needed."""
+    """Return a reader of many lengths at once; None without numpy, which is optional."""
     try:
         from pagewood.schedpolicy.memory.columns import LengthReader
     except ModuleNotFoundError:
@@ -171,9 +172,9 @@ def _open_reader() -> "LengthReader | None":
 class StepReserve:
     """Memory reserved in one step while requests are admitted; made by `NewTokenRatio.open`.
 
-    The demand is that of a `LookAhead`. To ask about a candidate takes a time that does not depend on how many run,
-    unless its limit is larger than all of theirs, and hardly any for one like another that was asked about. Nothing is
-    estimated while there is room for all of their limits.
+    The demand is that of a `LookAhead`. The time of a query does not depend on the number of running requests, unless
+    the candidate has the largest limit of all. Candidates like an earlier one take hardly any time. Nothing is
+    estimated while there is room for the limits of all.
     """
 
     __slots__ = (
@@ -190,7 +191,7 @@ class StepReserve:
         page_size: int,
         num_to_complete: int,
     ) -> None:
-        """Begin with the requests that run when the step begins; `lengths` are theirs if they are many."""
+        """Begin with the requests that run when the step begins, and with their `lengths` if they are many."""
         self._ratio = ratio
         self._page_size = page_size
         self._num_to_complete = num_to_complete  # written by: admit
@@ -224,8 +225,8 @@ class StepReserve:
 
         Args:
             candidate: waits to be admitted.
-            num_available: pages that can be given away. If they are enough for the limits of all requests, what these
-                would take is returned, which may be more than is expected.
+            num_available: pages that can be given away. If they suffice for the limits of all requests, the pages of
+                these limits are returned, which may be more than expected.
         """
         if not self.num_running:
             return 0
@@ -241,10 +242,10 @@ class StepReserve:
         return self._num_to_complete + worst
 
     def exceeds(self, candidate: Running, *, num_available: int) -> bool:
-        """Return whether `num_reserved` is certainly more than a number of pages, in a fraction of its time.
+        """Return whether `num_reserved` is certainly more than `num_available`, in a fraction of its time.
 
-        Looks at one moment, that of the largest demand when all were looked at last. If that shows nothing, or
-        requests were admitted since, the answer is False, and `num_reserved` is to be asked.
+        Looks only at the moment of the largest demand when all moments were last looked at. False means unknown: then
+        call `num_reserved`. After an admission the answer is False.
 
         Args:
             candidate: waits to be admitted.
@@ -277,7 +278,7 @@ class StepReserve:
                 demand.add(request)
 
     def _num_most_pages(self) -> int:
-        """Return the pages that running requests take beyond their present ones if they use all of their limits."""
+        """Return the additional pages of the running requests if each uses its whole limit."""
         if self._most is None:
             if self._lengths is None:
                 self._most = sum(map(self._most_of, self._began))
@@ -287,7 +288,7 @@ class StepReserve:
         return self._most
 
     def _most_of(self, request: Running) -> int:
-        """Return the pages that a request takes beyond its present ones if it uses all of its limit."""
+        """Return the additional pages of a request if it uses its whole limit."""
         num_tokens, page_size = request.num_tokens, self._page_size
         num_left = max(0, min(request.max_new_tokens - request.num_generated, MAX_EXPECTED_TOKENS))
         return -(-(num_tokens + num_left) // page_size) - -(-num_tokens // page_size)
@@ -302,7 +303,7 @@ class StepReserve:
         return self._demand
 
     def _expect(self, num_most: int, number: int | None = None) -> Demand:
-        """Return the demand of all running requests, at all moments or at that of a number."""
+        """Return the demand of all running requests, at all moments or only at the moment `number`."""
         ratio, lengths = self._ratio, self._lengths
         if self._survival is None:
             num_running: list[int] = []

@@ -6,7 +6,7 @@ from pagewood.schedpolicy.orders.order import W
 
 
 class MatchSweep(Generic[W]):
-    """Finds changes of `num_matched` by reading it of all requests: 0.03 us each, without a lookup in the cache.
+    """Finds changes of `num_matched` by reading it from all requests: 0.03 us each, without a lookup in the cache.
 
     Invariant: `_lengths` holds the values last read by `add`, `read` or `changed`.
     """

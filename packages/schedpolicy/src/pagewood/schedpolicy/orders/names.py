@@ -31,7 +31,7 @@ ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 MATCH_ORDERS = ("lpm", "shortest", "srtf", "adaptive", "dfs-weight")
 """Names of the orders that compare waiting requests by `num_matched`.
 
-"fair" reads it too, but only of requests that it has just yielded."""
+"fair" reads it too, but only for requests that it has just yielded."""
 
 
 def order_named(

@@ -15,7 +15,7 @@ class Order(Protocol[W]):
     (it waits for another request, and is added again later). When a running request ends or is preempted, call `stop`;
     a preempted request is then added again and keeps its arrival.
 
-    A call that raises changes nothing: the request stays where it was, or out.
+    A call that raises changes nothing: a request in the queue stays there, and any other stays out.
 
     Invariant: `ordered` is a permutation of the requests that were added and have not left. It is a total order: it
     depends on the requests, on `now_s` and on the calls so far, never on hashes or on the machine.

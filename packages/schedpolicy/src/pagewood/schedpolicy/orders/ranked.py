@@ -166,8 +166,8 @@ class ByRemaining:
     """Rank by priority, then by the work that remains: uncached input plus weighted output that is still expected.
 
     A request is expected to generate `output_ratio` of its limit in total. So after a preemption its output so far
-    counts in full, where `ByShortest` expects the same part of whatever the limit leaves: requests near their expected
-    end go on first. A long request can starve: combine it with `Ageing`.
+    counts in full, where `ByShortest` expects the same part of the remaining limit. So requests near their expected end
+    go first. A long request can starve: combine it with `Ageing`.
 
     Source: Schrage, A proof of the optimality of the shortest remaining processing time discipline, 1968.
 

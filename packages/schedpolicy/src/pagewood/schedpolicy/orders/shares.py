@@ -28,7 +28,7 @@ class ShareOrder(Generic[W]):
     cannot save up idle time. A group whose waiting requests are all parked is not idle, and is not lifted. Within a
     pass, every yielded request counts as admitted.
 
-    Of the groups without requests, those that would be lifted are forgotten when there are more than 1,024 of them,
+    When there are more than 1,024 groups without requests, those that would be lifted on their return are forgotten,
     which changes nothing for them.
 
     Invariant: `_active` is sorted, and has exactly the groups with a waiting or parked request, each with its service.
@@ -92,7 +92,7 @@ class ShareOrder(Generic[W]):
         self._running: dict[int, tuple[W, str, int]] = {}
 
     def service(self, group: str) -> float:
-        """Return the charges of a group divided by its weight, lifts included; 0 for a group that was forgotten."""
+        """Return the charges of a group divided by its weight, lifts included; 0 for a forgotten group."""
         self._settle()
         return self._service.get(group, 0.0)
 

@@ -27,14 +27,14 @@ class PreemptionGuard(Generic[R]):
     Preemptions because memory has run out are not limited: they are necessary. Not thread-safe.
 
     Attributes:
-        num_spared: Waiting requests that would have preempted others without the guard; one that asks again without
-            another in between counts once.
+        num_spared: Waiting requests that the guard kept from preempting others; repeated calls for the same request
+            count once, unless one for another request came in between.
     """
 
     __slots__ = ("_growth", "_last_candidate", "_lengths", "_max_remembered", "num_spared")
 
     def __init__(self, *, growth: float = 0.5, max_remembered: int = 65_536) -> None:
-        """Remember no request.
+        """Start without remembered requests.
 
         Args:
             growth: Part of its length by which a request must grow before it is chosen again, >= 0 and finite. With 0

@@ -14,12 +14,12 @@ class HasOwnPriority(Protocol):
 
     @property
     def priority(self) -> int:
-        """What the policies read."""
+        """The priority that policies read, loans included."""
         ...
 
     @property
     def own_priority(self) -> int:
-        """What it arrived with, or was given since."""
+        """Its priority without loans."""
         ...
 
 
@@ -29,8 +29,8 @@ B = TypeVar("B", bound=HasOwnPriority)
 class Lending(Generic[B]):
     """Knows which waiting requests lend their priority to which running ones, because they wait for them.
 
-    Without this, a request that is parked behind the prompt of one of low priority gets no sooner than that one is
-    let: all requests of the priorities between them go first (priority inversion).
+    Without this, a request that is parked behind a prompt of low priority waits as long as that prompt: all requests
+    with a priority between the two go first (priority inversion).
 
     Invariant: once the caller has applied all that `settle` yields, the priority of a borrower is the highest of its
     own and those of its lenders. Only a request that waits lends, and only one that runs borrows, so no loan is passed
@@ -53,7 +53,7 @@ class Lending(Generic[B]):
         self._is_due |= lender.priority > borrower.priority
 
     def take_back(self, lender: B) -> None:
-        """Note that a request no longer waits, or has ended; others are ignored."""
+        """Note that a request no longer waits, or has ended; requests that lend nothing are ignored."""
         if self._loans.pop(lender.arrival, None) is not None:
             self._is_due |= bool(self._borrowers)
 

@@ -99,8 +99,8 @@ def worth_preempting(
     """Return the requests to preempt so that `candidate` can run, or an empty list if preempting is not worth it.
 
     Only requests whose priority is more than `threshold` below the candidate's are preempted, and only if together they
-    free enough. Of these the highest priorities are spared first, and among equals the oldest; no request is preempted
-    that could be spared. A request is counted with all its tokens; tokens that it shares with others are not freed, so
+    free enough. The highest priorities are spared first, and among equals the oldest. No request is preempted if the
+    others free enough. A request is counted with all its tokens; tokens that it shares with others are not freed, so
     less may become free.
 
     Args:

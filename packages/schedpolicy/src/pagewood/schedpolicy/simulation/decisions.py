@@ -1,4 +1,4 @@
-"""What a simulated replica has decided, step by step; to compare it with an engine, or to look at it."""
+"""The decisions of a simulated replica, step by step, for a comparison with an engine or for display."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Decision:
         running: Requests that hold memory, by arrival number, ascending.
         decodes: The arrival number of each request that decodes, ascending, and the position that its first step
             computes; each further step computes the next one.
-        prompts: For each request of which prompt tokens are computed: its arrival number, the first position, and the
-            number of tokens. In the order in which they were granted.
+        prompts: For each request with prompt tokens in the step, in the order of the grants: its arrival number, the
+            first position, and the number of tokens.
     """
 
     replica: int
@@ -30,4 +30,4 @@ class Decision:
 
 
 OnDecision = Callable[[Decision], None]
-"""Is called for each decision when its steps have ended."""
+"""Called for each decision when its steps have ended."""

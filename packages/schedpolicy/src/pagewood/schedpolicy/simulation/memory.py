@@ -5,8 +5,8 @@ from pagewood.schedpolicy.simulation.cache import PrefixCache
 from pagewood.schedpolicy.simulation.request import SimRequest
 
 _SPARE_NEEDS, _SPARE_TOKENS, _SPARE_SHARE = 2, 1024, 256
-"""An eviction frees _SPARE_NEEDS times as many pages as are needed beyond these, and those of _SPARE_TOKENS at least,
-but at most 1 / _SPARE_SHARE of all pages, as in pagewood-engine."""
+"""Spare pages that an eviction frees beyond the needed ones, as in pagewood-engine: _SPARE_NEEDS times the needed
+pages, at least the pages of _SPARE_TOKENS tokens, and at most 1 / _SPARE_SHARE of all pages."""
 
 
 class Memory:
@@ -74,7 +74,7 @@ class Memory:
     def take_singly(self, num_pages: int) -> None:
         """Make available pages private one after the other, as decoding requests of pagewood-engine get them.
 
-        Each eviction frees a page and the spare ones, so it evicts as often as the pages in between run out.
+        Each eviction frees one page and the spare ones; the next eviction comes when these have run out.
         """
         num_lacking, num_freed = num_pages - self.num_free, 1 + self._num_spare(1)
         if num_lacking > 0:
@@ -119,5 +119,5 @@ class Memory:
         request.num_leased = request.num_pages = request.num_private = 0
 
     def _num_spare(self, num_pages: int) -> int:
-        """Return how many pages an eviction frees beyond those that are needed, if `num_pages` are."""
+        """Return how many spare pages an eviction frees beyond `num_pages` needed ones."""
         return min(max(_SPARE_NEEDS * num_pages, _SPARE_TOKENS // self.page_size), self.num_pages // _SPARE_SHARE)

@@ -1,4 +1,4 @@
-"""The waiting requests of one replica, and what their order is notified of."""
+"""The waiting requests of one replica, and the notifications to their order."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ class Queue:
     """Waiting requests with their live matches.
 
     Invariant: every waiting request is in the order, or parked on a running request whose prompt it repeats. Exactly
-    those in the order have a live match, if the cache has such. At the start of a pass, the order has been notified of
-    every match that has changed.
+    those in the order have a live match, if the cache offers live matches. At the start of a pass, the order has been
+    notified of every match that has changed.
 
     Where the cache has no live matches, each pass matches all requests in the order again.
     """
@@ -62,11 +62,11 @@ class Queue:
 
     @property
     def top_priority(self) -> float:
-        """The highest priority of these; -inf if there are none."""
+        """The highest priority of these requests; -inf if there are none."""
         return max(self._num_by_priority, default=-inf)
 
     def begin_step(self) -> bool:
-        """Put the parked requests that are ready into the order, and settle what priorities are lent.
+        """Put the parked requests that are ready into the order, and settle the loans of priorities.
 
         Returns:
             Whether the priority of a running request has changed.

@@ -67,7 +67,7 @@ class Recorder:
             end_s: Time when they ended.
             num_steps: Number of steps; more than one only without prompts.
             prefills: Prompt tokens that they computed, by request.
-            decoding: State before the steps of the requests that decoded in them; None if none did.
+            decoding: State of the decoding requests before the steps; None if no request decoded.
             machine: The machine of the replica.
         """
         observed, model = self.observed, machine.model

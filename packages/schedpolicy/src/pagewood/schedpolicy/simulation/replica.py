@@ -31,7 +31,7 @@ _ANY_NUMBER = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class _Prompts:
-    """The prompts in progress that have got nothing in the present step, and the tokens that are left for them."""
+    """The prompts in progress without a grant in the present step, and the tokens that are left for them."""
 
     left: list[SimRequest]
     """Most deserving last."""  # written by: replica
@@ -94,7 +94,7 @@ class Replica:
         self._prefilling: list[SimRequest] = []  # running requests with prompts in progress, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the present step
         self._preempted: list[SimRequest] = []  # in the present step, not in the queue yet
-        self._completing: list[SimRequest] = []  # those whose last prompt token, alone, is decoded in the present step
+        self._completing: list[SimRequest] = []  # lack only their last prompt token, computed like a decode
         self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
         self._num_run_steps = 0
@@ -150,7 +150,7 @@ class Replica:
             decoding.advance(num_steps)
             while (request := decoding.pop_ended()) is not None:
                 ended[request.arrival] = request
-        # What is used last is evicted last, so the order matters: that of the grants.
+        # Pages that are used last are evicted last, so requests are processed in the order of the grants.
         for request in sorted((*ended.values(), *self._completing), key=deserving):
             if request.is_decoding:
                 self._end(request, self._stop_decoding(request), now_s)
@@ -169,7 +169,7 @@ class Replica:
         self._start(now_s)
 
     def _decision(self) -> Decision:
-        """Return what the present steps compute; they have not been applied to the requests yet."""
+        """Return the work of the present steps, which has not been applied to the requests yet."""
         decoding = [request for request in self._running.values() if self._is_decoding and request.is_decoding]
         decoding += self._completing
         return Decision(
@@ -290,8 +290,8 @@ class Replica:
     def _decode_in_turn(self, completing: list[SimRequest]) -> list[SimRequest]:
         """Give the decoding requests their pages, most deserving first, and preempt others when there are none left.
 
-        Pages are taken and requests preempted in the same order as in pagewood-engine, because it decides what is
-        evicted.
+        Pages are taken and requests preempted in the same order as in pagewood-engine, because the order decides which
+        pages are evicted.
 
         Returns:
             Those of `completing` that still run.
@@ -338,7 +338,7 @@ class Replica:
         return has_preempted
 
     def _preempt_for(self, request: SimRequest) -> None:
-        """Preempt a request that has got nothing in the present step; one of lower priority before `request` itself."""
+        """Preempt a request without a grant in this step, or one of lower priority rather than `request` itself."""
         candidates = self._without_grant()
         if choose_victim(candidates, rank=self._policies.victim) is request:
             lower = [one for one in self._running.values() if one.priority < request.priority]
@@ -346,7 +346,7 @@ class Replica:
         self._preempt(candidates)
 
     def _without_grant(self) -> list[SimRequest]:
-        """Return the running requests that have got nothing in the present step."""
+        """Return the running requests without a grant in the present step."""
         granted = {request.arrival for request in (*self._completing, *(request for request, _ in self._prefills))}
         running = self._running.values()
         return [one for one in running if one.arrival not in granted and not (self._is_decoding and one.is_decoding)]
@@ -538,8 +538,8 @@ class Replica:
 
 
 def _lacks_one(request: SimRequest) -> bool:
-    """Return whether just the last token of a prompt in progress has to be computed, which is done as a decode is.
+    """Return whether only the last token of a prompt in progress is left, which is computed like a decode.
 
-    Where prompts come first, that of a prompt is not; that of output which is computed again is.
+    With `prefill_first` this holds only for output that is computed again, not for the prompt itself.
     """
     return request.num_tokens - request.num_computed == 1

@@ -21,7 +21,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Chooses replicas in turn, whatever their load. Invariant: request counts of two replicas differ by at most 1."""
+    """Chooses replicas in turn, independent of load. Invariant: request counts differ by at most 1."""
 
     __slots__ = ("_next",)
 

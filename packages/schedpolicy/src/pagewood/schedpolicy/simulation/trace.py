@@ -86,7 +86,7 @@ class Trace:
             previous = request.arrived_s
 
     def page_keys(self, request: TraceRequest, page_size: int) -> tuple[int, ...]:
-        """Return the keys of the whole pages of a request that others can share.
+        """Return the keys of the whole pages of a request that other requests can share.
 
         Raises:
             ValueError: Neither of `page_size` and `block_size` divides the other.

@@ -170,7 +170,7 @@ def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budg
 
 @dataclass(slots=True, kw_only=True)
 class StepBudget:
-    """What is left of one step; made by `Budget.open`.
+    """The remaining budget of one step; made by `Budget.open`.
 
     Invariant: the tokens taken never exceed the budget, and prompts never take tokens that are kept for decodes. If the
     caller takes decodes first, or opens the step with `num_decodes`, every decode gets its token, whatever the prompts

@@ -1,4 +1,4 @@
-"""Weights of requests that share what is left of a step: by priority, and by how late they are."""
+"""Weights of requests that share the rest of a step: by priority, and by lateness."""
 
 from collections.abc import Callable, Sequence
 from math import inf

@@ -1,4 +1,4 @@
-"""A report of one step, for what decides draft lengths."""
+"""A report of one step, for tests of draft lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStep:
-    """A `StepsReport` of one step, made of what each of its requests got."""
+    """A `StepsReport` of one step, made from the drafts of each request."""
 
     requests: Sequence[Any]
-    """Requests with drafts, as the next three."""
+    """Requests with drafts; the next three have the same entries."""
     granted: Sequence[int]
     drafted: Sequence[int]
     accepted: Sequence[int]
@@ -35,9 +35,9 @@ class OneStep:
         draft_s: float = 0.0,
         taken_s: float = 0.0,
     ) -> "OneStep":
-        """Return the report of a step of these requests, and of others whose prompts it computes.
+        """Return the report of a step that decodes these requests and computes `num_prompts` prompts.
 
-        Those that were granted nothing decode without drafts.
+        Requests with a grant of 0 decode without drafts.
         """
         some = [index for index, length in enumerate(granted) if length]
         return cls(

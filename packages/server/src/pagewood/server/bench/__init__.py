@@ -1,1 +1,1 @@
-"""A load generator for any server with OpenAI's API: what to send, when, and what the answers' times mean."""
+"""A load generator for any server with OpenAI's API: requests, their times, and statistics of the answers."""

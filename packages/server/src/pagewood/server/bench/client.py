@@ -67,7 +67,7 @@ class _Stream:
         """Whether `[DONE]` has come."""
 
     def take(self, data: bytes) -> None:
-        """Read what has come of the body."""
+        """Read the next part of the body."""
         now_s = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -76,7 +76,7 @@ class _Stream:
 
     @property
     def rest(self) -> bytes:
-        """The end of the body, if it is no event."""
+        """The bytes after the last complete line of the body."""
         return self._rest
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP client that costs little per chunk: it is parsed where it arrives, and no task wakes until the end."""
+"""An HTTP client that costs little per chunk: chunks are parsed as they arrive, and no task wakes until the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
         self.status = 0  # written by: request, on_headers_complete
 
     async def request(self, head: bytes, body: bytes, on_body: Callable[[bytes], object]) -> int:
-        """Send a request, give the answer's body to `on_body` as it comes, and return the status.
+        """Send a request, pass each part of the answer's body to `on_body`, and return the status.
 
         Raises:
             HttpError: the connection broke, or the answer is not HTTP.
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come."""
+        """Parse the next bytes."""
         if self._done is None or self._done.done():
             self.close()  # nothing was asked for
             return
@@ -100,12 +100,12 @@ class HttpClient:
     """Connections to one server. A connection that has ended its request is used again.
 
     Args:
-        url: such as `http://127.0.0.1:8000`; a path is put before that of each request.
+        url: such as `http://127.0.0.1:8000`; its path is put before the path of each request.
         api_key: sent as `Authorization: Bearer`; None: not sent.
-        trust: what certificates are trusted; None: those of the system.
+        trust: trusted certificates; None: those of the system.
 
     Raises:
-        ValueError: `url` is not one of http or https.
+        ValueError: `url` is not an http or https URL.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> None:

@@ -1,8 +1,8 @@
-"""What was seen of one request, and the times that follow from it.
+"""The record of one request, and the times computed from it.
 
 The definitions are those of `vllm bench serve`: the time to first token ends with the first chunk that has content, the
-time between tokens is that between two such chunks, whatever number of tokens a chunk has, and the time per output
-token is the rest of the answer divided by the tokens behind the first.
+time between tokens is the time between two such chunks, regardless of their number of tokens, and the time per output
+token is the rest of the answer divided by the tokens after the first.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class Record:
     """One request. All times are seconds of one clock; they are filled in by the client that sends it."""
 
     planned_s: float
-    """When it was to be sent."""
+    """When it was due to be sent."""
     sent_s: float = 0.0  # written by: client
     chunks_s: list[float] = field(default_factory=list[float])  # written by: client
     """When each chunk with content came."""
     ended_s: float = 0.0  # written by: client
     """When the answer was complete, or failed."""
     num_prompt: int = 0  # written by: client
-    """Tokens, as the server counts them; 0: it does not say."""
+    """Tokens as the server counts them; 0: the server reports no count."""
     num_cached: int = 0  # written by: client
     num_output: int = 0  # written by: client
-    """Tokens, as the server counts them, or chunks if it does not say."""
+    """Tokens as the server counts them, or chunks if it reports no count."""
     error: str | None = None  # written by: client
     """Kind of the error, such as "429" or "connection"; None: the answer is complete."""
     text: str = ""  # written by: client, run
-    """The answer, if a later turn needs it, or what the server says of an error."""
+    """The answer, if a later turn needs it, or the server's message about an error."""
 
     @property
     def is_complete(self) -> bool:
@@ -50,7 +50,7 @@ class Record:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token behind the first; None: there is only one."""
+        """Time per output token after the first; None: there is only one."""
         return (self.e2e_s - self.ttft_s) / (self.num_output - 1) if self.num_output > 1 else None
 
     @property
@@ -61,7 +61,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a request must keep to count as good; None: anything. Seconds."""
+    """Limits in seconds that a request must keep to count as good; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -143,7 +143,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run has found. Times are milliseconds; rates are per second, over `duration_s`."""
+    """The result of a run. Times are milliseconds; rates are per second, over `duration_s`."""
 
     duration_s: float
     """From the first request sent to the last answer complete."""
@@ -169,7 +169,7 @@ class Summary:
 
 
 def summarise(records: Sequence[Record], objective: Objective | None = None) -> Summary:
-    """Return what records say together.
+    """Return the summary of records.
 
     Raises:
         ValueError: there are no records.

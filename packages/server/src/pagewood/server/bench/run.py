@@ -1,4 +1,4 @@
-"""A run: conversations are begun when their time comes, or when there is room, and every request gets a record."""
+"""A run: conversations begin at their times, or when there is room, and every request gets a record."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pagewood.server.bench.records import Record
 from pagewood.server.bench.workloads import Conversation, History
 
 _LAG_S = 0.05
-"""How often the loop of the client is looked at."""
+"""Seconds between two checks of the client's event loop."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What has happened so far, for a display of progress."""
+    """The results so far, for a display of progress."""
 
     records: list[Record] = field(default_factory=list[Record])  # written by: run
     """The records of requests that were begun."""
@@ -27,7 +27,7 @@ class Progress:
     num_tokens: int = 0  # written by: run
     """Output tokens of requests that have ended."""
     lag_s: float = 0.0  # written by: run
-    """The longest time that the client itself was busy: times below it say nothing about the server."""
+    """The longest time that the client itself was busy: shorter times say nothing about the server."""
 
 
 async def run(
@@ -43,7 +43,7 @@ async def run(
 ) -> Progress:
     """Send conversations and wait for all answers.
 
-    Without `gaps`, and if turns say no times, `concurrency` conversations are under way at any time (a closed loop).
+    Without `gaps`, and if turns have no times, `concurrency` conversations are under way at any time (a closed loop).
     Otherwise they begin at their times, and wait only if `concurrency` are under way.
 
     Args:
@@ -53,14 +53,14 @@ async def run(
         duration_s: none begins after this time; None: no limit.
         concurrency: most conversations under way; None: no limit.
         gaps: seconds between two beginnings.
-        progress: to be kept up to date.
+        progress: updated during the run.
         clock: seconds, that of `sender`.
 
     Returns:
         The progress at the end.
 
     Raises:
-        ValueError: nothing limits how much is sent at once.
+        ValueError: nothing limits the number of requests sent at once.
     """
     progress = progress or Progress()
     room = asyncio.Semaphore(concurrency) if concurrency is not None else None

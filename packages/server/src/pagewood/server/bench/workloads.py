@@ -1,6 +1,6 @@
-"""What is sent: texts of words, from which a server makes about as many tokens as wanted, or token ids.
+"""The prompts of a load: texts of words, with about the wanted number of tokens, or token ids.
 
-A prompt is a number of words of a fixed list. How many tokens a word has is measured with the server's own counts
+A prompt consists of words from a fixed list. The tokens per word are measured with the server's own counts
 (`Words.calibrated`), so no tokenizer is needed. Ids give exact lengths, for completions only.
 """
 
@@ -30,7 +30,7 @@ class Turn:
     """One request."""
 
     prompt: str | tuple[int, ...]
-    """What is new in this turn; ids are for completions."""
+    """The new text or ids of this turn; ids are for completions only."""
     max_tokens: int
     after_s: float | None = None
     """Seconds after the start of the run; None: the arrivals decide."""
@@ -45,7 +45,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Makes texts of about a number of tokens.
+    """Makes texts with about a given number of tokens.
 
     Args:
         tokens_per_word: of the server's tokenizer.
@@ -57,7 +57,7 @@ class Words:
 
     @classmethod
     def calibrated(cls, short: tuple[int, int], long: tuple[int, int]) -> Words:
-        """Return what two prompts say, each given as (words, tokens that the server counted)."""
+        """Return the calibration by two prompts, each given as (words, tokens that the server counted)."""
         slope = (long[1] - short[1]) / (long[0] - short[0])
         if slope <= 0:
             return cls()
@@ -70,7 +70,7 @@ class Words:
 
 
 def words_of(num_words: int) -> str:
-    """Return a text of so many words, to measure how many tokens they are."""
+    """Return a text of `num_words` words, to measure how many tokens they have."""
     return " ".join(_WORDS[index % len(_WORDS)] for index in range(num_words))
 
 
@@ -124,7 +124,7 @@ def shared_prefixes(
 ) -> Iterator[Conversation]:
     """Yield requests whose prompts begin with one of `num_groups` prefixes of `num_prefix` tokens, without end.
 
-    The lengths are those behind the prefix.
+    The lengths do not include the prefix.
 
     Raises:
         ValueError: a number is below 1.
@@ -141,7 +141,7 @@ def shared_prefixes(
 def conversations(make: Maker, lengths: Lengths, *, num_turns: int, seed: int) -> Iterator[Conversation]:
     """Yield conversations of `num_turns` turns, without end; the lengths are those of a turn.
 
-    If prompts are ids, answers are left out of what is sent later.
+    If prompts are ids, later turns leave out the answers.
 
     Raises:
         ValueError: `num_turns` is below 1.
@@ -202,7 +202,7 @@ class History:
     text: str | tuple[int, ...] = ""  # written by: say
 
     def say(self, turn: Turn) -> None:
-        """Append what the user says."""
+        """Append a message of the user."""
         self.messages.append({"role": "user", "content": turn.prompt if isinstance(turn.prompt, str) else ""})
         self.text = joined(self.text, turn.prompt) if self.text else turn.prompt
 

@@ -24,7 +24,7 @@ from pagewood.server.keys.file import KEY_VARIABLE
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-_SHORT, _LONG = 24, 120  # words, to measure how many tokens a word has
+_SHORT, _LONG = 24, 120  # words of the two prompts that measure the tokens per word
 _REFRESH_S = 0.5
 _VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
 _WARM_UP_TOKENS = 4
@@ -38,7 +38,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Send a load to any server with OpenAI's API and report how fast it answers. Without --rate, a "
         "number of requests is under way at any time; with it, requests come at their own times.",
     )
-    parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("url", metavar="URL", help="address of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="name of the model (default: the server's first)")
     parser.add_argument("--endpoint", choices=tuple(PATHS), default="chat", help="what is sent (default: %(default)s)")
     add_server_options(parser, variables=_VARIABLES)
@@ -128,7 +128,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 async def _measure(options: argparse.Namespace) -> Progress:
-    """Ask what is needed of the server, warm it up, and run."""
+    """Query the server for its model and key check, warm it up, and run."""
     key, trust = key_of(options, variables=_VARIABLES), trust_of(options)
     client = HttpClient(options.url.removesuffix("/").removesuffix("/v1"), api_key=key, trust=trust)
     try:
@@ -151,7 +151,7 @@ async def _measure(options: argparse.Namespace) -> Progress:
 
 
 async def _run(sender: Sender, given: Iterator[Conversation], options: argparse.Namespace) -> Progress:
-    """Run, and show how it goes; the first Ctrl-C ends the run, and what there is is reported."""
+    """Run, and show the progress; the first Ctrl-C ends the run and reports the results so far."""
     gaps = None
     if options.rate is not None:
         gaps = (
@@ -228,7 +228,7 @@ def _conversations(options: argparse.Namespace, make: Maker) -> Iterator[Convers
 
 
 async def _maker(sender: Sender, options: argparse.Namespace) -> Maker:
-    """Return what makes prompts of a length: ids, or words whose tokens the server has counted."""
+    """Return a maker of prompts with a given length: of ids, or of words whose tokens the server has counted."""
     if options.vocab_size is not None:
         return ids_below(options.vocab_size)
     counts = [(words, (await _ask(sender, words_of(words), 1)).num_prompt) for words in (_SHORT, _LONG)]

@@ -112,7 +112,7 @@ def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> Sampling
 
 
 def _grammar(options: argparse.Namespace) -> Grammar | None:
-    """Return what the answers may be; None: anything.
+    """Return the grammar of the answers; None: no restriction.
 
     Raises:
         ValueError: the text is empty, or the file is not text.

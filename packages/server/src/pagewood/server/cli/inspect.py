@@ -1,4 +1,4 @@
-"""`pagewood inspect`: what a model on disk is, what it takes, and what rounding its weights changes."""
+"""`pagewood inspect`: the form and memory of a model on disk, and the errors from rounding its weights."""
 
 from __future__ import annotations
 

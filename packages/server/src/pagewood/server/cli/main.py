@@ -1,4 +1,4 @@
-"""`pagewood`: serve a model, watch it, chat with it or measure it, generate without one, explain what was decided."""
+"""`pagewood`: serve a model, watch it, chat with it or measure it, generate without one, explain its decisions."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the folder, and print what became of the weights."""
+    """Write the folder, and print the report."""
     from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.quantise import Scheme, quantise_model, read_calibration  # imports torch, which takes seconds
 

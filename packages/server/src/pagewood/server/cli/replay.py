@@ -24,11 +24,11 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print the result."""
     from pagewood.engine.assemble import assemble
     from pagewood.engine.decision_log.replay import replay
 
-    logging.disable(logging.ERROR)  # what failed when the log was written fails again
+    logging.disable(logging.ERROR)  # failures recorded in the log happen again
     try:
         found = replay(options.log, assemble=assemble)
     finally:

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     folder = model_folder(engine.model)
     api_keys = tuple(keys_of_environment(os.environ))
     for variable in (KEY_VARIABLE, ADMIN_VARIABLE):
-        os.environ.pop(variable, None)  # not ours; the other processes need no key
+        os.environ.pop(variable, None)  # not ours; other processes need no key
     settings = settings_of(options, ServeConfig)
     settings |= {
         "engine": engine,

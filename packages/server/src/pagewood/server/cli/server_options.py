@@ -1,4 +1,4 @@
-"""The options by which the programs of the terminal reach a server: its key, and the certificate that they trust."""
+"""The options by which terminal programs reach a server: its key, and the trusted certificate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagewood.server.keys.file import KEY_VARIABLE
 
 
 def add_server_options(group: argparse._ActionsContainer, *, variables: tuple[str, ...] = (KEY_VARIABLE,)) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the options; `variables` of the environment are said to hold the key, the first that is set."""
+    """Add the options; the help names `variables` of the environment that may hold the key, the first that is set."""
     names = ", then ".join(variables)
     group.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: {names} of the environment)")
     group.add_argument(
@@ -28,7 +28,7 @@ def key_of(options: argparse.Namespace, *, variables: tuple[str, ...] = (KEY_VAR
 
 
 def trust_of(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return what certificates are trusted; None: the certificates of the system.
+    """Return the trusted certificates; None: those of the system.
 
     Raises:
         ValueError: the file cannot be read.

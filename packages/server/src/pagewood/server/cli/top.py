@@ -28,7 +28,7 @@ _EVENT = "data: "
 _POLL_S = 0.1
 _SILENT_S = 10.0
 _NUM_FOR_RATES = 4
-"""Messages after which rates are known: nearly a second."""
+"""Messages until rates are known: nearly a second."""
 _CLEAR = "\x1b[H\x1b[2J"
 _VARIABLES = (ADMIN_VARIABLE, KEY_VARIABLE)
 _DIRECT = dict.fromkeys(f"all://{host}" for host in LOCAL_HOSTS)
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _server(url: str, options: argparse.Namespace) -> tuple[str, str | None]:
-    """Return where to reach a server, and the key for it: an admin key, that of its run, or another one."""
+    """Return the address of a server and the key for it: an admin key, the key of its run, or another one."""
     key = key_of(options, variables=(ADMIN_VARIABLE,))
     if not key and (found := find_run_key(url)) is not None:
         return found.url, found.key
@@ -87,7 +87,7 @@ class Feed:
     Args:
         url: address of the server.
         key: API key; None: no key is sent.
-        trust: what certificates are trusted; None: the certificates of the system.
+        trust: trusted certificates; None: those of the system.
     """
 
     __slots__ = ("_changed", "_client", "_failure", "_headers", "_is_over", "_newest", "_thread", "_url")
@@ -203,7 +203,7 @@ def _is_ended() -> bool:
 
 @contextmanager
 def _keys() -> Generator[None]:
-    """Let keys be read one by one and without an echo, if the input is a terminal."""
+    """Make keys readable one by one and without echo, if the input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return

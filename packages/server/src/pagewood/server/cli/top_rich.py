@@ -15,7 +15,7 @@ _NUM_COLUMNS = 3
 
 
 def drawn(screen: Screen) -> RenderableType:
-    """Return what to show. What comes from clients is `Text`, which has no markup."""
+    """Return the screen. Text from clients is `Text`, which has no markup."""
     live = screen.live
     assert live is not None
     status = Text.assemble(

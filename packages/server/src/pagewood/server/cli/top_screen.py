@@ -1,4 +1,4 @@
-"""What `pagewood top` shows, in words and numbers, and its plain form."""
+"""The content of `pagewood top`, and its plain form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTHS = (26, 10, 8, 8, 9, 12)
 
 @dataclass(slots=True, kw_only=True)
 class Screen:
-    """The newest data of each kind. Invariant: what a message leaves out is that of an earlier one."""
+    """The newest data of each kind. Invariant: fields that a message leaves out keep their earlier values."""
 
     live: Live | None = None  # written by: take
     engine: EngineView | None = None  # written by: take

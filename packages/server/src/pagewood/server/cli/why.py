@@ -1,4 +1,4 @@
-"""`pagewood why`: what was decided about a request, in words."""
+"""`pagewood why`: explains the decisions about a request."""
 
 from __future__ import annotations
 

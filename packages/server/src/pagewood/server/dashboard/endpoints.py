@@ -21,7 +21,7 @@ from pagewood.server.protocols.common.service import Service
 
 _MAX_FIND = 200
 _MAX_EMPTY = 3
-"""Messages without data of the engine after which one of these is the answer."""
+"""Messages to wait for data of the engine; then the answer is sent without such data."""
 
 
 def page_routes() -> list[Route]:

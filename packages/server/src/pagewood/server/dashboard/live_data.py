@@ -1,4 +1,4 @@
-"""Live data for viewers of the dashboard: keeps the engine sending while there are any, and joins all sources."""
+"""Live data for viewers of the dashboard: keeps the engine sending while viewers exist, and joins all sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """An `x-request-id` that the server made."""
 MAX_FOUND = 50
-"""Requests that are shown because a reader searches for them."""
+"""Most requests that are shown because a viewer searches for them."""
 LEASE_S = 3.0
 """How long the engine sends snapshots after the last `Watch`."""
 RENEW_S = 1.0
@@ -37,26 +37,26 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the messages to viewers."""
     model: str
     status: str
-    """As in `/ready`."""
+    """The same as in `/ready`."""
     detail: str
     """What the engine is doing, in words."""
     num_live: int
     """Requests that a client waits for, in any stage."""
     names: list[str]
-    """For each of `engine.requests`, a name by which it can be aborted; empty: it has none."""
+    """For each of `engine.requests`, a name by which it can be aborted; empty: no name."""
     rates: Rates | None
     processes: tuple[ProcessLoad, ...] | None
-    """None: as in the message before."""
+    """None: unchanged since the previous message."""
     shows_text: bool
     """Whether branches of the prefix cache have a text."""
     engine: EngineView | None
-    """None: the engine has sent nothing since the message before."""
+    """None: the engine has sent nothing since the previous message."""
 
 
 class Watchers:
-    """The viewers. Invariant: a `Watch` is sent, and a message made, only while there are some.
+    """The viewers. Invariant: a `Watch` is sent, and a message is made, only while viewers exist.
 
-    All of them get the same bytes. A slow one misses messages, and keeps none of them in memory.
+    All viewers get the same bytes. A slow viewer misses messages, and keeps no message in memory.
 
     Args:
         shows_text: whether branches of the prefix cache have a text.
@@ -71,7 +71,7 @@ class Watchers:
         self._shows_text = shows_text
         self._num = 0  # written by: follow
         self._finds: list[str] = []
-        """What each searching viewer searches for."""  # contents written by: follow
+        """The search text of each viewer that searches."""  # contents written by: follow
         self._task: asyncio.Task[None] | None = None  # written by: follow
         self._snapshot: wire.Snapshot | None = None  # written by: take, _message_of
         self._arrived = asyncio.Event()
@@ -84,7 +84,7 @@ class Watchers:
 
     @property
     def num_watching(self) -> int:
-        """How many watch."""
+        """Number of viewers."""
         return self._num
 
     def take(self, snapshot: wire.Snapshot) -> None:
@@ -142,7 +142,7 @@ class Watchers:
                 processes = self._processes.look()
             try:
                 data = self._message_of(live, status, model_name, processes)
-            except Exception:  # a defect must not end the stream without a word
+            except Exception:  # a defect must not end the stream silently
                 logger.exception("live data cannot be made")
                 continue
             message, self._message = self._message, loop.create_future()

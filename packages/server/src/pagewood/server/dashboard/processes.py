@@ -33,7 +33,7 @@ class Processes:
         self._looked_s = 0.0  # written by: look
 
     def look(self) -> tuple[ProcessLoad, ...]:
-        """Return what the processes have used since the last call."""
+        """Return the use of CPU time and memory by the processes since the last call."""
         now_s = time.monotonic()
         before, passed_s = self._cpu_s, now_s - self._looked_s
         self._cpu_s, self._looked_s = {}, now_s

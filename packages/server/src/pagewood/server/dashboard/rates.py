@@ -27,7 +27,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine did lately. Rates are those of the last 10 seconds, percentiles those of the last minute."""
+    """The engine's recent work. Rates are for the last 10 seconds, percentiles for the last minute."""
 
     output_tokens: float
     """Tokens decoded per second."""
@@ -59,7 +59,7 @@ class RateWindow:
         """When it began to collect, on the engine's clock."""  # written by: add
         self._steps: deque[StepView] = deque()  # written by: add
         self._first_tokens: deque[tuple[float, float]] = deque()
-        """When, and after which time."""  # written by: add
+        """For each first token, the time of its view, and the seconds since its request arrived."""  # written by: add
         self._rates: Rates | None = None  # written by: rates
         self._rated_s = 0.0  # written by: rates
 
@@ -107,7 +107,7 @@ class RateWindow:
 
 
 def percentiles(values: Sequence[float], *, weights: Sequence[int] | None = None) -> Percentiles | None:
-    """Return the smallest value that is not exceeded by 50, 90 and 99 % of the weight; None if there is no weight."""
+    """Return the smallest values that 50, 90 and 99 % of the weight do not exceed; None without any weight."""
     if not values:
         return None
     numbers: Floats = np.asarray(values, np.float64)

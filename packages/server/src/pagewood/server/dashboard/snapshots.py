@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pagewood.engine.core.loop import Engine
 
 INTERVAL_S = 0.25
-"""Between two snapshots."""
+"""Seconds between two snapshots."""
 TREE_INTERVAL_S = 1.0
-"""Between two snapshots with the prefix cache."""
+"""Seconds between two snapshots with the prefix cache."""
 SHARE = 0.004
-"""Largest share of its time that the engine spends on snapshots; those with the prefix cache may take as much again."""
+"""Largest share of its time that the engine spends on snapshots; it may spend as much on those with the cache."""
 
 
 class Snapshots:

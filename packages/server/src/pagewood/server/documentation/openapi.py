@@ -31,7 +31,7 @@ _ERRORS = {
     408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not declared as application/json, or its Content-Encoding is neither gzip nor zstd.",
-    422: "The grammar of the answer came to a place from which no token leads on.",
+    422: "The grammar of the answer reached a limit, or a state that allows no token.",
     429: "The server holds too many requests, or the key has used what it may; see Retry-After.",
     500: "A step of the engine failed.",
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
@@ -154,7 +154,7 @@ def _piece(one: Operation, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bodies(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the schemas of all bodies and of what they hold, by name."""
+    """Return the schemas of all bodies and of the types in them, by name."""
     bodies = {one.body: one for one in operations if one.body is not None}
     _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
     schemas = cast("dict[str, Any]", found["$defs"])

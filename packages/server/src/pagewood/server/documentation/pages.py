@@ -31,13 +31,13 @@ _HEADERS = {
 
 
 HEARTBEAT = "Ollama is running"
-"""By this answer Ollama's clients know that a server is there."""
+"""Ollama's clients recognise a server by this answer."""
 OPEN_PATHS = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
-"""Paths that need no key: what they show is the same for every server."""
+"""Paths that need no key: their content is the same for every server."""
 
 
 class Documentation:
-    """The documentation of some operations. The document is made when it is first asked for."""
+    """The documentation of some operations. The document is made at the first request for it."""
 
     __slots__ = ("_making", "_operations")
 
@@ -66,7 +66,7 @@ class Documentation:
         return HTMLResponse(_page("docs.html"), headers=_HEADERS)
 
     async def home(self, request: Request) -> Response:
-        """Return the chat page to a browser, and the words that Ollama's clients look for to all other readers.
+        """Return the chat page to a browser, and the words that Ollama's clients look for to other clients.
 
         Other methods get 404, as at any unknown path.
         """

@@ -1,4 +1,4 @@
-"""Which requests may come in: protection of a local server against web pages that a browser on the same machine shows.
+"""Access checks of requests: they protect a local server against web pages that a browser on the same machine shows.
 
 Two attacks are refused. With DNS rebinding, a page's own host name resolves to this server, so that the browser takes
 both for one site; the `Host` header then holds the name of the attacker. With a cross-site request, a page sends a POST
@@ -58,7 +58,8 @@ class AccessRules:
             headers: of the request.
             method: of the request.
             scheme: `http` or `https`, by which the request came. A page of https may send it by http, because a proxy
-                may take off TLS; a page of http may not send it by https, because its text may be another's.
+                may remove TLS. A page of http may not send it by https, because an attacker may have changed the page
+                on its way.
 
         Raises:
             ApiError: 403 if `Origin` is neither this server nor allowed.
@@ -95,7 +96,7 @@ def access_rules(bound_host: str, allowed_hosts: Iterable[str], allowed_origins:
 
 
 def check_json(headers: Headers) -> None:
-    """Check that the body is declared as JSON; a web page cannot declare it so without asking the server first.
+    """Check that the body is declared as JSON; a web page needs the server's permission to declare that.
 
     Raises:
         ApiError: 415 for any other content type, or none.

@@ -70,14 +70,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """The application, and what comes to it from the other processes."""
+    """The application, and its receiver of messages from the other processes."""
 
     service: Service
     limits: HttpLimits
     access: AccessRules
     connections: Connections
     gate: KeyGate = field(default_factory=KeyGate)
-    """By default without keys, so that nothing opens admin routes."""
+    """By default without keys, so that admin routes stay closed."""
     tracing: ExchangeTracing | None = None
     """Traces requests; None: no traces."""
     folder: Path | None = None
@@ -102,7 +102,7 @@ class Frontend:
                 self.service.watchers.take(message)
 
     def all_operations(self) -> list[Operation]:
-        """Return the operations of all protocols, and those of none."""
+        """Return the operations of all protocols, and those outside of protocols."""
         return [
             *OpenAIEndpoints(self.service).operations(),
             *ModelEndpoints(self.service).operations(),
@@ -133,7 +133,7 @@ class Frontend:
                 Exception: _unexpected_error,
             },
         )
-        # A redirect would go to whatever host the request names.
+        # A redirect would go to the host that the request names, which may be any.
         app.router.redirect_slashes = False  # not ours
         door = FrontDoor(
             app=app,
@@ -150,7 +150,7 @@ class Frontend:
         return BelowRootPath(app=door, root_path=self.root_path, is_ours=is_ours)
 
     def _observability(self) -> list[Operation]:
-        """Return the operations that show what the server does."""
+        """Return the operations that show the state of the server."""
         service = self.service
         profiling = ProfileEndpoint(service=service, folder=self.folder).operations()
         if service.metrics is None:
@@ -161,7 +161,7 @@ class Frontend:
         return [*endpoint.operations(), *profiling]
 
     def operations(self) -> list[Operation]:
-        """Return the operations of no protocol."""
+        """Return the operations outside of protocols."""
         tag = "Health"
         return [
             Operation(
@@ -219,7 +219,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Answer a client that left before its request was complete; nothing of the answer is sent."""
+    """Return the answer for a client that left before its request was complete; it is never sent."""
     return Response(status_code=400)
 
 

@@ -62,7 +62,7 @@ class Bodies:
             self.num_buffered_bytes -= num_bytes
 
     async def _decode(self, body: bytes, coding: Callable[[], Decoder]) -> bytes:
-        """Return the content of a body; what is too long is not decoded to its end."""
+        """Return the content of a body; decoding stops when it is too long."""
         parts: list[bytes] = []
         num_bytes = 0
         try:

@@ -33,8 +33,9 @@ _log = logging.getLogger(__name__)
 class Connections:
     """The open connections.
 
-    A new connection beyond the limit closes the one that has been idle longest. If none is idle, it is one of a few
-    spare ones; beyond these, it is closed. Idle connections are those without a complete head of a request.
+    A new connection beyond the limit closes the one that has been idle longest. If none is idle, the new connection
+    uses one of a few spare places, or is closed if these are taken. Idle connections are those without a complete head
+    of a request.
 
     Invariant: `_idle` is a subset of `_open`, in the order in which they became idle.
     """
@@ -93,7 +94,7 @@ class Connections:
 class BodyWriter:
     """Writes pieces of one streamed body at once, without the coroutine of ASGI's `send`, which every token would pay.
 
-    Invariant: what it writes is what `send` would write; the beginning and the end of a body are for `send`.
+    Invariant: it writes the same bytes as `send` would; the beginning and the end of a body are for `send`.
     """
 
     __slots__ = ("_cycle",)
@@ -115,7 +116,7 @@ class BodyWriter:
 
 
 def body_writer_of(scope: Scope) -> BodyWriter | None:
-    """Return what writes pieces of the answer's body; None: the ASGI server has nothing but `send`."""
+    """Return the writer of pieces of the answer's body; None: the ASGI server has only `send`."""
     return scope.get("extensions", {}).get(_BODY_WRITER)
 
 
@@ -212,8 +213,8 @@ class HttpConnection(HttpToolsProtocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep the connection for the answer if the client has sent a whole request; return whether it stays open.
 
-        A client that has closed its connection, and one that has only shut down its sending side, look the same. But
-        what is sent to the first is answered with a reset. So it gets something that clients skip.
+        A client that has closed its connection looks like one that has only shut down its sending side. But data sent
+        to a closed connection is answered with a reset. So the server sends bytes that clients skip.
         """
         if self._is_refused or not self._is_answering() or self.cycle.more_body or self._is_encrypted:
             return None
@@ -231,7 +232,7 @@ class HttpConnection(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused."""
+        """Answer bytes that the parser refused."""
         if self._num_head_bytes > self._limits.max_head_bytes:
             self._refuse(self._head_too_large())
         else:

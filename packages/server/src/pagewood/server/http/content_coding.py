@@ -34,12 +34,12 @@ class Decoder(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more can be decoded from what it was given."""
+        """Whether decoding can continue only with more data."""
         ...
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the member."""
+        """The data after the member."""
         ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -63,7 +63,7 @@ class _Gzip:
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the member."""
+        """The data after the member."""
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -81,7 +81,7 @@ _CODINGS: dict[str, Callable[[], Decoder]] = {"gzip": _Gzip, "x-gzip": _Gzip, "z
 
 
 def coding_of(headers: Headers) -> Callable[[], Decoder] | None:
-    """Return what makes decoders for the body of a request; None: it is not encoded.
+    """Return the maker of decoders for the body of a request; None: the body is not encoded.
 
     Raises:
         ApiError: 415 if its coding is not supported, or if it has several.

@@ -10,7 +10,7 @@ import msgspec
 from pagewood.engine.api import FinishReason, Overflow, Refusal
 
 MAX_MESSAGE = 2_000
-"""Longest message, in characters: some repeat what the client has sent."""
+"""Longest message, in characters: some repeat text from the client."""
 MAX_PARAM = 200
 """Longest name of a field, in characters."""
 
@@ -51,7 +51,7 @@ class ApiError(Exception):
         self.param = param
         self.headers = headers or {}
         self.overflow = overflow
-        """The lengths of a request that is too long, for protocols with words of their own."""
+        """The lengths of a request that is too long, for protocols that word this error themselves."""
         self._error = ErrorFields(message, type, param, code)
 
     def body(self) -> bytes:
@@ -128,7 +128,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
     Args:
         finish: why the request ended.
         refusal: why it was refused or failed, if that is known.
-        names: the client's names of what the tokenizer and the engine call `prompt` and `grammar`.
+        names: the client's names of the fields that the tokenizer and the engine call `prompt` and `grammar`.
     """
     match finish:
         case FinishReason.STOP | FinishReason.LENGTH:
@@ -149,7 +149,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         case FinishReason.ABORT:
             return unavailable("The request was aborted before it was complete.", code="aborted")
         case FinishReason.ERROR if refusal is not None and refusal.code == "grammar_failed":
-            # The request was understood, and tokens may have been sent. To repeat it would not help, so no 5xx.
+            # The request was understood, and tokens may have been sent. Repeating it would not help, so this is no 5xx.
             return ApiError(
                 refusal.message, status=422, type="grammar_error", param=names["grammar"], code=refusal.code
             )

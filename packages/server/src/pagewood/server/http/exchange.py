@@ -24,20 +24,20 @@ from pagewood.server.protocols.common.formats import Usage
 
 REQUEST_ID = "x-request-id"
 NO_SNIFFING = {"x-content-type-options": "nosniff"}
-"""Header of every answer: a browser takes none of them for a page or a script because of what is in it."""
+"""Header of every answer: browsers must not take an answer for a page or a script because of its content."""
 CLIENT_LEFT = 499
 """Status in the log for a request whose client left before it got an answer; the number is nginx's."""
 _SCOPE_KEY = "pagewood.exchange"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _HEALTH_PATHS = ("/health", "/live", "/ping", "/ready", "/health/generate", "/health_generate", "/metrics")
 _ANTHROPIC = "/v1/messages"
-"""Beginning of the paths whose headers about limits have Anthropic's names."""
+"""Beginning of the paths whose rate-limit headers have Anthropic's names."""
 _LOGGED_PATH_CHARS = 200
 
 _log = logging.getLogger("pagewood.server.requests")
 
 ErrorForm = Callable[[ApiError, str], tuple[int, bytes]]
-"""Returns the status and the body of an error in the words of a protocol; the text is the id of the request."""
+"""Returns the status and the body of an error in the form of a protocol, given the id of the request."""
 
 
 def openai_error(error: ApiError, request_id: str) -> tuple[int, bytes]:
@@ -56,7 +56,7 @@ class Exchange:
     started_s: float
     """When it began, on the clock of `FrontDoor`."""
     error_form: ErrorForm = openai_error  # written by: FrontDoor, anthropic.models
-    """Writes errors as the protocol of the path does."""
+    """Writes errors in the form of the path's protocol."""
     status: int = CLIENT_LEFT  # written by: FrontDoor
     media_type: str = ""  # written by: FrontDoor
     """Content type of the answer, once it has begun."""
@@ -65,16 +65,16 @@ class Exchange:
     error_code: str | None = None  # written by: respond
     usage: Usage | None = None  # written by: respond, common.beams, common.collected
     caller: Caller = field(default_factory=Caller)  # written by: FrontDoor
-    """The caller that sent it; one without a key until this is known."""
+    """The caller that sent it; a caller without a key until the key has been checked."""
     engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
     """Ids of its requests in the other processes, whose logs have them; one that was sent again has several."""
     span: object = None
-    """What the tracer knows of it; None: it is not traced."""  # written by: FrontDoor
+    """The tracer's data about it; None: it is not traced."""  # written by: FrontDoor
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
         level = logging.WARNING if self.status >= 500 else logging.INFO
-        if self.path in _HEALTH_PATHS:  # polled, also while the engine starts
+        if self.path in _HEALTH_PATHS:  # clients poll these, also while the engine starts
             level = logging.DEBUG
         tokens = ""
         if self.usage is not None:
@@ -106,7 +106,7 @@ class Exchange:
         )
 
     def _fields(self, now_s: float, is_cut: bool) -> dict[str, object]:
-        """Return what the line says, for programs that read the log."""
+        """Return the fields of the line, for programs that read the log."""
         found: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -132,7 +132,7 @@ class ExchangeTracing(Protocol):
     """Traces HTTP requests."""
 
     def open(self, headers: Mapping[str, str]) -> object:
-        """Return what is known of a request that begins."""
+        """Return the tracer's data about a request that begins."""
         ...
 
     def close(self, exchange: Exchange, now_s: float) -> None:
@@ -170,14 +170,14 @@ class FrontDoor:
     respond: Callable[[Scope, ApiError], Response]
     """Makes the response to a refused request."""
     gate: KeyGate = field(default_factory=KeyGate)
-    """Knows the callers."""
+    """Finds the caller of each request."""
     open_paths: frozenset[str] = frozenset(_HEALTH_PATHS)
     """Paths that need no key."""
     error_forms: Mapping[str, ErrorForm] = field(default_factory=dict[str, Any])
-    """Beginning of a path -> how errors are written there; elsewhere as in OpenAI's API."""
+    """Beginning of a path -> the form of errors there; elsewhere they have OpenAI's form."""
     clock: Callable[[], float] = time.monotonic
     observe: Callable[[Exchange], None] | None = None
-    """Called with every request that is over; None: nothing is."""
+    """Called with every request that is over; None: no call."""
     tracing: ExchangeTracing | None = None
     """Traces requests; None: no traces."""
 
@@ -232,7 +232,7 @@ class FrontDoor:
         return next(found, openai_error)
 
     def _refusal(self, scope: Scope, headers: Headers, exchange: Exchange) -> Response | None:
-        """Return the answer to a request that goes no further; None: it may, and its caller is known."""
+        """Return the answer that refuses a request; None: it may continue, and its caller is known."""
         try:
             self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
             self.access.check_origin(headers, method=scope["method"], scheme=scope.get("scheme", "http"))

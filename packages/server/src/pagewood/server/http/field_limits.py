@@ -1,4 +1,4 @@
-"""How many texts the fields of a request may hold and how long each may be, the same in all protocols.
+"""Limits on the number and length of texts in the fields of a request, the same in all protocols.
 
 Texts of the prompt are not among them: the model's length limits these.
 """

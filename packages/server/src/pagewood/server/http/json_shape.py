@@ -1,4 +1,4 @@
-"""How many values a JSON body holds, counted in its bytes: a limit on the work of reading it, before any is done.
+"""The number of values in a JSON body, counted in its bytes to limit the work of parsing before it begins.
 
 A value of a few bytes takes microseconds and a kilobyte to be checked, so a body within `--max-body-bytes` could hold
 up the event loop for seconds.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from pagewood.server.http.errors import ApiError
 
 MAX_CONTAINERS = 16_384
-"""Most objects and arrays of a body. To check that many takes 0.05 s, in which the event loop stands still."""
+"""Most objects and arrays of a body. Checking that many takes 0.05 s, during which the event loop is blocked."""
 MAX_STRINGS = 131_072
 """Most strings of a body, names of fields included."""
 MAX_VALUES = 131_072
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(body: bytes) -> Shape:
-    """Return the counts of a JSON text; those of a text that is not JSON mean nothing.
+    """Return the counts of a JSON text; those of a text that is not JSON are meaningless.
 
     If there are more than `MAX_STRINGS` strings, the other counts are 0.
     """
@@ -48,12 +48,12 @@ def check_shape(body: bytes) -> int:
     """Check that a body holds no more values than are read in a fraction of a second.
 
     Returns:
-        How many commas it has at most that separate values.
+        The largest possible number of commas that separate values.
 
     Raises:
         ApiError: it holds more.
     """
-    # These include the characters in strings, so they are at least the counts: nearly every body ends here.
+    # These include characters in strings, so they are upper bounds of the counts: nearly every body passes here.
     at_most = Shape(body.count(b"{") + body.count(b"["), (body.count(b'"') + 1) // 2, body.count(b","))
     if (
         at_most.num_containers <= MAX_CONTAINERS

@@ -1,4 +1,4 @@
-"""One HTTP operation: its route, and what the documentation says about it. Each protocol declares its own."""
+"""One HTTP operation: its route, and its data for the documentation. Each protocol declares its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONVERTER = re.compile(r":\w+}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherForm:
-    """How another protocol has the answers of the same operation, if a request has its header."""
+    """The answers of the same operation in another protocol, which a header of the request selects."""
 
     header: str
     answer: Any
@@ -32,7 +32,7 @@ class OtherForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What one method of one path does. The first paragraph of the endpoint's docstring is its summary."""
+    """One method of one path. The first paragraph of the endpoint's docstring is its summary."""
 
     name: str
     """Unique; names of its schemas begin with it."""
@@ -42,7 +42,7 @@ class Operation:
     path: str
     """As in a route, such as `/v1/models/{name:path}`."""
     aliases: tuple[str, ...] = ()
-    """Further paths with the same parameters, under which other servers have it."""
+    """Further paths with the same parameters, which other servers use for it."""
     endpoint: Callable[[Request], Awaitable[ASGIApp]]
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Optional parameters of the query that have an effect -> their JSON schemas."""
@@ -50,7 +50,7 @@ class Operation:
     example: Mapping[str, Any] | None = None
     """A body, for the documentation."""
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
-    """Fields of the body that are not supported -> the values that ask for nothing, which are accepted."""
+    """Fields of the body that are not supported -> their neutral values, which have no effect and are accepted."""
     ignored: frozenset[str] = frozenset()
     """Fields of the body that have no effect, whatever their value."""
     answer: Any
@@ -69,7 +69,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
     """Statuses of errors, beyond those that every operation of its method has."""
     busy_status: int = 503
-    """Status of an error for which other protocols have 503."""
+    """Status that this protocol has in place of 503."""
     admin: bool = False
     """Whether only callers with an admin key may use it."""
     is_overview: bool = False

@@ -14,8 +14,8 @@ _SCOPE_KEY = "pagewood.root_path"
 class BelowRootPath:
     """An ASGI application around another one, which sees itself at the root.
 
-    A proxy that removes the prefix and one that keeps it both work. As ASGI defines it, the host of the application may
-    name the prefix as `root_path` of a scope; it goes before the own one. No header of a request names it.
+    A proxy that removes the prefix and one that keeps it both work. The host of the application may also name a prefix,
+    as `root_path` of the ASGI scope; it takes precedence over the own one. No header of a request can set a prefix.
     """
 
     app: ASGIApp
@@ -34,11 +34,11 @@ class BelowRootPath:
         path: str = scope["path"]
         is_kept = hosted or not self.is_ours
         if is_kept and path == prefix:
-            # Relative addresses of the page at the root need the slash. The address is relative, and so names no host.
+            # Relative links of the page at the root need the slash. The redirect is relative, so it names no host.
             moved = Response(status_code=308, headers={"location": prefix.rpartition("/")[2] + "/"})
             await moved(scope, receive, send)
             return
-        scope["root_path"], scope[_SCOPE_KEY] = "", prefix  # not in a copy: the connection finds the exchange in it
+        scope["root_path"], scope[_SCOPE_KEY] = "", prefix  # no copy: the connection finds the exchange in this scope
         if is_kept and path.startswith(prefix + "/"):
             scope["path"] = path[len(prefix) :]
             scope["raw_path"] = scope.get("raw_path", path.encode()).removeprefix(prefix.encode())

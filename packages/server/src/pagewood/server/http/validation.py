@@ -14,7 +14,7 @@ from pagewood.server.http.json_shape import check_shape, check_values
 
 T = TypeVar("T", bound=BaseModel)
 MAX_ERRORS = 1_000
-"""Most wrong fields of which the first is named."""
+"""Most wrong fields up to which an error names the first."""
 
 _KINDS = {
     str: "a string",
@@ -64,7 +64,7 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
     Args:
         model: the supported fields and their types.
         body: JSON.
-        neutral: unsupported fields -> the values that ask for nothing.
+        neutral: unsupported fields -> their neutral values, which are accepted.
         ignored: fields that have no effect, whatever their value.
 
     Raises:
@@ -93,7 +93,7 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
 
 
 def parser(model: type[T], *, is_optional: bool = False) -> Callable[[bytes], T]:
-    """Return what parses bodies without fields that are not supported; see `parse`. An optional one may be empty."""
+    """Return a parser of bodies that have no unsupported fields; see `parse`. An optional body may be empty."""
 
     def parse_body(body: bytes) -> T:
         return parse(model, body or b"{}" if is_optional else body, neutral={}, ignored=frozenset())
@@ -125,7 +125,7 @@ def kind(value: Any) -> str:
 
 
 def asks_for_nothing(value: Any, neutral: Sequence[Any]) -> bool:
-    """Return whether the value of a field that is not supported is one of the values that ask for nothing."""
+    """Return whether the value of an unsupported field is neutral."""
     # In Python True == 1, in JSON they differ; 0 and 0.0 are the same number in both.
     return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in neutral)
 
@@ -136,7 +136,7 @@ def describe_unused(schema: dict[str, Any], *, neutral: Mapping[str, tuple[Any, 
     for name, values in neutral.items():
         properties[name] = {
             "enum": list(values),
-            "description": "Not supported: accepted with the values that ask for nothing, otherwise refused.",
+            "description": "Not supported: only values that have no effect are accepted.",
         }
     for name in sorted(ignored):
         properties[name] = {"description": "Has no effect, whatever its value."}

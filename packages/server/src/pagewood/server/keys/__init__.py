@@ -1,1 +1,1 @@
-"""API keys: which there are, which caller sends a request, and what it may do."""
+"""API keys: the keys of a server, the caller of a request, and the rights of the caller."""

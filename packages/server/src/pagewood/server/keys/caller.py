@@ -1,4 +1,4 @@
-"""The caller that sends a request, and what it may do."""
+"""The caller that sends a request, and its rights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Caller:
     """The sender of a request."""
 
     tenant: str = ""
-    """Empty: the server has no keys, so all senders are one; or the sender has the key that it made for its run."""
+    """Empty: the server has no keys, so all senders are one tenant; or the sender has the admin key of this run."""
     name: str = ""
     """Name of its key, for the log."""
     is_admin: bool = False
@@ -29,7 +29,7 @@ class Caller:
     """Whether the server has made an admin key for its run."""
     max_priority: int | None = None
     quota: Quota | None = None
-    """What its key may use and has used; None: the server has no keys."""
+    """The limits and the use of its key; None: the server has no keys."""
 
     def stamped(self, message: wire.NewRequest) -> wire.NewRequest:
         """Return a message with the tenant, and with the namespace of the tenant and the client's salt, if it has any.

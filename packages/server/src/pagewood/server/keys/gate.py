@@ -18,11 +18,11 @@ _HOW = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
 class KeyGate:
-    """Finds the caller of each request. Invariant: a server with keys keeps having some.
+    """Finds the caller of each request. Invariant: a server with keys always has at least one.
 
     Args:
-        keys: none: every request is let in, and is no admin's unless it presents `run_key`.
-        run_key: digest of an admin key beside these, valid until the server ends; None: there is none.
+        keys: without keys, every request is accepted, and only `run_key` gives the rights of an admin.
+        run_key: digest of a further admin key, valid until the server ends; None: no such key.
 
     Raises:
         ValueError: two keys are the same.
@@ -41,7 +41,7 @@ class KeyGate:
         return bool(self._callers)
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
-        """Use other keys from now on. What a key has used stays counted if its limits are the same.
+        """Use other keys from now on. The use of a key stays counted if its limits are the same.
 
         Raises:
             ValueError: there are none, or two are the same; the keys stay as they were.
@@ -76,7 +76,7 @@ class KeyGate:
         """Return the caller with a key; None: it is unknown."""
         found = None
         for known, caller in (*self._operator.items(), *self._callers.items()):
-            if hmac.compare_digest(known, digest):  # with all of them, so that the time does not say which matches
+            if hmac.compare_digest(known, digest):  # compare with all, so that the time does not show which matches
                 found = caller
         return found
 

@@ -1,4 +1,4 @@
-"""One API key: its digest, its tenant, and what it allows. The text of a key is not kept."""
+"""One API key: its digest, its tenant, and its rights. The text of a key is not kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 SHORTEST_KEY = 16
-"""Characters. Keys are not slowed down after wrong guesses, so they must be too long to guess."""
+"""Characters. Wrong guesses are not slowed down, so keys must be too long to guess."""
 _TENANT = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 _KEY = re.compile(r"[!-~]+")
 _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
@@ -15,7 +15,7 @@ _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key and what it allows; None: no limit.
+    """A key and its rights; None: no limit.
 
     Raises:
         ValueError: a field is out of its range.

@@ -13,9 +13,9 @@ from pagewood.server.keys.key import ApiKey
 
 
 class TokenBucket:
-    """Fills at a constant rate, up to what it gains in a minute.
+    """Fills at a constant rate, up to the units of one minute.
 
-    Invariant: the level is at most the size. It may be negative: what is not known before is taken afterwards.
+    Invariant: the level is at most the size. It may be negative: some units are taken after the fact.
 
     Args:
         size: units per minute, and the most that it holds.
@@ -39,21 +39,21 @@ class TokenBucket:
         return self._level
 
     def take(self, number: int) -> None:
-        """Take units, also more than there are."""
+        """Take units, even if the level becomes negative."""
         self._level = self.level - number
 
     def wait_s(self, level: float) -> float:
-        """Return the time until it holds that many units, seconds; 0 if it does."""
+        """Return the seconds until it holds that many units; 0 if it already does."""
         return max(0.0, (level - self.level) * 60 / self.size)
 
 
 @dataclass(slots=True, kw_only=True)
 class Quota:
-    """What one key has used.
+    """The use of one key.
 
     A request is admitted if one request and one token are left. The tokens of a request are counted when it ends,
-    because nothing knows them before; so a key can exceed its tokens once, by those of the requests that it has at a
-    time, and then waits until its debt is paid.
+    because their number is unknown before. So a key can exceed its tokens by those of its simultaneous requests. It
+    must then wait until its level has recovered.
     """
 
     key: ApiKey
@@ -94,7 +94,7 @@ class Quota:
             self.tokens.take(num_tokens)
 
     def headers(self, *, is_anthropic: bool) -> dict[str, str]:
-        """Return the headers that say what is left, in OpenAI's or Anthropic's form; none without limits."""
+        """Return the headers with the remaining amounts, in OpenAI's or Anthropic's form; none without limits."""
         found: dict[str, str] = {}
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is None:

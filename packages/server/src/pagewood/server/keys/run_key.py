@@ -17,10 +17,10 @@ from pagewood.server.keys.key import digest_of
 
 FOLDER_VARIABLE = "PAGEWOOD_RUNTIME_DIR"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
-"""Hosts in URLs that only this machine can be; the last two are in the start messages of servers on all addresses."""
+"""Hosts in URLs that always mean this machine; the last two are in the start messages of servers on all addresses."""
 _LOCALHOST = "127.0.0.1"
 _PREFIX = "pagewood-"
-"""Shows what a key is for. Without it, one key of 64 would begin with a dash, as an option does."""
+"""Shows the purpose of a key. Without it, one key in 64 would begin with a dash, like an option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class RunKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundKey:
-    """The key of a server on this machine, and where it may be sent."""
+    """The key of a server on this machine, and the address to which it may be sent."""
 
     url: str
     """Address of the server; it has an IP address instead of `localhost` where only that identifies the server."""
@@ -55,7 +55,7 @@ class FoundKey:
 
 
 def make_run_key(host: str, port: int) -> RunKey:
-    """Make an admin key and write it to the file of a server, in place of the key of a server that was killed.
+    """Make an admin key and write it to the file of a server; it replaces the key of a killed server.
 
     Args:
         host: address on which the server listens.
@@ -81,10 +81,10 @@ def make_run_key(host: str, port: int) -> RunKey:
 
 
 def _write(path: Path, key: str) -> None:
-    """Write a key to a file, in place of what is there.
+    """Write a key to a file, and replace the file if it exists.
 
     Raises:
-        OSError: the file cannot be written; it is as it was.
+        OSError: the file cannot be written; it is unchanged.
     """
     descriptor, written = tempfile.mkstemp(prefix="new-", dir=path.parent)  # 0600, and never an existing file
     try:
@@ -97,7 +97,7 @@ def _write(path: Path, key: str) -> None:
 
 
 def run_key_path(host: str, port: int) -> Path:
-    """Return the file of the server that listens on an address, or is reached by it from its own machine.
+    """Return the key file of the server that listens on an address, or is reached by that address from its own machine.
 
     It is in the folder of the environment's PAGEWOOD_RUNTIME_DIR, or in ~/.cache/pagewood/run, in a folder with the
     name of the machine, because machines may share a home. XDG_RUNTIME_DIR is not used: a server may outlive the
@@ -108,7 +108,7 @@ def run_key_path(host: str, port: int) -> Path:
         RuntimeError: the user has no home.
     """
     address = ipaddress.ip_address(_LOCALHOST if host == "localhost" else host)
-    if address.is_unspecified:  # such a server has no other server on the port beside it
+    if address.is_unspecified:  # no other server can share the port with such a server
         address = ipaddress.ip_address("::1" if address.version == 6 else _LOCALHOST)
     root = os.environ.get(FOLDER_VARIABLE)
     if not root:
@@ -117,7 +117,7 @@ def run_key_path(host: str, port: int) -> Path:
 
 
 def find_run_key(url: str) -> FoundKey | None:
-    """Return the key that the server at a URL made for its run; None: it has none that this user may read.
+    """Return the key that the server at a URL made for its run; None: no key that this user may read.
 
     Hosts other than `LOCAL_HOSTS` have none. For `localhost` it is the key of the server on 127.0.0.1. Without TLS,
     it must then be sent to that address: `localhost` may also mean ::1, where another user may listen on the port.
@@ -146,7 +146,7 @@ def _make_private(folder: Path) -> None:
         OSError: it cannot be made, is not the user's own, or is in a folder of another user.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    above = folder.parent.stat()  # who owns it, or writes to it, may put another folder in the place of this one
+    above = folder.parent.stat()  # its owner, and every user with write access to it, can replace this folder
     is_open = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
     if above.st_uid not in (os.geteuid(), 0) or is_open:
         raise PermissionError(

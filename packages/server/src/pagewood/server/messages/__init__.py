@@ -1,1 +1,1 @@
-"""What the processes send each other, and the links between them."""
+"""The messages between the processes, and the links that carry them."""

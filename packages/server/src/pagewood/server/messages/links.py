@@ -53,8 +53,8 @@ def address(folder: Path, name: str) -> str:
     return f"ipc://{path}"
 
 
-# The number of requests is limited where they enter (live.py), which limits every queue behind it. So the queues need
-# no high-water mark, at which a send would wait.
+# The number of requests is limited on arrival (live.py), which limits every queue after it. So the queues need no
+# high-water mark, at which a send would wait.
 NO_MARK = 0
 RECONNECT_MS = 20
 

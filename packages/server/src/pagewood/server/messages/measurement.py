@@ -1,4 +1,4 @@
-"""What an engine has measured, as a message: the fields of the engine's `core.measures.Measurement`."""
+"""The measurements of an engine as a message: the fields of the engine's `core.measures.Measurement`."""
 
 from __future__ import annotations
 

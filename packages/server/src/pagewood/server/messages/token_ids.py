@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 _PART = 65_536
-"""Ids that are written at once, which takes some milliseconds."""
+"""Ids that are written as JSON at a time, which takes some milliseconds."""
 
 
 def ids_of(tokens: bytes) -> list[int]:
@@ -24,7 +24,7 @@ def num_ids(tokens: bytes) -> int:
 
 
 async def written_ids_of(tokens: bytes) -> list[int]:
-    """Return the ids that bytes hold, for an answer in JSON: they are written, and other requests go on meanwhile."""
+    """Return the ids that bytes hold as JSON for an answer; other requests go on while it is written."""
     parts: list[bytes] = []
     for start in range(0, len(tokens), 4 * _PART):
         parts.append(msgspec.json.encode(ids_of(tokens[start : start + 4 * _PART]))[1:-1])

@@ -79,7 +79,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Which calls a grammar binds to their schemas: "required": there must be some; "auto": if there are some; the name
     of a function: this one must be called. None: calls are not bound."""
     parallel: bool = True
-    """Whether there may be several calls. Otherwise the answer ends behind the first one."""
+    """Whether there may be several calls. Otherwise the answer ends after the first one."""
     shows_reasoning: bool = True
     """Whether the client gets the log probabilities of tokens of the reasoning."""
     prompt_tail: str = ""
@@ -127,12 +127,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     fills_window: bool = False
-    """Whether a request whose `max_tokens` exceeds what the prompt leaves of `max_length` gets what it leaves;
-    otherwise it is refused."""
+    """Whether a request whose `max_tokens` exceeds the rest of `max_length` after the prompt gets that rest; otherwise
+    it is refused."""
     cuts_prompt: bool = False
     """Whether a text that is longer than `max_length` loses its end; otherwise it is refused."""
     explains: bool = False
-    """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
+    """Whether the first Answer reports the cached part of the prompt, and the time of admission."""
     explains_admission: bool = False
     """See `Submit.explain_admission`."""
     num_output: int | None = None
@@ -182,7 +182,7 @@ class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """Record what the engine does for some seconds; the answer comes when the file of the profile is written."""
+    """Record the work of the engine for some seconds; the answer comes when the file of the profile is written."""
 
     request_id: str
     """Also the name of the file, in the folder of the sockets."""
@@ -271,7 +271,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens."""
     page_bytes: int = 0
     config: dict[str, Any] = {}
-    """What the engine was built from, without folders."""
+    """The configuration of the engine, without folders."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +310,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """What the engine shows of itself, while a `Watch` lasts."""
+    """A view of the engine, sent while a `Watch` lasts."""
 
     incarnation: int
     view: EngineView
@@ -369,7 +369,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     logprobs: Logprobs | None = None
-    """None: there are none for this step, or none were asked for."""
+    """None: this step has none, or they were not requested."""
     parts: tuple[Part, ...] | None = None
     """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
     stopped_by: str | None = None

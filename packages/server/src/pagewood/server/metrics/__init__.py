@@ -1,1 +1,1 @@
-"""Metrics of the server: what is measured, and how Prometheus gets it."""
+"""Metrics of the server: the measured numbers, and their form for Prometheus."""

@@ -37,7 +37,7 @@ SGLANG_TOKENS = (
 
 
 def one_two_five(largest: int) -> tuple[int, ...]:
-    """Return 1, 2, 5, 10, 20 and so on up to `largest`, as vLLM's histograms of tokens have them."""
+    """Return 1, 2, 5, 10, 20 and so on up to `largest`, the bounds of vLLM's histograms of tokens."""
     found = [digit * 10**power for power in range(len(str(largest))) for digit in (1, 2, 5)]
     return tuple(bound for bound in found if bound <= largest)
 

@@ -26,7 +26,7 @@ PATH = "/metrics"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Collected(Collector):
-    """Families that were put together before; their samples will not change."""
+    """Families that are already complete; their samples will not change."""
 
     families: Sequence[Metric]
 
@@ -39,7 +39,7 @@ class _Collected(Collector):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetricsEndpoint:
-    """Shows the metrics; they are put together when they are asked for."""
+    """Shows the metrics; each request collects them again."""
 
     metrics: Metrics
     status: EngineStatus
@@ -62,8 +62,8 @@ class MetricsEndpoint:
         ]
 
     async def show(self, request: Request) -> Response:
-        """What is measured, in Prometheus' text format."""
-        # Writing the text takes most of the time, which the streams of others would wait for.
+        """All metrics, in Prometheus' text format."""
+        # Writing the text takes most of the time, and on the event loop all streams would wait for it.
         text = await asyncio.to_thread(text_of, list(self.collect()))
         return Response(text, media_type=CONTENT_TYPE)
 

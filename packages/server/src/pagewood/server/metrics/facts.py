@@ -1,4 +1,4 @@
-"""What every rendering of the metrics needs, derived once for a scrape."""
+"""The numbers that every form of the metrics needs, computed once for a scrape."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Facts:
 
     @property
     def requests(self) -> RequestMetrics:
-        """What is measured about requests."""
+        """The measurements of requests."""
         return self.metrics.requests
 
     def ended(self) -> Counter[str]:
@@ -98,7 +98,7 @@ class Facts:
 
     @property
     def usage(self) -> float:
-        """Share of the KV memory that requests hold; what is cached and could be evicted counts as free."""
+        """Share of the KV memory that requests hold; evictable cached pages count as free."""
         num_pages = self.counters.get("num_pages", 0)
         if not num_pages or not self.is_measured:
             return 0.0

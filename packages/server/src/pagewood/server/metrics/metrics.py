@@ -1,4 +1,4 @@
-"""Everything that the HTTP process counts, and the text that Prometheus reads."""
+"""All counts of the HTTP process, and the text that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _own_process() -> Mapping[str, int]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Metrics:
-    """What the HTTP process counts. Invariant: a label has a bounded number of values; none is a client's text."""
+    """The counts of the HTTP process. Invariant: labels have a bounded number of values, and none is a client's
+    text."""
 
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     compat: Collection[Compat] = ()
@@ -41,7 +42,7 @@ class Metrics:
     num_connections: Callable[[], int] = lambda: 0
     """Returns how many connections are open."""  # written by: serve
     paths: Collection[str] = ()
-    """Paths that are counted by themselves."""  # written by: Frontend.app
+    """Paths that have counts of their own."""  # written by: Frontend.app
     started_s: float = field(default_factory=time.time)
     """Unix time, seconds."""
     exchanges: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
@@ -49,7 +50,7 @@ class Metrics:
     errors: Counter[str] = field(default_factory=Counter[str])
     """HTTP requests by the code of their error."""  # contents written by: answered
     incidents: Incidents = field(default_factory=Incidents)
-    """What went wrong, as the rest of the server counts it."""
+    """Incidents, counted by the rest of the server."""
     recent: Recent = field(default_factory=Recent)
 
     def answered(self, exchange: Exchange) -> None:
@@ -61,7 +62,7 @@ class Metrics:
             self.errors[exchange.error_code] += 1
 
     def pulsed(self, status: EngineStatus) -> None:
-        """Take what the engine has measured."""
+        """Take the measurements of the engine."""
         found = status.measurement
         if found is not None:
             accounts = self.requests.accounts
@@ -70,5 +71,5 @@ class Metrics:
             self.recent.note(time.monotonic(), (found.num_decode_tokens, cached, prompt))
 
     def usage(self) -> dict[str, ProcessUsage]:
-        """Return what each process of the server uses."""
+        """Return the use of CPU time, memory and files by each process of the server."""
         return usage_of(self.processes())

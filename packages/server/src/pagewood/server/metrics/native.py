@@ -185,7 +185,7 @@ def _speculation(families: Families, facts: Facts) -> None:
 
 
 def _requests(families: Families, facts: Facts) -> None:
-    """Add what is measured about requests."""
+    """Add the measurements of requests."""
     requests = facts.requests
     labelled = [(_labels(account), account) for account in requests.accounts]
     families.counter(
@@ -225,7 +225,7 @@ def _requests(families: Families, facts: Facts) -> None:
 
 
 def _server(families: Families, facts: Facts, usage: dict[str, ProcessUsage]) -> None:
-    """Add HTTP, the processes, and what had to be repaired."""
+    """Add HTTP, the processes, and incidents."""
     metrics = facts.metrics
     families.counter(
         "http_requests", "HTTP requests by method, path and status.",

@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """What one process has used and holds."""
+    """The use of resources by one process."""
 
     cpu_s: float
     """User and system time of all its threads."""
@@ -22,7 +22,7 @@ class ProcessUsage:
 
 
 def usage_of(processes: Mapping[str, int]) -> dict[str, ProcessUsage]:
-    """Return what each process uses, by its name; without /proc, or without the process, there is no entry.
+    """Return the use of each process by its name; there is no entry without /proc or without the process.
 
     Args:
         processes: name -> process id.

@@ -9,7 +9,7 @@ _EVERY_S = 0.5
 
 
 class Recent:
-    """How fast sums have grown lately. Invariant: samples are at least `_EVERY_S` apart."""
+    """The recent growth rates of sums. Invariant: samples are at least `_EVERY_S` apart."""
 
     __slots__ = ("_samples",)
 
@@ -17,7 +17,7 @@ class Recent:
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()  # written by: note
 
     def note(self, now_s: float, sums: tuple[float, ...]) -> None:
-        """Note the sums of this moment; a smaller one begins anew, because the engine was replaced."""
+        """Record the present sums; a smaller sum restarts the window, because the engine was replaced."""
         samples = self._samples
         if samples and now_s - samples[-1][0] < _EVERY_S:
             return
@@ -28,7 +28,7 @@ class Recent:
             samples.popleft()
 
     def growth(self, now_s: float) -> tuple[float, tuple[float, ...]]:
-        """Return the seconds since the oldest sample of the window, and by how much the sums have grown; 0: unknown."""
+        """Return the seconds from the oldest to the newest sample, and the growth of the sums; 0 seconds: unknown."""
         if len(self._samples) < 2 or now_s - self._samples[-1][0] > WINDOW_S:
             return 0.0, ()
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]

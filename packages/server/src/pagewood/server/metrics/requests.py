@@ -1,4 +1,4 @@
-"""What the HTTP process measures about requests: times by stream, tokens, and how requests end."""
+"""Measurements of requests in the HTTP process: times by stream, tokens, and reasons of the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
 
 MAX_TENANTS = 32
-"""Tenants with series of their own; those that come later share one."""
+"""Tenants with series of their own; later tenants share one."""
 MAX_PRIORITIES = 16
 
 
@@ -31,7 +31,7 @@ class Account:
     tenant: str
     priority: str
     num_ended: Counter[str] = field(default_factory=Counter[str])
-    """By the reason of the end."""  # written by: RequestMetrics
+    """Ended requests by the reason of the end."""  # written by: RequestMetrics
     num_prompt_tokens: int = 0  # written by: RequestMetrics
     num_cached_tokens: int = 0  # written by: RequestMetrics
     num_output_tokens: int = 0  # written by: RequestMetrics
@@ -50,27 +50,27 @@ class Timing:
     submitted_s: float
     max_tokens: int | None
     context: object = None
-    """What the tracer knows of it; None: it is not traced."""
+    """The tracer's data about it; None: it is not traced."""
     first_s: float = 0.0
-    """When its first answer came; 0: none has come."""  # written by: RequestMetrics
+    """Time of its first answer; 0: no answer yet."""  # written by: RequestMetrics
     last_s: float = 0.0
-    """When its latest answer came."""  # written by: RequestMetrics
+    """Time of its latest answer."""  # written by: RequestMetrics
     num_prompt: int = 0  # written by: RequestMetrics
     num_cached: int = 0  # written by: RequestMetrics
     num_output: int = 0  # written by: RequestMetrics
     num_void: int = 0  # written by: RequestMetrics
-    """Output tokens before it was sent again, which counters had already. They must not fall, so it counts as many."""
+    """Output tokens counted before it was sent again. Counters must not fall, so it counts at least that many."""
     is_begun: bool = False  # written by: RequestMetrics
     """Whether its first answer is counted; that of a request that is sent again is not counted twice."""
     explanation: Explanation | None = None
-    """When it was queued and admitted, and what was cached."""  # written by: RequestMetrics
+    """Times of queueing and admission, and the cached tokens."""  # written by: RequestMetrics
 
 
 class Tracer(Protocol):
     """Gets requests as they begin and end."""
 
     def begin(self, message: wire.Generate) -> object:
-        """Return what `end` needs of a request that is being submitted; None: it is not traced."""
+        """Return the data that `end` needs about a request that is being submitted; None: it is not traced."""
         ...
 
     def end(self, timing: Timing, *, reason: str, now_s: float) -> None:
@@ -123,7 +123,7 @@ class RequestMetrics:
         return len(self._open)
 
     def output_tokens_of_open(self) -> Iterator[tuple[Account, int]]:
-        """Yield what requests that have not ended have generated so far; their accounts do not have it yet."""
+        """Yield the tokens of open requests so far; their accounts do not have these tokens yet."""
         return ((timing.account, max(timing.num_output, timing.num_void)) for timing in self._open.values())
 
     def submitted(self, message: wire.NewRequest) -> None:
@@ -143,10 +143,10 @@ class RequestMetrics:
         self.num_answers.add(len(wire.ids_of(message)))
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
-        """Go on with a request under another id; it is sent again, because a process died.
+        """Continue to measure a request under another id; it is sent again, because a process died.
 
-        It counts once, from when it was first submitted. What its first answer was counted for stays counted; its later
-        times and its tokens are those of the answer that it gets now.
+        It counts once, from its first submission. Counts from its first answer stay; its later times and its tokens are
+        those of the new answer.
         """
         timing = self._open.pop(request_id, None)
         if timing is not None:
@@ -160,7 +160,7 @@ class RequestMetrics:
     def answered(self, answers: wire.Answers) -> None:
         """Measure the answers of one step, before they are passed on."""
         now_s, open_ = self._clock(), self._open
-        gaps: dict[float, int] = {}  # answers of the same step mostly had their last step in common, too
+        gaps: dict[float, int] = {}  # most answers of one step also shared their previous step
         for answer in answers.answers:
             timing = open_.get(answer.request_id)
             if timing is None:
@@ -176,7 +176,7 @@ class RequestMetrics:
             self.token_s.add(now_s - last_s, num)
 
     def left(self, request_id: str, *, has_failed: bool) -> None:
-        """Note that a request is forgotten: it has ended, its client has left, or it was lost with a process."""
+        """Close a request that is dropped: it has ended, its client has left, or it was lost with a process."""
         timing = self._open.get(request_id)
         if timing is not None:
             self._close(timing, "error" if has_failed else "abort", self._clock())

@@ -10,9 +10,9 @@ _SCHEDULER = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
 
 
 def sglang_families(facts: Facts) -> list[Families]:
-    """Return the series that SGLang 0.5.23 has and that mean something here, of its scheduler and of its tokenizer.
+    """Return the series of SGLang 0.5.23's scheduler and tokenizer that apply here.
 
-    Those of `_priorities` are beside them.
+    `_priorities` has further ones.
     """
     scheduler = Families("sglang:", {"model_name": facts.model_name, **_SCHEDULER})
     tokenizer = Families("sglang:", {"model_name": facts.model_name})
@@ -67,7 +67,7 @@ def _scheduler(families: Families, facts: Facts) -> None:
 
 
 def _priorities(families: Families, facts: Facts) -> None:
-    """Add what priorities do; SGLang itself has them only as a label of some gauges."""
+    """Add the effects of priorities, which SGLang itself shows only as a label of some gauges."""
     families.counter(
         "priority_preemption_count", "Running requests that went back to the queue, by priority.",
         [({"priority": priority}, num) for priority, num in facts.measurement.preempted.items()],

@@ -10,7 +10,7 @@ REASONS = ("stop", "length", "abort", "error")
 
 
 def vllm_families(facts: Facts) -> Families:
-    """Return the series that vLLM 0.33 has and that mean something here."""
+    """Return the series of vLLM 0.33 that apply here."""
     families = Families("vllm:", {"model_name": facts.model_name, "engine": "0"})
     found, counters, requests = facts.measurement, facts.counters, facts.requests
     families.gauge(

@@ -1,1 +1,1 @@
-"""What is seen of a running server: logs, traces, profiles, and what went wrong."""
+"""Observation of a running server: logs, traces, profiles and incidents."""

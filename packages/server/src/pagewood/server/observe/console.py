@@ -37,7 +37,7 @@ class Console:
         self.started_s = self.clock()
 
     def show(self, status: EngineStatus) -> None:
-        """Print what is new in `status`, at most one line of progress per second."""
+        """Print news of `status`, at most one line of progress per second."""
         if status.state is EngineState.READY:
             if not self.is_welcome_shown:
                 self.is_welcome_shown = True

@@ -1,4 +1,4 @@
-"""Counts of what went wrong and what the server did about it, for operators."""
+"""Counts of incidents and of the server's reactions, for operators."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Incidents:
     num_lost: int = 0  # written by: live
     """Requests that ended with an error because a process died."""
     stuck: Counter[str] = field(default_factory=Counter[str])  # written by: Watchdog
-    """How often the watchdog found something stuck, by what: device, loop, admission, silent."""
+    """Incidents found by the watchdog, by kind: device, loop, admission, silent."""
     num_kills: int = 0  # written by: Watchdog
     """Processes that the watchdog killed."""
     refused: Counter[str] = field(default_factory=Counter[str])  # written by: live
-    """Requests that were refused because of load, by why: full, late."""
+    """Requests that were refused because of load, by reason: full, late."""
     num_slow_readers: int = 0  # written by: live
     """Requests that ended because their client read too slowly."""
     num_drained: int = 0  # written by: Shutdown
     """Requests that ended by themselves while the server stopped."""
     num_cut_off: int = 0  # written by: Shutdown
-    """Requests that had not ended when the time for that was over."""
+    """Requests that had not ended when the time to stop was over."""
 
     def totals(self) -> dict[str, int]:
         """Return the counts, without the names of processes and causes."""

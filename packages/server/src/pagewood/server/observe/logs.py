@@ -47,7 +47,7 @@ def configure(level: str, process_name: str, *, form: LogFormat = "text") -> Non
 
 
 def announce(text: str) -> None:
-    """Say something that the operator must see at any level: a line of its own, or a record if the log is JSON."""
+    """Write a message that the operator must see at any level: a plain line, or a record if the log is JSON."""
     handlers = [handler for handler in logging.getLogger().handlers if handler.name == HANDLER_NAME]
     if handlers and isinstance(handlers[0].formatter, JsonLines):
         handlers[0].handle(logging.LogRecord("pagewood", logging.WARNING, "", 0, text, (), None))

@@ -1,4 +1,4 @@
-"""`POST /profile`: what the engine does for some seconds, as a trace for Perfetto."""
+"""`POST /profile`: the work of the engine for some seconds, as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ProfileEndpoint:
         ]
 
     async def profile(self, request: Request) -> Response:
-        """Record for some seconds what the engine and its device do; steps are slower meanwhile."""
+        """Record the work of the engine and its device for some seconds; steps are slower meanwhile."""
         said = await self.service.read(request, parser(ProfileRequest, is_optional=True))
         self.service.model(self.service.model_name)
         if self.folder is None:

@@ -41,9 +41,10 @@ class Trace:
     context: Context | None = None
     """The context of its stages."""  # written by: Tracing
     reasons: list[str] = field(default_factory=list[str])
-    """Why its answers ended."""  # written by: Tracing
+    """Finish reasons of its answers."""  # written by: Tracing
     first_s: float = 0.0
-    """When the first of its answers began, on the clock of `time.monotonic`; 0: none has."""  # written by: Tracing
+    """Time when the first of its answers began, on the clock of `time.monotonic`; 0: no answer has begun."""
+    # written by: Tracing
 
 
 class Tracing:
@@ -162,7 +163,7 @@ class Tracing:
         span.end(self._unix_ns(now_s))
 
     def stop(self) -> None:
-        """Export what is left, in a bounded time, and end the thread."""
+        """Export the remaining spans, in a bounded time, and end the thread."""
         self._provider.force_flush(int(_TIMEOUT_S * 1000))
         self._provider.shutdown()
 
@@ -184,7 +185,7 @@ def _operation(message: wire.Generate) -> str:
 
 
 def _asked(message: wire.Generate) -> dict[str, AttributeValue]:
-    """Return what the request asks for."""
+    """Return the attributes of a request."""
     sampling = message.sampling
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.max_tokens": sampling.max_tokens,

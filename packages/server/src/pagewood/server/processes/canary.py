@@ -1,4 +1,4 @@
-"""A request of one token that passes every process, to see whether the server can answer at all."""
+"""A request of one token through every process, which tests whether the server can answer at all."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     """Why it failed; empty if it did not."""
     seconds: float
-    """How long the answer took, or how long it was waited for."""
+    """Seconds until the answer, or until the wait was given up."""
 
 
 class Canary:
-    """Sends a request of one token at most once at a time; callers meanwhile or shortly after share its result.
+    """Sends one request of one token at a time; callers share its result while it runs and shortly after.
 
-    It is a request like others, before those of normal priority in the queue, but it does not count for the limit of
-    requests: a full server is not a broken one.
+    It goes before requests of normal priority in the queue. It does not count for the limit of requests, because a full
+    server is not a broken one.
 
     Args:
         live: sends it.
@@ -63,7 +63,7 @@ class Canary:
             return self._result
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
-        return await asyncio.shield(self._task)  # a client that leaves does not end it for others
+        return await asyncio.shield(self._task)  # a client that leaves does not end it for the other callers
 
     async def _run(self) -> CanaryResult:
         started_s = time.monotonic()

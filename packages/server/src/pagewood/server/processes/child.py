@@ -23,7 +23,7 @@ from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
 from pagewood.server.observe import logs
 
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes any process of the server write the stacks of its threads to standard error, and go on."""
+"""Makes any process of the server write the stacks of its threads to standard error and continue."""
 _PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 4.0
 """How long a process without a disk cache may take to end."""
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the next stage."""
     model_folder: str
     incarnation: int
-    """How many processes of this stage there were before."""
+    """Number of earlier processes of this stage."""
     stop_grace_s: float = STOP_GRACE_S
     """How long the child may take to end, seconds."""
     log_level: str = "info"
@@ -99,7 +99,7 @@ def run_child(serve: Serve) -> None:
     """Read the settings, connect, call `serve` until the parent ends it, and close the sockets."""
     register_dump()
     _wake_at_death_of_parent()
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the parent handles them
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all processes; the parent handles them
         signal.signal(number, signal.SIG_IGN)
     settings = msgspec.json.decode(_first_line(), type=Settings)
     logs.configure(settings.log_level, settings.listen, form=settings.log_format)
@@ -124,7 +124,7 @@ def register_dump() -> None:
 
 
 def _wake_at_death_of_parent() -> None:
-    """Have a stopped child continue when its parent dies (Linux): a stopped one would not notice, and stay for ever."""
+    """Make a stopped child continue when its parent dies (Linux); otherwise it would not notice, and stay for ever."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 

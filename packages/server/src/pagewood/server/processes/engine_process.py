@@ -40,7 +40,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     from pagewood.engine.observe.profiling import Profile
 
     first: list[Command] = []
-    if settings.paused != "no":  # before anything that has arrived
+    if settings.paused != "no":  # runs before commands that have arrived
         first.append(Pause(request_id=f"pause-{settings.incarnation}", retract=settings.paused == "retract"))
     commands = EngineInbox(inbox, stopped=stopped, first=first)
     shared = SharedSender(outbox)
@@ -73,7 +73,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
 
 def _publish_events(engine: Engine, settings: Settings) -> EventPump | None:
-    """Return what publishes the changes of the engine's cache, or None if it is switched off."""
+    """Return the publisher of changes of the engine's cache, or None if it is switched off."""
     if settings.kv_events is None:
         return None
     from pagewood.engine.observe.cache_events import CacheEvents

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagewood.engine.observe.profiling import Profile, Recorded
 
 _KEPT_S = 60.0
-"""How long the file of a client that has left may stay, until the next profile."""
+"""Seconds after which the next profile removes the file of a client that has left."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Profiles:
 
     def _write(self, request_id: str, recorded: Recorded) -> None:
         try:
-            for old in self._folder.glob(profile_file(Path(), "*").name):  # of clients that have left
+            for old in self._folder.glob(profile_file(Path(), "*").name):  # files of clients that have left
                 if time.time() - old.stat().st_mtime > _KEPT_S:
                     old.unlink(missing_ok=True)
             profile_file(self._folder, request_id).write_bytes(recorded.trace())

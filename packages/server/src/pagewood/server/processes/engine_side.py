@@ -30,7 +30,7 @@ PULSE_IDLE_S = 1.0
 
 _LOOP = "pagewood.engine.core.loop"
 _DEVICE_CALLS = {("_finish", "wait"), ("_launch_plan", "launch"), ("_constrain", "drafts")}
-"""Functions of the engine's loop, and those of the runner that they call."""
+"""Functions of the engine's loop, and the runner's functions that they call."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
 
 
 def shown_config(config: EngineConfig) -> dict[str, Any]:
-    """Return a configuration as JSON values: of folders the last name only, of logits processors their names."""
+    """Return a configuration as JSON values: folders by their last name only, logits processors by their names."""
     found = {one.name: getattr(config, one.name) for one in fields(config)}
     for name in ("model", "disk_cache_path", "speculative_model", "decision_log"):
         found[name] = None if found[name] is None else Path(found[name]).name
@@ -110,7 +110,7 @@ class SharedSender:
         self._lock = threading.Lock()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame when no other thread does."""
+        """Send a frame as soon as no other thread is sending."""
         with self._lock:
             self._sender.send(frame)
 
@@ -188,11 +188,11 @@ class Heartbeat:
                 step_s = max(0.0, now_s - self._seen_s)
                 is_in_device = is_in_runner(self._engine_thread)
                 again = msgspec.structs.replace(self._last, step_s=step_s, is_in_device=is_in_device)
-                self._last = again  # so that `idle` corrects it
+                self._last = again  # `idle` sends the corrected pulse
                 self._send_pulse(again, now_s)
 
     def start_again(self) -> None:
-        """Let the time until now not count for the step; called from the thread of the heartbeat."""
+        """Start the time of the step again; called from the thread of the heartbeat."""
         self._seen_s = self._clock()
 
     def _run(self) -> None:
@@ -216,13 +216,13 @@ class Heartbeat:
 class EngineInbox:
     """The commands of the tokenizers, as `pagewood.engine.api.Inbox`.
 
-    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later. So is
-    what publishes the changes of its cache.
+    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later. The same
+    holds for the publisher of cache changes.
 
     Args:
-        receiver: what the tokenizers send.
+        receiver: gets the messages of the tokenizers.
         stopped: whether the engine must stop.
-        first: commands that the engine gets before any of theirs.
+        first: commands that the engine gets before any from the tokenizers.
     """
 
     __slots__ = ("_events", "_first", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")

@@ -1,4 +1,4 @@
-"""KV cache events over ZeroMQ, as vLLM publishes them: a PUB socket, and a ROUTER socket that repeats what was lost."""
+"""KV cache events over ZeroMQ, as vLLM publishes them: a PUB socket, and a ROUTER socket that repeats lost batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Publisher:
     and the first number that it lacks to the replay address, and gets an empty frame and the message for each batch
     that is still kept, and at last `END`. An empty batch follows a second of silence, so that gaps are seen.
 
-    Invariant: the thread alone uses the two sockets; what is kept are the last `MAX_KEPT` batches.
+    Invariant: only the thread uses the two sockets; the last `MAX_KEPT` batches are kept.
 
     Args:
         endpoint: address to bind the PUB socket to, such as `tcp://*:5557`.
@@ -96,7 +96,7 @@ class Publisher:
         self._wake.send(b"")
 
     def close(self) -> None:
-        """Send what was published, and close the sockets."""
+        """Send all published batches, and close the sockets."""
         self._queue.put(None)
         self._wake.send(b"")
         self._thread.join()
@@ -153,7 +153,7 @@ class Publisher:
 
 
 class EventPump:
-    """Publishes what a cache has changed, between two steps of the engine.
+    """Publishes the changes of a cache, between two steps of the engine.
 
     Args:
         read: returns the events since the last call.
@@ -167,7 +167,7 @@ class EventPump:
         self._publisher = publisher
 
     def turn(self) -> None:
-        """Publish what has changed; the engine's thread calls this between two steps and before it waits."""
+        """Publish the latest changes; the engine's thread calls this between two steps and before it waits."""
         events = self._read()
         if events:
             self._publisher.publish(events)

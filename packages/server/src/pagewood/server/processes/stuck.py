@@ -1,4 +1,4 @@
-"""Ends a process in which a single operation of a library does not end, so that its parent starts another one."""
+"""Ends a process that is stuck in a single operation of a library, so that its parent starts another one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ LIMIT_S = 30.0
 
 
 def end_when_stuck(limit_s: float = LIMIT_S) -> None:
-    """From now on, end this process by SIGPROF when it used the processor for `limit_s` and could run no Python code.
+    """From now on, end this process by SIGPROF when it used the processor for `limit_s` without running Python code.
 
     An operation such as a comparison of nested lists holds the interpreter's lock until it ends, and a chat template
     can make one that takes for ever. The timer needs no such lock; while Python code runs, it is started again.
     `faulthandler` writes the functions in which the threads are, and no values, to standard error.
 
-    The timer counts the processor time of the process. A suspended machine or a paused container uses none, so the
-    process is still there afterwards; neither does a process that only waits.
+    The timer counts the processor time of the process. A suspended machine, a paused container or a waiting process
+    uses none, so the process is not ended.
     """
-    faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)  # behind it the default, which ends the process
+    faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)  # then the default, which ends it
 
     def start_again() -> None:
         while True:

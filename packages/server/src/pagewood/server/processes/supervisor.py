@@ -92,7 +92,7 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
         self._unlaunched = {stage.name for stage in stages}  # written by: _keep
         self._launched = asyncio.Event()
-        """Set when every stage was started once, or could not be."""
+        """Set when every stage was started once, or failed to start."""
         self._stopping = False  # written by: stop, kill_all
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Supervisor:
         return {name: process.pid for name, (process, _) in self._processes.items()}
 
     async def launched(self) -> None:
-        """Wait until every process was started once, or could not be."""
+        """Wait until every process was started once, or failed to start."""
         await self._launched.wait()
 
     async def stop(self) -> None:
@@ -140,7 +140,7 @@ class Supervisor:
     async def _watch_over(self, stage: Stage) -> None:
         try:
             await self._keep(stage)
-        except Exception as error:  # otherwise the server would be down and nothing would say why
+        except Exception as error:  # otherwise the server would be down without any message
             _log.exception("the %s process is no longer watched", stage.name)
             self._on_failure(f"the {stage.name} process is no longer watched: {error!r}")
 
@@ -214,6 +214,6 @@ async def _end(process: Process, grace_s: float) -> None:
     try:
         await asyncio.wait_for(process.wait(), grace_s + 2)
     except TimeoutError:
-        if process.returncode is None:  # uvloop refuses to kill one that has just ended
+        if process.returncode is None:  # uvloop refuses to kill a process that has just ended
             process.kill()
         await process.wait()

@@ -1,4 +1,4 @@
-"""Notices an engine that lives and does nothing, says what is stuck, and ends it if that is wanted."""
+"""Finds an engine that lives but makes no progress, reports what is stuck, and ends it if configured."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pagewood.server.requests.status import EngineStatus
 CHECK_S = 0.5
 """Time between two checks."""
 RELAY_GRACE_S = 10.0
-"""Time in which a pulse must come through a new detokenizer process; if none comes, it is the engine that is silent."""
+"""Time in which a pulse must come through a new detokenizer process; otherwise the engine itself is silent."""
 
 _log = logging.getLogger(__name__)
 
 
 class Stuck(Enum):
-    """What is stuck. An idle engine is none of these: its pulses come, and it is in no step."""
+    """The part that is stuck. An idle engine is not stuck: its pulses come, and it is in no step."""
 
     DEVICE = "device"
     """The engine's thread waits for the runner."""
     LOOP = "loop"
     """The engine's thread is in one pass of its loop, outside the runner."""
     ADMISSION = "admission"
-    """The loop runs, requests wait, memory is free, and none is admitted."""
+    """The loop runs, requests wait, memory is free, but no request is admitted."""
     SILENT = "silent"
     """No pulse comes: the process of the engine or of the detokenizer is stopped, or holds its interpreter's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is stuck, and for how long."""
+    """The stuck part, and for how long it has been stuck."""
 
     stuck: Stuck
     seconds: float
@@ -53,10 +53,10 @@ class Trouble:
 
 
 def trouble_of(status: EngineStatus, *, limit_s: float | None = None) -> Trouble | None:
-    """Return what is stuck in the engine, or None if it works, is idle, or is not there.
+    """Return the stuck part of the engine, or None if it works, is idle, or does not exist.
 
     Args:
-        status: what is known of it.
+        status: of the engine.
         limit_s: how long each may take, seconds; None: the limits after which `status` calls the engine stalled.
     """
     silent_s = status.seconds_since_pulse
@@ -72,10 +72,10 @@ def trouble_of(status: EngineStatus, *, limit_s: float | None = None) -> Trouble
 
 
 class Watchdog:
-    """Looks at the engine's status; at each new trouble it has the stacks of all processes written, and may end it.
+    """Watches the engine's status; at each new trouble it writes the stacks of all processes, and may end the engine.
 
-    A silent engine may be one whose detokenizer, which passes its pulses on, is stuck. That process starts in a moment,
-    so it is ended first; the engine follows if no pulse comes through the next one.
+    If an engine is silent, the detokenizer, which passes its pulses on, may be stuck instead. That process restarts in
+    a moment, so it is ended first. The engine follows if no pulse comes through the new process.
 
     Invariant: one trouble is reported once, until the engine has worked again or was replaced.
 
@@ -120,7 +120,7 @@ class Watchdog:
                 _log.exception("the watchdog failed")
 
     def start_again(self) -> None:
-        """Let the time until now not count for any limit, because this process stood still."""
+        """Start the time of every limit again, because this process stood still."""
         _log.info("this process stood still for some time; the clocks of the watchdog start again")
         self._status.start_again()
         if self._ended_relay is not None:

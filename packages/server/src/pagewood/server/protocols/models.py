@@ -35,7 +35,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, seconds."""
     owned_by: Literal["pagewood"] = "pagewood"
     root: str
-    """`vllm bench serve` reads it if it gets no --model."""
+    """`vllm bench serve` reads it if it is started without --model."""
     parent: None = None
     max_model_len: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""

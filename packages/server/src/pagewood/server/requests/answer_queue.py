@@ -33,12 +33,12 @@ class AnswerQueue:
         return not self._items
 
     def put(self, index: int, answer: wire.Answer) -> bool:
-        """Pass an answer to the reader, or append it; return whether more is unread than any reader may leave."""
+        """Pass an answer to the reader, or append it; return whether the unread answers exceed the limit."""
         if self._take is not None:
             try:
                 if self._take(index, answer):
                     return False
-            except Exception as error:  # it ends this reader, and no other one
+            except Exception as error:  # it ends only this reader
                 self._append(error)
                 return False
         self._append((index, answer))
@@ -49,7 +49,7 @@ class AnswerQueue:
         self._append(error)
 
     def restart(self, indices: Set[int]) -> None:
-        """Drop the answers of the requests with these indices, and tell the reader that they begin again."""
+        """Drop the answers of the requests with these indices, and notify the reader that they begin again."""
         self._items.restart(indices)
         self._wake()
 

@@ -1,4 +1,4 @@
-"""How long a request will wait, predicted from how fast the server has worked while it had work."""
+"""The wait of a request, predicted from the server's rate of work while it had work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 HALF_LIFE_S = 10.0
-"""Work of this long ago counts half, in seconds during which there was work."""
+"""Half-life of past work, in seconds during which there was work."""
 LONGEST_RETRY_S = 60
 
 
@@ -42,7 +42,7 @@ class BusyRate:
         self._done += amount
 
     def per_second(self) -> float | None:
-        """Return the rate; None: nothing was done yet."""
+        """Return the rate; None: no work was done yet."""
         self._pass()
         return self._done / self._busy_s if self._done and self._busy_s else None
 
@@ -59,7 +59,7 @@ class Forecast:
     """Predicts when a new request would get its first answer, and when the server would have room for it.
 
     The unit of work before a first answer is a byte of a request's message. So the prediction needs no tokenizer, and
-    follows what the server really does: cached prompts, rows that are taken, a slow device.
+    follows the server's real state: cached prompts, taken rows, a slow device.
 
     Invariant: `_waiting` holds the bytes of requests without an answer by priority, and only positive numbers.
 
@@ -103,7 +103,7 @@ class Forecast:
         self._ended.set_busy(num_left > 0)
 
     def first_answer_s(self, *, num_bytes: int, priority: int) -> float | None:
-        """Return after how long a new request would get its first answer; None: nothing was measured yet.
+        """Return the seconds until a new request would get its first answer; None: nothing was measured yet.
 
         Args:
             num_bytes: length of its message.

@@ -51,7 +51,7 @@ class RequestWatch(Protocol):
         ...
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
-        """Note that a request will be sent again, with another id; what has come of its answer is void."""
+        """Note that a request will be sent again, with another id; its answer so far is void."""
         ...
 
     def left(self, request_id: str, *, has_failed: bool) -> None:
@@ -79,7 +79,7 @@ class _Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """What is known when the answer to the first message of a new tokenizer process has come: all before it is done."""
+    """The state at the first message of a new tokenizer process; when that is answered, all before it is done."""
 
     tokenizer: int
     cancelled: Sequence[str]
@@ -262,10 +262,10 @@ class LiveRequests:
         self._send(group, stamped, frames)
 
     def given(self, group: LiveGroup) -> None:
-        """Note that the client of a group has got something of an answer, so that the group cannot be sent again.
+        """Note that the client of a group has got a part of an answer, so that the group cannot be sent again.
 
-        The reader must call it before it waits for anything. What says nothing of an answer does not count: the head of
-        the HTTP response, a role, an event that a response was created, a comment.
+        The reader must call it before it waits for anything. The head of the HTTP response, a role, an event that a
+        response was created, and a comment are no parts of an answer.
         """
         group.num_repeats_left = 0
         self._drop_repeat(group)
@@ -373,7 +373,7 @@ class LiveRequests:
                 self._answer(answer, request)
 
     def tokenizer_lost(self, tokenizer: int) -> None:
-        """Send what was in a tokenizer that died to a tokenizer again: requests if they may be, cancellations always.
+        """Send the messages of a dead tokenizer again: requests if they may be repeated, cancellations always.
 
         Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
         confirmed their end, or has answered a message behind the cancellations: then it never got them.
@@ -525,7 +525,7 @@ class LiveRequests:
         """Give the open requests of prompts of which one is lost new ids, cancel the old ones, and return the prompts.
 
         An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one. The reader
-        is told to forget what it has of their answers; answers that have ended are kept.
+        is notified to drop its parts of their answers; answers that have ended are kept.
         """
         repeat, live = group.repeat, self._live
         assert repeat is not None
@@ -701,7 +701,7 @@ def new_request_id(prefix: str) -> str:
 
 
 def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
-    """Return prompts with what says who has sent them, and which of them belong together."""
+    """Return prompts with their tenant and with the group that they belong to."""
     stamped = [caller.stamped(prompt) for prompt in prompts]
     if len(stamped) == 1:
         return stamped

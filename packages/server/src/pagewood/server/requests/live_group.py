@@ -1,4 +1,4 @@
-"""The requests of one HTTP request: what its reader waits for, and what may be sent again."""
+"""The requests of one HTTP request: the answers that its reader waits for, and the messages that may be sent again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewood.server.requests.answer_queue import AnswerQueue, Take
 from pagewood.server.requests.unread import Restarted
 
 HoldMode = Literal["in_place", "retract", "resume"]
-"""How requests are paused, or that they go on."""
+"""A kind of pause, or its end."""
 Forget = Callable[[Set[int]], None]
 """Drops what was collected of the answers to the requests with these indices: the answers begin again."""
 
@@ -46,7 +46,7 @@ class LiveGroup:
     caller: Caller = field(default_factory=Caller)
     """The caller that sent it."""
     quota: Quota | None = None  # written by: LiveRequests
-    """In which it is counted until it is closed."""
+    """The quota of its key, which counts it until it is closed."""
     engine_ids: list[str] = field(default_factory=list[str])  # written by: LiveRequests
     """Ids of its first requests, and those that requests got when they were sent again."""
     queue: AnswerQueue = field(default_factory=AnswerQueue)
@@ -60,13 +60,13 @@ class LiveGroup:
     """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
     not slow: its answer is large, or is collected because it is sent whole."""
     hold: HoldMode | None = None  # written by: LiveRequests
-    """How it was paused last, or that it goes on; None: it was never paused."""
+    """Its latest pause or resumption; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
     num_repeats_left: int = 0  # written by: LiveRequests
-    """How often its requests may be sent again; 0: as often as allowed they were, or its client has got a part."""
+    """Remaining repeats of its requests; 0: used up, or its client has got a part of an answer."""
     repeat: Repeat | None = None  # written by: LiveRequests
-    """What is sent again if a process dies; None: nothing is open, or nothing may or can be repeated."""
+    """The messages to send again if a process dies; None: nothing is open, or nothing may or can be repeated."""
 
     @property
     def is_paused(self) -> bool:

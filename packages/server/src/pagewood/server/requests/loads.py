@@ -1,4 +1,4 @@
-"""Which tokenizer gets the next request: of those that work, the one with the fewest bytes outstanding."""
+"""The choice of a tokenizer for the next request: the working one with the fewest bytes outstanding."""
 
 from __future__ import annotations
 

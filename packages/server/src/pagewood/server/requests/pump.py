@@ -17,7 +17,7 @@ MAX_FAILURES = 5
 """Failures in a row, with no message between them, after which the server ends."""
 RETRY_DELAY_S = 0.1
 MAX_AT_ONCE_BYTES = 256 * 1024
-"""Bytes of messages after which the event loop has a turn; it would have none while messages are there."""
+"""Bytes of messages after which the event loop gets a turn; otherwise it would get none while messages wait."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The answers that a client has not read yet: the text of a slow reader takes memory for its text, and little else."""
+"""The answers that a client has not read yet. A slow reader costs little more memory than its text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from pagewood.server.messages import wire
 
 MERGE_FROM = 64
-"""Answers that wait before later ones are merged. A reader that keeps up leaves fewer, and gets each of them."""
+"""Number of waiting answers from which on later ones are merged. A reader that keeps up gets each answer by itself."""
 PIECE_CHARS = 4096
-"""Longest text of a merged answer, about: to append to a longer one would copy too much."""
+"""Approximate longest text of a merged answer: appending to a longer one would copy too much."""
 MAX_ITEMS = 4096
 """Items that may wait; answers that cannot be merged, such as those with log probabilities, are an item each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
-    """Requests that were sent again: what was read of their answers is void, and the answers begin again."""
+    """Requests that were sent again: parts of their answers that were read are void; the answers begin again."""
 
     indices: frozenset[int]
 
@@ -55,7 +55,7 @@ class Unread:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether more waits than any reader may leave."""
+        """Whether the waiting answers exceed the limit."""
         return len(self._items) > MAX_ITEMS
 
     def append(self, item: tuple[int, wire.Answer] | Exception) -> None:
@@ -101,7 +101,7 @@ def _index_of(item: Item | _Growing) -> int | None:
 
 
 def _merged(first: wire.Answer, second: wire.Answer) -> wire.Answer | None:
-    """Return one answer for two of the same request; None: they are more than pieces of one section of its text."""
+    """Return one answer for two of the same request; None: they are not just pieces of one section of its text."""
     if not (_is_text(first) and _is_text(second)):
         return None
     parts = None

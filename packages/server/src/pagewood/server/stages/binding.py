@@ -1,4 +1,4 @@
-"""Grammars of answers that a response template reads: they bind calls, and begin behind reasoning."""
+"""Grammars of answers that a response template reads: they bind calls, and begin after reasoning."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pagewood.server.messages import wire
 def bound(tokenizer: Tokenizer, sampling: SamplingParams, reading: wire.Reading) -> SamplingParams | Refusal:
     """Return the sampling parameters with the grammar of an answer.
 
-    An answer is bound to what the client has said it may be (`sampling.grammar`), or, if it has said nothing, to calls
-    as `reading` says. Where functions are offered with such a grammar, calls are an alternative to it.
+    An answer is bound to the client's grammar (`sampling.grammar`), or without one, to calls as in `reading`. If
+    functions are offered together with a grammar, calls are an alternative to it.
 
     Args:
         tokenizer: of the model.
         sampling: of the request.
-        reading: how its answer is read.
+        reading: rules for reading its answer.
 
     Returns:
-        The parameters; or a refusal, if the request asks for what no grammar can say.
+        The parameters; or a refusal, if no grammar can express the request.
     """
     template, grammar = tokenizer.response_template, sampling.grammar
     if template is None:

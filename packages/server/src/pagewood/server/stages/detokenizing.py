@@ -1,5 +1,5 @@
-"""The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string or
-expression, or behind the only call that it may have."""
+"""The detokenizer stage: turns tokens into text, and ends a request at a stop string, a stop expression or its only
+call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pagewood.server.stages.token_entries import TokenEntries
 LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
 
 _ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
-"""A text that has not ended in another way may still end in an error, or at a stop string."""
+"""Ends that an error or a stop string replaces."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +40,15 @@ def run_detokenizer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """A request whose end is still to come."""
+    """A request that has not ended."""
 
     stream: TextStream
-    """Has the stop strings, if the answer is plain text."""
+    """Finds the stop strings, if the answer is plain text."""
     entries: TokenEntries
     parser: ResponseParser | None
-    """Has the stop strings, if there is one. None: the answer is plain text."""
+    """Finds the stop strings, if it exists. None: the answer is plain text."""
     hides_reasoning: bool
-    """Whether tokens of reasoning have no log probabilities for the client."""
+    """Whether log probabilities of reasoning are hidden from the client."""
     is_scoring: bool
     """Whether its answer is not shown."""
     is_encoding: bool
@@ -64,17 +64,17 @@ class _Open:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer has ended before its tokens."""
+        """Whether the answer has ended, although the engine may send more tokens."""
         return self.stream.stopped_by is not None if self.parser is None else self.parser.is_over
 
     def read(self, delta: Delta) -> wire.Answer:
-        """Return what `delta` adds to its answer."""
+        """Return the addition of `delta` to its answer."""
         prefix, prompt, prompt_tokens = ("", None, b"")
         if delta.first:
             prefix, prompt, prompt_tokens = self.prefix, self.prompt, self.prompt_tokens
         finish, refusal = delta.finish, delta.refusal
         if self.is_scoring:
-            # It ends after no tokens; that the token which is not shown ended the text says nothing.
+            # It ends with 0 shown tokens. Whether the hidden token ended the text does not matter.
             finish = FinishReason.LENGTH if finish is FinishReason.STOP else finish
             logprobs = None if prompt is None else wire.Logprobs((), prompt)
             return _answer_to(
@@ -143,7 +143,7 @@ class _Open:
             new.parts += self.parser.feed(text)
 
     def _end(self, new: _New, finish: FinishReason) -> None:
-        """Add what was held back; the sequence has ended."""
+        """Add the text that was held back; the sequence has ended."""
         text = self.stream.finish()
         if self.parser is None:
             new.text += text
@@ -155,27 +155,27 @@ class _Open:
 
 @dataclass(slots=True)
 class _New:
-    """What a step adds to an answer."""
+    """The addition of a step to an answer."""
 
     text: str = ""  # written by: detokenizing
     parts: list[wire.Part] = field(default_factory=list[wire.Part])  # written by: detokenizing
     num_tokens: int = 0  # written by: detokenizing
-    """Tokens of the step that are the answer's."""
+    """Tokens of the step that belong to the answer."""
     num_unused: int = 0  # written by: detokenizing
-    """Tokens of the step behind its end."""
+    """Tokens of the step after the end of the answer."""
     hidden: set[int] = field(default_factory=set[int])  # contents written by: detokenizing
-    """Which of its tokens have no log probability for the client."""
+    """Tokens of the step whose log probabilities are hidden from the client."""
 
 
 class TextStreams:
     """The text of every request that the engine works on.
 
-    Invariant: holds only requests whose end is still to come. A request whose first Delta this process has not seen,
-    or whose text fails, gets no more text but an error.
+    Invariant: holds only requests that have not ended. A request whose first Delta this process has not seen, or whose
+    text fails, gets an error and no more text.
 
     Args:
         tokenizer: decodes.
-        incarnation: of this detokenizer process, noted in what it passes on.
+        incarnation: of this detokenizer process, noted in its messages.
     """
 
     __slots__ = (
@@ -204,7 +204,7 @@ class TextStreams:
 
     @property
     def num_open(self) -> int:
-        """Requests whose end is still to come."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def take(self, message: wire.FromEngine) -> wire.ToHttp:
@@ -244,7 +244,7 @@ class TextStreams:
                 if open_ is None:
                     streams[request_id] = open_ = self._open(delta)
                 answer = open_.read(delta)
-            except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
+            except Exception as exception:  # a tokenizer comes with its model: any error concerns this request only
                 logger.exception(
                     "request %s: its tokens cannot be decoded", request_id, extra=request_fields(request_id)
                 )
@@ -287,7 +287,7 @@ class TextStreams:
         )
 
     def _parser(self, options: wire.TextOptions) -> ResponseParser | None:
-        """Return what reads an answer. Where no function was offered, calls are text."""
+        """Return the parser of an answer. If no function was offered, calls are text."""
         reading = options.reading
         template = None if reading is None else self._template if reading.tools else self._template_without_calls
         if reading is None or template is None:
@@ -308,7 +308,7 @@ class TextStreams:
 
 
 def _without_calls(template: ResponseTemplate) -> ResponseTemplate | None:
-    """Return a template by which calls are text; None: everything is."""
+    """Return a template that reads calls as text; None: the whole answer is text."""
     fields = tuple(field for field in template.fields if field.kind != "calls")
     return dataclasses.replace(template, fields=fields) if any(field.kind != "content" for field in fields) else None
 

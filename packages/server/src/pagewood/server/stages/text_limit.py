@@ -1,4 +1,4 @@
-"""Which texts are encoded: the tokenizers library takes up to 450 bytes for each token until all of them are known."""
+"""Limits on encoded texts: the tokenizers library takes up to 450 bytes per token until the whole text is encoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_TEXT = 4 << 20
 MAX_TOKENS = 1 << 20
 """Most tokens of a text, unless twice the model's longest text is more."""
 PART = 1 << 16
-"""Characters that are counted at once."""
+"""Characters whose tokens are counted at a time."""
 
 
 class TextTooLong(Exception):

@@ -10,7 +10,7 @@ from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 
 _NO_LOGPROB = 0.0
-"""Log probability of the first token of a prompt; its rank says that it has none."""
+"""Log probability of the first token of a prompt; its rank 0 shows that it has none."""
 
 
 class TokenEntries:
@@ -54,7 +54,7 @@ class TokenEntries:
         )
 
     def _place(self, token: int) -> int:
-        """Return where a token is in the text, and go on behind it."""
+        """Return the place of a token in the text, and move on to the next."""
         data = self._shown_of(token)
         if self._has_begun and not self._is_within and data.isascii():
             offset = self._offset

@@ -42,7 +42,7 @@ from pagewood.server.stages.turns import Turns
 
 LANE_BYTES = (1 << 14, 1 << 18)
 """Longest message of each lane but the last. A prompt waits only for prompts of its own lane, in which HTTP requests
-take turns. The last lane encodes those that take much memory, one at a time."""
+take turns. The last lane encodes prompts that take much memory, one at a time."""
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
@@ -51,7 +51,7 @@ MAX_PIECES = 8_192
 
 _Hold = PauseRequest | ResumeRequest
 _Command = Command | wire.Profile
-"""What a tokenizer sends to the engine process."""
+"""The messages of a tokenizer to the engine process."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stop
     stage = TokenizerStage(tokenizer, outbox)
     try:
         while not stopped():
-            # Before a prompt is begun, everything that has arrived is read: it may be cancelled by now.
+            # Read everything that has arrived before a prompt is begun: it may be cancelled by now.
             for frame in inbox.receive(timeout_s=0 if stage.num_short else None):
                 for message in wire.read(wire.to_tokenizer, [frame]):
                     stage.take(message, num_bytes=len(frame))
@@ -72,16 +72,16 @@ def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stop
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Pending:
-    """A prompt that is not tokenized yet, and what happened to its requests meanwhile."""
+    """A prompt that is not tokenized yet, and the changes to its requests meanwhile."""
 
     message: wire.WithPrompt
     num_bytes: int
     cancelled: set[str] = field(default_factory=set[str])  # written by: take
     """Ids of its requests that were cancelled."""
     priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
-    """Newest priorities of those of its requests whose priority changed, by id."""
+    """Newest priorities of its requests, by id, if they have changed."""
     holds: dict[str, _Hold] = field(default_factory=dict[str, _Hold])  # written by: take
-    """Newest pauses and resumptions of its requests, by id; the engine gets them behind the request."""
+    """Newest pauses and resumptions of its requests, by id; the engine gets them after the request."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -94,16 +94,16 @@ class _Lane:
     """The prompts of a class of sizes that wait for the thread of this class."""
 
     prompts: Turns[_Pending] = field(default_factory=Turns[_Pending])  # written by: TokenizerStage
-    """The lock of the stage is held while it is read or written."""
+    """Protected by the lock of the stage."""
     num_waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    """The thread waits for it."""
+    """The thread of the lane waits for it."""
 
 
 class TokenizerStage:
     """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
 
-    Invariant: what the engine gets about a request starts with its `Submit` or its only `Refuse`. A request that is
-    cancelled before it is begun is not tokenized; it is refused, so that its end is confirmed all the same.
+    Invariant: the first message about a request to the engine is its `Submit` or its only `Refuse`. A request that is
+    cancelled before it is begun is not tokenized. It is refused, so that its end is still confirmed.
     """
 
     __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
@@ -205,7 +205,7 @@ class TokenizerStage:
 
 
 def _changed(command: _Command, pending: _Pending) -> _Command:
-    """Return the command for a request after what happened to the request while its prompt was tokenized."""
+    """Return the command for a request, given the changes to it while its prompt was tokenized."""
     if command.request_id in pending.cancelled:
         return _cancelled(command.request_id)
     priority = pending.priorities.get(command.request_id)
@@ -242,7 +242,7 @@ def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit 
         result = Refusal(message=str(error), param="prompt", code="text_too_long")
     except ChatTemplateError as error:
         result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
-    except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
+    except Exception as error:  # templates and tokenizers come with models: any error concerns this request only
         logger.warning(
             "request %s cannot be tokenized: %s",
             message.request_id,
@@ -260,7 +260,7 @@ def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit 
 
 
 def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
-    """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
+    """Return the command that carries the ids of a prompt through the engine, which computes nothing for it."""
     prompt = message.prompt
     text = _prompt_text(tokenizer, prompt)
     check_text(tokenizer, text, max_length=message.max_length)
@@ -409,7 +409,7 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:
-    """Return the text that goes before the answer: that of the ids that it begins with, or that of the prompt."""
+    """Return the text before the answer: of the ids that it begins with, or of the prompt."""
     if message.prefix_tokens:
         return tokenizer.decode(np.frombuffer(message.prefix_tokens, dtype="<i4"))
     match message:

@@ -1,1 +1,1 @@
-"""The parts of layers; a module has a part's numbers, the names and shapes of its tensors, and what it computes."""
+"""The parts of layers; a module has a part's numbers, the names and shapes of its tensors, and its computation."""

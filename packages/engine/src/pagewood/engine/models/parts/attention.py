@@ -34,7 +34,7 @@ class AttentionConfig:
     scale: float
     """Multiplies the products of queries and keys."""
     window: int | None = None
-    """How many positions a token sees, itself included; None: itself and all before it."""
+    """Number of positions that a token sees, itself included; None: itself and all before it."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormConfig | None = None
@@ -101,7 +101,7 @@ class SelfAttention(Generic[A]):
 
         Args:
             config: of the attention.
-            weights: where the parameters come from.
+            weights: source of the parameters.
             ops: keeps them.
             prefix: of their names, with the dot at its end.
             hidden_size: E.

@@ -16,9 +16,10 @@ from pagewood.engine.models.parts.norm import NormConfig, read_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameConfig:
-    """Which norms a layer has, as the names of their tensors without ".weight"; None: no norm.
+    """The norms of a layer, as the names of their tensors without ".weight"; None: no norm.
 
-    A norm before a part is of what the part reads, and a norm behind it of what it adds to the residual stream.
+    A norm before a part is applied to the part's input, and a norm after it to the part's addition to the residual
+    stream.
 
     Raises:
         ValueError: the parts have norms in different places, or none.
@@ -52,7 +53,7 @@ class LayerConfig:
 class Layer(Generic[A]):
     """A layer with its parameters.
 
-    The residual stream is written in place. What a part adds to it may be pending: then the norm before the next part
+    The residual stream is written in place. A part's addition to it may be pending: then the norm before the next part
     adds it.
     """
 
@@ -73,11 +74,11 @@ class Layer(Generic[A]):
 
         Args:
             config: of the layer.
-            weights: where the parameters come from.
+            weights: source of the parameters.
             ops: keeps them.
             prefix: of their names, without the dot at its end.
             hidden_size: E.
-            mixer_inputs: columns of what the mixer reads; None: E.
+            mixer_inputs: columns of the mixer's input; None: E.
         """
 
         def norm(name: str | None) -> Norm | None:
@@ -95,9 +96,9 @@ class Layer(Generic[A]):
         self._behind_feed_forward = norm(frame.behind_feed_forward)
 
     def enter(self, pending: A | None, residual: A) -> A:
-        """Return what the mixer reads `[T, E]`, after `pending` is added to the residual stream `[T, E]`.
+        """Return the mixer's input `[T, E]`, after `pending` is added to the residual stream `[T, E]`.
 
-        Without a norm before the mixer nothing is pending, and it is the residual stream itself.
+        Without a norm before the mixer nothing is pending, and the input is the residual stream itself.
         """
         return add_and_norm(self._ops, pending, residual, self.input_norm)
 
@@ -105,14 +106,14 @@ class Layer(Generic[A]):
         """Compute the layer.
 
         Args:
-            x: what the mixer reads, see `enter`.
+            x: the mixer's input, see `enter`.
             residual: `[T, E]`, the residual stream.
             step: of the tokens.
             index: number of the layer's memory.
-            wanted: `[W] int32`, the tokens that are needed behind the layer; None: all.
+            wanted: `[W] int32`, the tokens that are needed after the layer; None: all.
 
         Returns:
-            What is pending, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
+            The pending addition, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
         """
         x = self._mixer(x, step, index, wanted)
         if wanted is not None:
@@ -122,7 +123,7 @@ class Layer(Generic[A]):
         return self._leave(x, residual, self._behind_feed_forward), residual
 
     def _leave(self, x: A, residual: A, norm: Norm | None) -> A | None:
-        """Return what a part has computed, which is pending; or add its norm to the residual stream, if it has one."""
+        """Return a part's result as pending; or, with a norm after the part, add the normed result to the residual."""
         if norm is None:
             return x
         self._ops.norm_add(x, residual, norm)
@@ -130,7 +131,7 @@ class Layer(Generic[A]):
 
 
 def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm | None) -> A:
-    """Add what is `pending` to the residual stream, and return the norm of the sum.
+    """Add `pending` to the residual stream, and return the norm of the sum.
 
     Without a norm, nothing may be pending, and the residual stream itself is returned.
     """

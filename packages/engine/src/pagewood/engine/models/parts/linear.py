@@ -13,11 +13,11 @@ def read_linear(
     """Take the matrices `parts`, one below the other, and their biases from `weights`.
 
     Args:
-        weights: where they come from.
+        weights: their source.
         ops: keeps them.
         prefix: of their names, with the dot at its end.
         parts: name and number of outputs of each.
-        inputs: of all.
+        inputs: number of inputs of all.
         has_bias: whether each has a bias.
     """
     weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs)

@@ -17,7 +17,7 @@ class NormConfig:
 
     epsilon: float
     offset: float = 0.0
-    """What is added to its weights: 1 where checkpoints store them less one."""
+    """Added to its weights: 1 if checkpoints store the weights minus one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
@@ -29,7 +29,8 @@ class NormConfig:
 def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
     """Take the norm `name` of `size` elements from `weights`.
 
-    An offset is added here if the weights are float32. To narrower ones the device adds it, without rounding the sum.
+    An offset is added here if the weights are float32. With narrower weights the device adds it, without rounding the
+    sum.
     """
     weight = weights.stack([(f"{name}.weight", size)])
     norm = Norm(weight=weight, epsilon=config.epsilon, offset=config.offset)

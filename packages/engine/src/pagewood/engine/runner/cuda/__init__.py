@@ -1,1 +1,1 @@
-"""The runner for CUDA devices, over FlashInfer; README.md of the repository says how far it has been run."""
+"""The runner for CUDA devices, based on FlashInfer; the repository's README.md lists the devices that have run it."""

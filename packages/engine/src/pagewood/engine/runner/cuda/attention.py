@@ -33,7 +33,7 @@ TENSOR_CORE_GROUP = 4  # query heads per KV head from which tensor cores are fas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageArrays:
-    """Which pages the grants of a step read, as host arrays. Every grant has at least one page."""
+    """The pages that the grants of a step read, as host arrays. Every grant has at least one page."""
 
     kv_indptr: Int32
     """[G + 1], first page of each grant among all pages of the step."""
@@ -59,7 +59,7 @@ def offsets_of(counts: Int32) -> Int32:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostArrays:
-    """The arrays that a step is planned from, in pinned memory; all int32."""
+    """The arrays from which a step is planned, in pinned memory; all int32."""
 
     is_decode: bool
     """Whether every grant has one token."""
@@ -84,12 +84,12 @@ class Places:
     kv_indptr: Tensor
     """[G + 1]"""
     kv_indices: Tensor
-    """[N], page ids; the memory of a graph may be longer, and the rest is not read."""
+    """[N], page ids; the memory of a graph may be longer, but the rest is not read."""
     last_page_len: Tensor
     """[G]"""
     is_finite: Tensor | None = None
     """[T, 1] bool, tokens whose keys and values are stored as finite numbers, because a step that must not see them may
-    read them all the same; None: no token's."""
+    still read them; None: no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class AttentionShape:
 
     @classmethod
     def of(cls, layers: Sequence[AttentionConfig], *, dtype: str) -> AttentionShape:
-        """Return the shape of layers that differ in their windows only.
+        """Return the shape of layers that differ only in their windows.
 
         Raises:
             ValueError: they differ in something else.
@@ -287,7 +287,7 @@ class VerifyKernels:
                 paged_kv_last_page_len_buf=graph.last_page_len if graph else None,
                 custom_mask_buf=masks.by_window[window] if masks else None,
                 mask_indptr_buf=masks.offsets if masks else None,
-                backend="fa2",  # the only one that has masks
+                backend="fa2",  # the only backend with masks
             )
             for window in shape.all_windows_left
         }
@@ -295,8 +295,8 @@ class VerifyKernels:
     def plan(self, host: HostArrays, kv_indices: Tensor, masks: Masks, staging: Staging) -> None:
         """Plan a step; wrappers of a graph copy the page arrays to its memory, where the masks must be already.
 
-        FlashInfer's `plan` could be given packed masks, but it would take offsets in bits for offsets in bytes, and
-        copy them from memory that is not pinned. So the masks are set here.
+        FlashInfer's `plan` also accepts packed masks, but it would treat offsets in bits as offsets in bytes, and copy
+        them from memory that is not pinned. So the masks are set here.
         """
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
@@ -432,7 +432,7 @@ class FlashInferAttention:
         return self.over(kernels, places)
 
     def plan_verify(self, host: HostArrays, places: Places, masks: Masks, staging: Staging) -> PlannedAttention:
-        """Plan a step in which each token sees what `masks` say."""
+        """Plan a step in which each token sees the positions in `masks`."""
         assert self._verify is not None
         self._verify.plan(host, places.kv_indices, masks, staging)
         return self.over(self._verify, places)

@@ -103,7 +103,7 @@ class CUDAStamp:
 class _Replay:
     """Queues recorded work again.
 
-    A graph knows addresses only. Without a reference to `work`, torch would give the memory of its arguments to others.
+    A graph has only addresses. Without a reference to `work`, torch would reuse the memory of its arguments.
     """
 
     __slots__ = ("_graph", "_work")

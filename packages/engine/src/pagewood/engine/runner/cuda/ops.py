@@ -67,7 +67,7 @@ class CUDAOps:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
         Args:
-            flashinfer: computes what the others do not.
+            flashinfer: computes everything else.
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
         """

@@ -41,7 +41,7 @@ def pooled_tokens(batch: Batch, offsets: Int32) -> Int32:
 
 
 def queue_sums(device: Device, pooled: Int32, states: Tensor) -> PendingSums | None:
-    """Queue the sums of the pooled grants, and the copy of them to the host; None: there are none.
+    """Queue the sums of the pooled grants, and their copy to the host; None if no grant is pooled.
 
     Each sum is a reduction of its own, so it does not depend on the other grants of the step.
 

@@ -62,34 +62,34 @@ from pagewood.kvpool.storage import KVStorage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneEach:
-    """How to read the result of a plain step: one token for each sampled grant."""
+    """The layout of the result of a plain step: one token for each sampled grant."""
 
     size: int
     """S"""
 
     def result(self, words: Int32) -> StepResult:
-        """Return the result that `words` `[S]` stand for."""
+        """Return the result in `words` `[S]`."""
         return StepResult.of_one_each(words)
 
     def places(self, result: StepResult) -> NDArray[np.int64]:
-        """Return which of the S rows of logits each token of the result was drawn from."""
+        """Return the row of logits, of S, from which each token of the result was drawn."""
         return np.flatnonzero(result.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a step will have to say."""
+    """The results of a step."""
 
     tokens: OneEach | Yielded
     drawn: PendingReport | None = None
-    """Of drawn tokens, by row of logits; None: none is reported."""
+    """Reports of drawn tokens, by row of logits; None: no reports."""
     scored: PendingReport | None = None
-    """Of prompt tokens; None: none is reported."""
+    """Reports of prompt tokens; None: no reports."""
     sums: PendingSums | None = None
-    """Of hidden states; None: no prompt is pooled."""
+    """Sums of hidden states; None: no prompt is pooled."""
 
     def result(self, words: Int32) -> StepResult:
-        """Return the result that `words` stand for; the device has reached the end of the step."""
+        """Return the result in `words`; the device has reached the end of the step."""
         result = self.tokens.result(words)
         if self.drawn is not None:
             result = replace(result, logprobs=self.drawn.of(self.tokens.places(result)))
@@ -119,11 +119,11 @@ class CUDAStepHandle:
         Args:
             pool: of the slot.
             slot: memory of the step.
-            draw: called with the masks, or None: queues the draws, and returns when the result has come, and what it
-                says.
+            draw: called with the masks or None; queues the draws, and returns an event for the arrival of the result,
+                and its layout.
             settle: called with the result.
             constrained: sampled grants that wait for masks.
-            told: their drafts; None: none of them has any.
+            told: their drafts; None: no such grant has drafts.
         """
         self._constrained = constrained
         self._told = told
@@ -184,7 +184,7 @@ class CUDARunner:
     that the step before it samples. `launch` does not wait for the device unless it fails.
 
     A step that verifies drafts, or that follows one whose result the host does not know, computes on the device where
-    its rows begin (`verify`). All other steps are computed as if nothing were ever drafted.
+    its rows begin (`verify`). All other steps are computed as without drafts.
     """
 
     __slots__ = (
@@ -256,7 +256,7 @@ class CUDARunner:
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
-            """[T, E], what the head keeps of the latest step."""
+            """[T, E], features of the latest step, for the head."""
             largest = max(graph_sizes, default=0) * (1 + max_drafts) if self._head else 0
             size = self._head.feature_size if self._head else 1
             self._feature_memory = torch.zeros(largest, size, dtype=getattr(torch, dtype), device=device.torch_device)
@@ -363,7 +363,7 @@ class CUDARunner:
     def _finish(
         self, draw: Callable[[Int32 | None], Expected], slot: StagingSlot, masks: Int32 | None
     ) -> tuple[Event, Expected]:
-        """Queue the draws of a step and the copy of its result; return when that is done, and how to read it."""
+        """Queue the draws of a step and the copy of its result; return an event after the copy, and the layout."""
         with torch.inference_mode(), self._device.computing():
             expected = draw(masks)
             size = expected.tokens.size
@@ -372,7 +372,7 @@ class CUDARunner:
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
         """Note that the host knows the result of a step, and clear the KV of grants whose logits are not numbers.
 
-        A mask hides a position by a weight of zero, and zero times NaN is NaN. So a page must not pass it on. All work
+        A mask hides a position by a weight of zero, and zero times NaN is NaN. So a page must not keep a NaN. This work
         is queued before the page is given to another request. Steps that verify store finite numbers only, because a
         rejected position may be read by the next step.
         """
@@ -393,7 +393,8 @@ class CUDARunner:
                     memory.index_copy_(0, pages, clean.to(memory.dtype))
 
     def _queue(self, batch: Batch, slot: StagingSlot) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
-        """Queue a step up to its logits; return what then queues the rest, given masks or None, and the drafts."""
+        """Queue a step up to its logits; return a function that queues the rest, given masks or None, and the
+        drafts."""
         is_inexact = self._inexact.of(batch)
         if is_inexact.any() or (batch.num_promised > 1).any():
             return self._queue_verify(batch, is_inexact, slot)
@@ -434,7 +435,7 @@ class CUDARunner:
     def _queue_verify(
         self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot
     ) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
-        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
+        """Queue a step that computes from the exact end of its rows, and verifies its own drafts."""
         shape = None
         if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
             shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
@@ -545,7 +546,7 @@ class CUDARunner:
         num_drafted: Tensor,
         slot: StagingSlot,
     ) -> ToldDrafts | None:
-        """Queue a copy to the host of the drafts for which it must make masks; None: there are none."""
+        """Queue a copy of the drafts for which the host must make masks; None: there are no such drafts."""
         if not len(step.told):
             return None
         drafts = self._tokens.index_select(0, where.sources.index_select(0, step.told_tokens))
@@ -618,12 +619,12 @@ class CUDARunner:
         return self._reports.drawn(rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters)
 
     def _process(self, logits: Tensor, rows: Int32, places: Callable[[], list[int]]) -> Tensor:
-        """Return the logits as the processors of some rows leave them.
+        """Return the logits after the processors of some rows have changed them.
 
         Args:
             logits: `[N, V]`.
             rows: `[N]`, row of each.
-            places: returns where the drawn tokens go in the token table, whose texts end there; may wait.
+            places: returns the places in the token table for the drawn tokens, where its texts end; may wait.
         """
         calls = self._processors.of(rows)
         if not calls:
@@ -632,7 +633,7 @@ class CUDARunner:
         return processed(logits, calls, lambda index: self._tokens[ends[index] // width * width : ends[index]].clone())
 
     def _ends(self, batch: Batch) -> list[int]:
-        """Return where the drawn tokens of a plain step go in the token table."""
+        """Return the places in the token table for the drawn tokens of a plain step."""
         places = batch.rows.astype(np.int64) * self._tables.tokens_per_row + batch.starts + batch.counts
         return places[batch.sampled].tolist()
 
@@ -722,7 +723,7 @@ def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Te
 
 
 def _wanted(step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> Tensor:
-    """Return the tokens whose last states are needed: first those whose logits are."""
+    """Return the tokens whose last states are needed: first those whose logits are needed."""
     if not len(step.scored) and not len(step.pooled):
         return step.wanted
     return torch.cat([step.wanted, step.scored, step.pooled])

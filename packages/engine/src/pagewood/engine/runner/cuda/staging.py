@@ -33,7 +33,7 @@ class StagingSlot:
         self.plans = {window: device.pinned(STAGING_BYTES, torch.uint8) for window in windows}
         """Buffers by window, which the wrappers use for their plans."""
         self.result = torch.empty(result_size, dtype=torch.int32, device=device.torch_device)
-        """[result_size], sampled tokens, and what else the step returns, on the device."""
+        """[result_size], sampled tokens and other results of the step, on the device."""
         self.on_host_result = device.pinned(result_size, torch.int32)
         """[result_size], the same in pinned memory."""
 
@@ -45,7 +45,7 @@ class StagingSlot:
         return self._drafting
 
     def on_host_told(self, size: int) -> Tensor:
-        """Return pinned memory `[size] int32` for what the host must know in the middle of the step."""
+        """Return pinned memory `[size] int32` for data that the host needs in the middle of the step."""
         if size > len(self._on_host_told):
             self._on_host_told = self._device.pinned(1 << (size - 1).bit_length(), torch.int32)
         return self._on_host_told[:size]

@@ -64,7 +64,7 @@ class StepArrays(Generic[X]):
     wanted: X
     """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array."""
     scored: X
-    """[R] tokens of prompts that are followed by a token that is reported."""
+    """[R] prompt tokens before a reported token."""
     pooled: X
     """[K] tokens of prompts whose hidden states are added up."""
     targets: X
@@ -128,7 +128,7 @@ def step_arrays(
 
 
 def scored_tokens(batch: Batch, offsets: Int32) -> Int32:
-    """Return the tokens that are followed by a prompt token that is reported; `offsets` is the first of each grant."""
+    """Return the tokens before a reported prompt token; `offsets` has the first token of each grant."""
     firsts = [np.arange(num, dtype=np.int32) + offsets[grant] for grant, num, _ in batch.scored.tolist()]
     return np.concatenate(firsts) if firsts else np.empty(0, np.int32)
 

@@ -1,4 +1,4 @@
-"""The parts of an answer: content, reasoning and calls, by a template that says how the model writes them."""
+"""The parts of an answer: content, reasoning and calls, read by a template of the model's format."""
 
 from pagewood.engine.text.response.parser import ResponseParser
 from pagewood.engine.text.response.part import Part, PartKind

@@ -25,7 +25,7 @@ Captures: TypeAlias = Mapping[str, str]
 
 
 class Overdue(Exception):
-    """More text is held back than may be."""
+    """More text is held back than is allowed."""
 
 
 class CallBook:
@@ -45,11 +45,11 @@ class CallBook:
         """Begin without calls.
 
         Args:
-            functions: what may be called.
+            functions: that may be called.
             report: takes parts.
-            commit: notified before a call is reported: what has been read does not become text any more.
+            commit: notified before a call is reported, after which the text read so far cannot become content.
             ended: notified after a call has been closed by the model.
-            stray: takes text that was between the parameters of a call, after the call.
+            stray: after a call, takes the text that was between its parameters.
         """
         self.functions = functions
         self.stray = stray
@@ -70,13 +70,13 @@ class CallBook:
         self._first, self._open = self.num_calls, None
 
     def accepts(self, name: str, *, known: bool) -> bool:
-        """Say whether something is called by `name`; if `known`, only functions that are given."""
+        """Return whether `name` can be called; if `known`, only given functions can."""
         if name in self.functions:
             return True
         return not known and len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
 
     def begin(self, name: str, id_: str = "") -> Callable[[str], None]:
-        """Report a call; return what takes the fragments of its arguments."""
+        """Report a call; return the receiver of the fragments of its arguments."""
         self._commit()
         self._open = index = self.num_calls - self._first
         self.num_calls += 1
@@ -97,7 +97,7 @@ class CallBook:
 
 
 def read_calls(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[None]:
-    """Read the calls of a section up to where its close must be; what has no close of its own is read with it."""
+    """Read the calls of a section up to its close; formats without an end of their own read the close as well."""
     match field.content:
         case "json":
             yield from _json(source, field, captures, book, is_bare=is_bare)
@@ -157,7 +157,7 @@ class _Call:
             self._held.append(text)
 
     def report(self) -> bool:
-        """Report the call, if its name and the beginning of its arguments are known; return False if it is none."""
+        """Report the call when its name and the beginning of its arguments are known; return False if it is no call."""
         if self._emit is None and self.name is not None and self.has_arguments:
             if not self._book.accepts(self.name, known=self.is_bare):
                 return False
@@ -177,7 +177,7 @@ def _json(source: Source, field: Field, captures: Captures, book: CallBook, *, i
     while True:
         yield from source.space()
         if book.num_calls and source.mark is None:
-            source.mark = source.at  # what is not reported from here on is given back
+            source.mark = source.at  # text that is not reported from here on is given back
         if not (yield from _json_call(source, field, captures, book, is_bare=is_bare)):
             return
         yield from source.space()
@@ -188,7 +188,7 @@ def _json(source: Source, field: Field, captures: Captures, book: CallBook, *, i
 
 
 def _passes(source: Source, separator: str, following: str) -> Reading[bool]:
-    """Pass a separator if `following` comes behind it."""
+    """Pass a separator if `following` comes after it."""
     source.mark = source.at
     yield from source.space()
     passes = yield from source.follows(separator)
@@ -197,7 +197,7 @@ def _passes(source: Source, separator: str, following: str) -> Reading[bool]:
         yield from source.space()
         passes = yield from source.follows(following)
     if not passes and source.is_cut and source.at == len(source.text):
-        source.mark = None  # what was passed is no text, but the beginning of what follows a call
+        source.mark = None  # the passed text is not content, but begins the text after a call
     elif not passes:
         source.at, source.mark = source.mark, None
     return passes
@@ -378,7 +378,7 @@ def _converted(text: str, types: tuple[str, ...], *, is_json: bool) -> str:
 def _collected(
     source: Source, field: Field, parameters: Parameters, name: str, book: CallBook, emit: Callable[[str], None]
 ) -> Reading[None]:
-    """Read all parameters when all of them have come, and the close of the section. Without it, the call broke off."""
+    """Read all parameters when they are complete, and the close of the section. Without it, the call broke off."""
     pieces: list[str] = []
     close = watch_for(cast("expressions.Expression", field.close))
     if (yield from until(source, close, pieces.append)) is None:

@@ -49,9 +49,10 @@ class Functions:
 
 
 def parameter_types(root: Schema) -> dict[str, tuple[str, ...]]:
-    """Return the JSON types that each parameter may have by the schema of arguments; none for one of any type.
+    """Return the JSON types that the schema of arguments allows for each parameter; empty if any type is allowed.
 
-    One that is of any type in a form of the arguments, and of some types in another one, may be a string in the first.
+    If one form of the arguments allows any type and another form some types, the parameter may be a string in the
+    first.
     """
     properties: Any = resolved(root, root).get("properties")
     named: list[Schema] = [cast("Schema", properties)] if isinstance(properties, Mapping) else []
@@ -88,11 +89,11 @@ def function_of(tool: Mapping[str, Any], where: str) -> tuple[str, Schema]:
 
 
 def json_of(text: str, types: Sequence[str]) -> str:
-    """Return the JSON text of a value that is written as `text`, and that may have some types; nothing is rounded.
+    """Return the JSON text of a value that is written as `text`, given its possible types; nothing is rounded.
 
-    Where a string is allowed, only what JSON would write in the same way is something else: `5` and `null`, but not
-    `05`, `1.10` or `None`. Where none is, a number passes as it is written, and the words of Python are read. What is
-    of no type is a string.
+    If a string is allowed, a text is another type only if JSON would write it in the same way: `5` and `null`, but not
+    `05`, `1.10` or `None`. If no string is allowed, a number passes unchanged, and Python's words are read. A text that
+    fits no type is a string.
     """
     if "string" in types:
         is_other = any(name in types and is_exact(text) for name, is_exact in _EXACT.items())
@@ -105,7 +106,7 @@ def json_of(text: str, types: Sequence[str]) -> str:
 
 
 def _lenient(text: str, name: str, types: Sequence[str]) -> str | None:
-    """Return the JSON text of a value of one type that is written as `text`; None if it is none."""
+    """Return the JSON text of a value of one type that is written as `text`; None if `text` is not of this type."""
     match name:
         case "integer":
             return text if _NUMBER.fullmatch(text) and _is_whole(text) else None
@@ -132,12 +133,12 @@ def _is_structure(text: str, kind: type) -> bool:
 
 
 def as_written(text: str) -> str:
-    """Return a JSON text as it is, unless it has halves of surrogate pairs, which are replaced."""
+    """Return a JSON text unchanged, except for halves of surrogate pairs, which are replaced."""
     return json_text(json.loads(text)) if "\\ud" in text.lower() else text.strip()
 
 
 def any_json(text: str) -> object:
-    """Return the value of a JSON text; None if it is none. A number too large for a float is infinite there."""
+    """Return the value of a JSON text; None if it is not JSON. A number beyond the range of floats is infinite."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -156,4 +157,4 @@ _EXACT: Mapping[str, Callable[[str], object]] = {
     "object": lambda text: _is_structure(text, dict),
     "array": lambda text: _is_structure(text, list),
 }
-"""What says whether a text is the JSON of a value of a type, as JSON would write it."""
+"""Tests whether a text is the JSON of a value of a type, as JSON would write it."""

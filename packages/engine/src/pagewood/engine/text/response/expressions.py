@@ -80,7 +80,7 @@ class Expression:
         self._beginnings = tuple(text for text, _ in _beginnings(node))
 
     def may_begin(self, text: str) -> bool:
-        """Say, fast, whether `text` could begin with a match or be the start of one."""
+        """Return quickly whether `text` could begin with a match or be the start of one."""
         return any(text.startswith(one) or one.startswith(text) for one in self._beginnings)
 
     def match(self, text: str) -> Found | None:
@@ -92,7 +92,7 @@ class Expression:
         return Found(found.end(), groups)
 
     def may_continue(self, text: str) -> bool:
-        """Say whether `text` is the start of a longer match."""
+        """Return whether `text` is the start of a longer match."""
         return len(text) < self.width and _safely(self._starts.fullmatch, text) is not None
 
 
@@ -143,7 +143,7 @@ def first_characters(node: Node) -> frozenset[str] | None:
 
 
 def _beginnings(node: Node) -> frozenset[tuple[str, bool]]:
-    """Return texts, of which each match begins with one, each with whether it is the whole match."""
+    """Return texts such that every match begins with one of them, each with whether it is the whole match."""
     match node.kind:
         case "char":
             return frozenset({(node.text, True)})
@@ -224,9 +224,10 @@ def shortest(node: Node, groups: Mapping[str, str]) -> str:
 
 
 def spellings(node: Node, groups: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return texts that a node matches: one for each choice in it, with the least of what is repeated.
+    """Return texts that a node matches: one for each choice in it, with the fewest repetitions.
 
-    What is optional and more than a character is there in some and not in others. Groups have the given texts.
+    Optional parts of more than one character are present in some texts and absent in others. Groups have the given
+    texts.
     """
     match node.kind:
         case "choice":
@@ -311,7 +312,7 @@ _NEVER = r"[^\x00-\x{10FFFF}]"
 
 
 def _proper_prefixes(node: Node) -> str:
-    """Return an expression for what can be continued to a longer match: for `abc`, nothing, `a` and `ab`."""
+    """Return an expression for proper beginnings of matches: for `abc`, the empty text, `a` and `ab`."""
     match node.kind:
         case "char" | "class":
             return "(?:)"
@@ -338,7 +339,7 @@ def parse(where: str, expression: object) -> Node:
     """Read an expression.
 
     Raises:
-        ValueError: it is not a text, too long, wrong, or uses what is not supported.
+        ValueError: it is not a text, too long, wrong, or uses an unsupported feature.
     """
     if not isinstance(expression, str):
         raise ValueError(f"{where} must be a regular expression, got {expression!r:.100}")

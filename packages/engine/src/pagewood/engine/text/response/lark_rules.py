@@ -1,4 +1,4 @@
-"""Lark grammars in the making."""
+"""Builds Lark grammars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT = "#/$defs/_root"
 
 
 class LarkRules:
-    """A Lark grammar in the making. Invariant: every name in a body that was returned has a rule."""
+    """A Lark grammar under construction. Invariant: every name in a returned body has a rule."""
 
     __slots__ = ("_json", "_rules", "_special", "special_tokens")
 
@@ -29,7 +29,7 @@ class LarkRules:
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self._rules: list[str] = []
         self._json: dict[str, str] = {}  # written by: json
-        """Rules of JSON values by their bodies, so that equal values are one for the library, also in alternatives."""
+        """Rules of JSON values by their bodies, so that equal values share a rule, also in alternatives."""
 
     def grammar(self, body: str) -> Grammar:
         """Return the grammar of a body with the rules that have been made."""
@@ -49,18 +49,18 @@ class LarkRules:
         return self._special is not None and self._special.search(text) is not None
 
     def leading_special(self, text: str) -> str | None:
-        """Return the special token with which a text begins; None: with none."""
+        """Return the special token with which a text begins; None if there is none."""
         found = None if self._special is None else self._special.match(text)
         return found and found[0]
 
     def special_mark(self, marks: Iterable[Expression | None]) -> str:
-        """Return a rule for those spellings of marks that have special tokens; nothing if none has any."""
+        """Return a rule for the spellings of marks that have special tokens; empty if no mark has any."""
         texts = dict.fromkeys(text for mark in marks if mark is not None for text in spellings(mark.node))
         bodies = [self.literal(text) for text in texts if self.has_special(text)]
         return self.rule(" | ".join(bodies)) if bodies else ""
 
     def beginning(self, text: str) -> str:
-        """Return what comes before the first special token or null character in a text."""
+        """Return the part of a text before its first special token or null character."""
         return text.partition("\0")[0] if self._special is None else self._special.split(text.partition("\0")[0])[0]
 
     def rule(self, body: str, *, lazy: bool = False, path: str = "") -> str:
@@ -78,8 +78,8 @@ class LarkRules:
 
         Args:
             schema: of the value.
-            root: has what the schema refers to.
-            path: of the schema, which an error of the grammar library then names.
+            root: holds the targets of the schema's references.
+            path: of the schema, for errors of the grammar library.
         """
         node: dict[str, Any] = dict(cast("Schema", schema)) if isinstance(schema, Mapping) else {}
         if schema is False:
@@ -98,12 +98,12 @@ class LarkRules:
         return self.rule(f"{text} {lead}{self.literal(mark)}", lazy=not self.has_special(mark))
 
     def text_without(self, texts: Sequence[str]) -> str:
-        """Return a terminal for text in which none of some texts is."""
+        """Return a terminal for text without any of some texts."""
         hidden = "|".join(re.sub(r"[\\.+*?()|\[\]{}^$#&~/-]", r"\\\g<0>", text) for text in texts)
         return self.terminal(f"{TEXT} & ~/(?s:.*)({hidden})(?s:.*)/")
 
     def bounded(self, bounds: Sequence[str], *, without: str, path: str) -> str:
-        """Return a terminal for text that matches all bounds, and in which a mark is not."""
+        """Return a terminal for text that matches all bounds and does not contain a mark."""
         if self.has_special(without):
             return self.terminal(" & ".join(bounds), path=path)
         return self.terminal(" & ".join([*bounds, self.text_without([without])]), path=path)
@@ -117,7 +117,7 @@ class LarkRules:
     def separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
         """Return a body for members in order, each with whether it is required, and the separator between them."""
         comma = self.literal(separator)
-        none = some = ""  # the members from here on, where none of those before is there, or some are
+        none = some = ""  # the members from here on, without any or with some of those before
         for body, is_required in reversed(members):
             one = self.rule(body)
             if is_required:
@@ -129,7 +129,7 @@ class LarkRules:
 
 
 def _with_definitions(node: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Return a part of `root` as a schema of its own, with all that it refers to."""
+    """Return a part of `root` as a schema of its own, with all targets of its references."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     references = [*_references(node), *_references(definitions)]
     if not references:
@@ -168,7 +168,7 @@ def _moved(value: object) -> object:
 
 
 def _remark(path: str) -> str:
-    """Return a line of Lark that names the schema of the line behind it."""
+    """Return a line of Lark that names the schema of the next line."""
     return f"// {json.dumps(path)}\n" if path else ""
 
 

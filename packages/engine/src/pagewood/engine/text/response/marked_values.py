@@ -50,7 +50,7 @@ _KNOWN = frozenset(
         *("unevaluatedProperties", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
     )
 )
-"""Keywords that are not."""
+"""Keywords that are not kept."""
 
 
 class MarkedValues:
@@ -154,7 +154,7 @@ class MarkedValues:
         return len(types) < 2 or len(names) == len(set(names))
 
     def _adds_nothing(self, node: Schema, types: tuple[str, ...]) -> bool:
-        """Return whether the type of a schema is no other than what it is combined with allows."""
+        """Return whether the type of a schema is compatible with the schemas that it is combined with."""
         inner = {key: value for key, value in node.items() if key != "type"}
         found = types_of(inner, self._root, nullable=False)
         return bool(found) and set(found) == set(types)

@@ -17,35 +17,35 @@ from pagewood.engine.text.response.watch import until, watch_for
 from pagewood.engine.text.stop_regex import Stops
 
 MAX_TAIL = 1 << 16
-"""Most characters of the end of a prompt that are looked at."""
+"""Most characters at the end of a prompt that are read."""
 
 
 class _Over(Exception):
-    """The answer ends here, whatever follows."""
+    """The answer ends here, regardless of the text that follows."""
 
 
 class ResponseParser:
-    """Divides the text of one answer into content, reasoning and calls, while it comes.
+    """Divides the text of one answer into content, reasoning and calls, while it arrives.
 
-    Invariant: the joined parts do not depend on how the text is divided. No output of a model is an error:
+    Invariant: the joined parts do not depend on how the text is cut into pieces. No output of a model is an error:
 
-    - A section of calls that is none (broken JSON, no name) is content, as it was written, marks included.
-    - A call is complete when the model has closed it: then a `call_end` is reported. One that breaks off behind its
-      name and the beginning of its arguments has been reported, but has no `call_end`, and what was incomplete of its
-      arguments is missing. If the model goes on after what was wrong, that is content, up to the close of the section.
-    - A section that is not closed ends with the text. Where the text was cut (`finish`), the beginning of a mark, and a
-      section of calls before the name of its first call, are not shown: the model has not written them as text.
+    - A malformed section of calls (broken JSON, no name) is content, unchanged, marks included.
+    - A call is complete when the model has closed it: then a `call_end` is reported. A call that breaks off after its
+      name and the beginning of its arguments has been reported, but has no `call_end`, and the incomplete part of its
+      arguments is missing. If the model goes on after an error, that text is content, up to the close of the section.
+    - An unclosed section ends with the text. If the text was cut (`finish`), the beginning of a mark, and a section of
+      calls before the name of its first call, are not shown, because the model has not written them as text.
     - Calls of functions that are not among `tools` are reported like others, so that the client sees them; but calls
       without an opening mark (`bare`) must name a tool, because they could be an answer in JSON.
 
     Content and reasoning lose the white space at their ends, as in transformers (unless the template says
-    `strip: false`). Where transformers keeps only the last of several texts of content, all are reported, with the
-    field's `join` between them, or a line break. Arguments in JSON are passed on as they are written; arguments that
-    come as text are converted by the schema of the tool. An id is reported if it stands before the arguments.
+    `strip: false`). If there are several texts of content, transformers keeps only the last one; here all are reported,
+    with the field's `join` or a line break between them. Arguments in JSON are passed on unchanged; arguments written
+    as text are converted by the schema of the tool. An id is reported if it stands before the arguments.
 
     Stop strings and expressions are searched in each text of content by itself, without white space before it. White
-    space behind it may be followed by a call, and is no content then: if the template has calls, it is searched when
-    more content follows.
+    space after it may precede a call, and is then no content: if the template has calls, it is searched only when more
+    content follows.
     """
 
     __slots__ = (
@@ -66,13 +66,13 @@ class ResponseParser:
         """Begin an answer.
 
         Args:
-            template: how the model writes.
-            tools: what may be called, as in OpenAI's API.
-            prompt_tail: the end of the prompt. What is in it behind the last `start_anchor` belongs to the answer, such
-                as an opened section of reasoning, but is not reported. Without an anchor, all of it does.
-            stops: searches what ends the answer in its content.
-            parallel: whether there may be several calls; otherwise the answer ends behind the first complete one.
-            hidden: finds what is shown in no text, such as special tokens that begin or end no section here.
+            template: the model's format.
+            tools: functions that may be called, as in OpenAI's API.
+            prompt_tail: the end of the prompt. The text after its last `start_anchor` belongs to the answer, such as an
+                opened section of reasoning, but is not reported. Without an anchor, all of it belongs to the answer.
+            stops: searches the content for ends of the answer.
+            parallel: whether there may be several calls; otherwise the answer ends after the first complete one.
+            hidden: finds texts that are never shown, such as special tokens that begin or end no section here.
 
         Raises:
             ValueError: a tool has no name, or parameters that are not a schema.
@@ -82,12 +82,12 @@ class ResponseParser:
         self._content = _Text("content", self._parts, hidden)
         self._reasoning = _Text("reasoning", self._parts, hidden)
         self._source = Source()
-        self._stops: Stops | None = None  # in the prompt, nothing ends the answer
+        self._stops: Stops | None = None  # nothing in the prompt ends the answer
         self._parallel = True
         self.is_over = False  # written by: parser
-        """Whether the answer has ended before its text: at a stop string, or behind the only call that it may have."""
+        """Whether the answer has ended before its text: at a stop string, or after the only call that it may have."""
         self.is_reasoning = False  # written by: parser
-        """Whether the text that comes next is reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is known."""
         self._book = CallBook(
             Functions(tools),
             report=self._parts.append,
@@ -114,12 +114,12 @@ class ResponseParser:
 
     @property
     def num_held(self) -> int:
-        """The last characters that have come of which is not known yet to what they belong, or whether they end it."""
+        """The last characters whose section is not known yet, or that may end the answer."""
         source = self._source
         return len(source.text) - (source.at if source.mark is None else source.mark) + self._content.num_held
 
     def feed(self, text: str) -> list[Part]:
-        """Take the next piece of the answer; return what is known now. If it `is_over`, nothing more is.
+        """Take the next piece of the answer; return the parts that are known now. After `is_over`, no more parts come.
 
         Raises:
             RuntimeError: the answer has been finished.
@@ -143,7 +143,7 @@ class ResponseParser:
         """End the answer; return the rest. A second call returns nothing.
 
         Args:
-            is_cut: whether the answer was ended by something else than the model, such as a limit of its length.
+            is_cut: whether something other than the model ended the answer, such as a limit of its length.
         """
         if not self._source.ended:
             self._source.ended, self._source.is_cut = True, is_cut
@@ -162,7 +162,7 @@ class ResponseParser:
 
     def _read(self) -> Reading[None]:
         """Read the whole answer."""
-        yield  # until there is a text
+        yield  # until there is text
         template, source = self._template, self._source
         outside = template.outside
         sections = [field for field in template.fields if field.open is not None]
@@ -173,7 +173,7 @@ class ResponseParser:
         region.begin(outside)
         self.is_reasoning = region is self._reasoning
         yield from self._bare()
-        orphan: Expression | None = None  # the close of a section of calls, whose end is not known
+        orphan: Expression | None = None  # the close of a section of calls whose end is not known
         while True:
             hit = yield from until(source, watch if orphan is None else watch_for(*opens, *ends, orphan), region.show)
             if hit is None:
@@ -217,7 +217,7 @@ class ResponseParser:
         self._source.at, self._source.mark = self._source.mark, None
 
     def _calls(self, field: Field, length: int, captures: Captures, *, is_bare: bool = False) -> Reading[bool]:
-        """Read a section of calls, whose open of `length` characters has been passed; return whether it has any."""
+        """Read a section of calls after its open of `length` characters; return whether it has any calls."""
         source, before = self._source, self._book.num_calls
         if not is_bare:
             source.mark = source.at - length
@@ -226,7 +226,7 @@ class ResponseParser:
                 yield from read_calls(source, field, captures, self._book, is_bare=is_bare)
         has_broken_off = self._book.num_calls > before and self._book.is_open
         if source.ended and (has_broken_off or (source.is_cut and source.mark is not None)):
-            source.at, source.mark = len(source.text), None  # the rest belongs to a call that the end has cut
+            source.at, source.mark = len(source.text), None  # the rest belongs to a call that the end cut
         elif source.mark is not None:  # not reported
             source.at, source.mark = source.mark, None
             if self._book.num_calls == before:
@@ -240,13 +240,13 @@ class ResponseParser:
         self._content.end()
 
     def _end_of_call(self) -> None:
-        """End the answer behind a call, if there may be no second one."""
+        """End the answer after a call, if there may be no second one."""
         if not self._parallel:
             raise _Over
 
 
 class _Text:
-    """The content or the reasoning of an answer, without white space at its ends, up to what ends the answer."""
+    """The content or the reasoning of an answer, without white space at its ends, up to the end of the answer."""
 
     __slots__ = (
         "_has_shown", "_hidden", "_is_at_start", "_is_stripped", "_join", "_kind", "_lead", "_parts", "_pending",
@@ -260,15 +260,15 @@ class _Text:
         self._parts = parts
         self._hidden = hidden
         self.stops: Stops | None = None  # written by: parser
-        """Searches what ends the answer."""
+        """Searches for the end of the answer."""
         self.waits = False  # written by: parser
         """Whether white space is searched only when more text follows."""
         self._is_stripped = True
         self._join = ""
         self._has_shown = False  # in a section before
-        self._is_at_start = True  # of the section: not more than white space has come
+        self._is_at_start = True  # of the section: only white space has come
         self._started = False  # whether some of the section was reported, or is held back by the search
-        self._lead = ""  # what comes before the section's first text
+        self._lead = ""  # text to put before the section's first text
         self._pending = ""
 
     @property
@@ -282,10 +282,10 @@ class _Text:
         self._join = "\n" if field is None else field.join
 
     def show(self, text: str) -> None:
-        """Report a text, but hold back what may be white space at the end, or the beginning of what ends the answer.
+        """Report a text, but hold back white space at its end, or the possible beginning of the answer's end.
 
         Raises:
-            _Over: the answer ends in it; what is before the end is reported.
+            _Over: the answer ends in it; the text before the end is reported.
         """
         if self._hidden is not None:
             text = self._hidden.sub("", text)
@@ -313,12 +313,12 @@ class _Text:
         self._lead = self._pending = ""
 
     def forget(self) -> None:
-        """Report nothing of what has come, but go on where it is."""
+        """Skip the text so far without reporting it."""
         self._has_shown = False
         self._lead = self._pending = ""
 
     def _strip(self, text: str) -> None:
-        """Pass a text on, but hold back white space that may be at the end."""
+        """Pass a text on, but hold back white space that may be at its end."""
         if not text:
             return
         body = text.rstrip() if self._is_stripped else text
@@ -341,13 +341,13 @@ class _Text:
             self._lead = ""
 
     def _check(self) -> None:
-        """End the answer if what ends it was found."""
+        """End the answer if its end was found."""
         if self.stops is not None and self.stops.matched is not None:
             raise _Over
 
 
 def _behind_anchor(template: ResponseTemplate, text: str) -> str:
-    """Return what comes behind the last anchor; all of the text if there is none."""
+    """Return the text after the last anchor; the whole text if there is none."""
     watch = watch_for(template.anchor)
     end = at = 0
     while True:
@@ -359,7 +359,7 @@ def _behind_anchor(template: ResponseTemplate, text: str) -> str:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Return parts with neighbours of the same text joined."""
+    """Return parts, with adjacent pieces of one text joined."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

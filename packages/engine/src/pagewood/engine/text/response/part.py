@@ -1,4 +1,4 @@
-"""What a parser of answers reports."""
+"""The parts that a parser of answers reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PartKind = Literal["content", "reasoning", "tool_call", "arguments", "call_end"]
 
 
 class Part(NamedTuple):
-    """A piece of an answer. The parts of a call come one after the other, and none of another call between them.
+    """A piece of an answer. The parts of a call come one after the other, without parts of other calls between them.
 
     Joined, the `arguments` of a call that has a `call_end` are the JSON text of an object. A call without one broke
     off: its `arguments` are the beginning of such a text.

@@ -1,4 +1,4 @@
-"""Whether the names of a function and its parameters come back from a call that is written with them."""
+"""Checks that a call written with the names of a function and its parameters is read back with the same names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Function(NamedTuple):
     name: str
     parameters: Schema
     place: str
-    """Among the tools of the request."""
+    """Its place among the tools of the request."""
 
     @property
     def path(self) -> str:
@@ -60,7 +60,7 @@ def check_readable(
 def _comes_back(
     template: ResponseTemplate, field: Field, writing: Writing, function: Function, keys: Iterable[str]
 ) -> bool:  # fmt: skip
-    """Return whether a call with some parameters is read with its name and theirs."""
+    """Return whether a call with some parameters is read back with the same names."""
     values = MarkedValues(field.dialect, LarkRules({}), {})
     parameter = writing.parameter.replace("{string}", "false")
     if field.content == "json":

@@ -8,15 +8,15 @@ from typing import TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 Reading: TypeAlias = Generator[None, None, _T]
-"""A parser that yields where it needs more text. What it does must not depend on how the text is divided."""
+"""A parser that yields when it needs more text. Its results must not depend on how the text is cut into pieces."""
 
 _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """The text that has come and is not yet parsed.
+    """The text that has arrived and is not parsed yet.
 
-    Invariant: `text[at:]` is what comes next; if `mark` is set, `text[mark:]` is kept, so that it can be parsed again.
+    Invariant: `text[at:]` comes next; if `mark` is set, `text[mark:]` is kept, so that it can be parsed again.
     """
 
     __slots__ = ("at", "ended", "idle", "is_cut", "mark", "text")
@@ -26,13 +26,13 @@ class Source:
         self.at = 0  # written by: Source, calls, values, watch, parser
         self.ended = False  # written by: parser
         self.is_cut = False  # written by: parser
-        """Whether the text has ended, but not by the model."""
+        """Whether the text has ended, but was not ended by the model."""
         self.mark: int | None = None  # written by: Source, calls, values, parser
         self.idle: tuple[Callable[[str], object], Callable[[str], None]] | None = None  # written by: Source, watch
-        """While nothing is held back: what finds a possible delimiter, and what takes text without one."""
+        """While nothing is held back: the search for a possible delimiter, and the receiver of text without one."""
 
     def append(self, text: str) -> None:
-        """Add text behind; drop what has been parsed."""
+        """Append text; drop the parsed text."""
         self.idle = None
         keep = self.at if self.mark is None else self.mark
         self.text = self.text[keep:] + text
@@ -77,7 +77,7 @@ class Source:
             yield
 
     def follows(self, literal: str) -> Reading[bool]:
-        """Say whether `literal` comes next, without passing it."""
+        """Return whether `literal` comes next, without passing it."""
         while True:
             there = self.text[self.at : self.at + len(literal)]
             if there == literal:

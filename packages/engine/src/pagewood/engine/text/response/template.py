@@ -10,11 +10,11 @@ The form is version 1 of the `response_template` in `tokenizer_config.json`, as 
 
 Beyond version 1, a template may have these keys, which transformers does not know:
 
-- `detect` of the template: `model_types`, and lists of strings, of which a chat template must hold all of one list.
-- `as` of a field: the part of the message that it is, so that there can be several ways to write one.
+- `detect` of the template: `model_types`, and lists of strings; a chat template must hold all strings of one list.
+- `as` of a field: the part of the message that it stands for, so that a part can be written in several ways.
 - `bare` of a field: calls may also begin the answer without `open`, if there are tools with their names.
 - `content: "pythonic"`: calls `[f(a=1), g(b="x")]`.
-- A group `string` in a `tag_pattern`: the parameter says itself whether its value is a text ("true") or JSON ("false").
+- A group `string` in a `tag_pattern`: the parameter itself marks its value as a text ("true") or as JSON ("false").
 - `write` of a field of calls: the texts that a model writes around names and arguments, for grammars (see `Writing`).
 - Fields with `content` json or pythonic may lack a close: then they end with their value.
 """
@@ -71,12 +71,12 @@ class Capture:
 
 
 Key: TypeAlias = tuple[str, ...]
-"""Where something is in the parsed content: the keys that lead there; empty: the whole content."""
+"""A place in the parsed content: the keys that lead there; empty: the whole content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Where the name, the arguments and the id of a call are."""
+    """The places of the name, the arguments and the id of a call."""
 
     name: Capture | Key
     arguments: Key
@@ -89,13 +89,13 @@ class Parameters:
 
     open: Expression | None
     close: Expression | None
-    """Around the value, behind the key; None: the content can only be read when all of it has come."""
+    """Texts before and after the value, after the key; None: the content can only be read when it is complete."""
     whole: Any
-    """RE2's pattern of the whole; None for lines."""
+    """RE2's pattern of the whole parameter; None for lines."""
     separators: tuple[str, str]
     """Between lines, and between key and value in a line."""
     is_json: bool
-    """Whether a value is JSON, if it can be, where the schema does not say."""
+    """Whether a value without a type in the schema is read as JSON, if possible."""
     merges: bool
     """Whether values of equal keys become a list."""
 
@@ -132,7 +132,7 @@ class Field:
     strips: bool = True
     """Whether white space around the text is dropped."""
     join: str = "\n"
-    """What stands between the texts of two sections."""
+    """Separator between the texts of two sections."""
     is_bare: bool = False
     each: bool = False
     """Whether the content is a list of calls."""
@@ -144,7 +144,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a model has whose answers a template describes."""
+    """The features of models whose answers a template describes."""
 
     model_types: tuple[str, ...] = ()
     chat_template: tuple[tuple[str, ...], ...] = ()
@@ -152,21 +152,22 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """How a model writes its answers. Invariant: at most one field has no open; outside of all sections, text is its.
+    """The format of a model's answers. Invariant: at most one field has no open, and has the text outside of all
+    sections.
 
     Make one with `from_json`, `from_folder` or `named`.
     """
 
     fields: tuple[Field, ...]
     anchor: Expression
-    """What ends the prompt before the answer of the assistant."""
+    """The text at the end of the prompt, before the answer of the assistant."""
 
     @staticmethod
     def from_json(value: object) -> ResponseTemplate:
         """Read a template from its JSON value.
 
         Raises:
-            ValueError: it is not a template of version 1, or uses what is not supported; the message names the place.
+            ValueError: it is not a template of version 1, or uses an unsupported feature; the message names the place.
         """
         spec = _object(value, "response_template")
         if spec.get("version", 1) != 1:
@@ -194,7 +195,7 @@ class ResponseTemplate:
 
     @staticmethod
     def named(name: str) -> ResponseTemplate:
-        """Return one of the templates that are shipped; `names` lists them.
+        """Return a shipped template; `names` lists them.
 
         Raises:
             ValueError: there is no template of that name.
@@ -211,10 +212,10 @@ class ResponseTemplate:
 
     @staticmethod
     def from_folder(folder: str | Path) -> ResponseTemplate | None:
-        """Return the template of a model folder; None if nothing says which it is.
+        """Return the template of a model folder; None if it is unknown.
 
-        It is the one that `tokenizer_config.json` or a `response_template.json` carries. Otherwise it is one of those
-        that are shipped: the one of which the chat template shows most features, or that of the `model_type`.
+        It is the one in `tokenizer_config.json` or `response_template.json`. Otherwise it is a shipped one: the
+        template with the most features in the chat template, or that of the `model_type`.
 
         Raises:
             ValueError: a file cannot be read, or the template that it carries is wrong.
@@ -248,7 +249,7 @@ class ResponseTemplate:
         return any(field.kind == "calls" for field in self.fields)
 
     def marks_with(self, tokens: Iterable[str]) -> frozenset[str]:
-        """Return which of these texts marks have; none, if no section begins, and no reasoning or call ends, with one.
+        """Return the texts that marks contain; empty if no section begins, and no reasoning or call ends, with one.
 
         If they are special tokens, answers must be decoded with these special tokens, to be read.
         """
@@ -261,7 +262,7 @@ class ResponseTemplate:
 
     @property
     def outside(self) -> Field | None:
-        """The field of the text outside of all sections; None: it is content all the same."""
+        """The field of the text outside of all sections; None: such text is still content."""
         return next((field for field in self.fields if field.open is None and not field.is_bare), None)
 
 
@@ -373,7 +374,7 @@ def _field(name: str, field: Fields) -> Field:
     _check_keys(given, f"{where}.content_args", _ARGUMENTS.get(content, {"strip"}))
     open_node, close_node = _delimiter(field, where, "open"), _delimiter(field, where, "close")
     strips = _flag(given, f"{where}.content_args", "strip", default=True) if kind != "calls" else True
-    # White space before a section is that of the text around it, which drops it there; the same holds for an end.
+    # White space before a section belongs to the text around it, which drops it; the same holds after a section.
     open_ = None if open_node is None else Expression(f"{where}.open", expressions.without_leading_space(open_node))
     if close_node is not None and strips:
         close_node = expressions.without_leading_space(close_node)
@@ -451,7 +452,7 @@ def _parameters(given: Fields, where: str, content: str) -> Parameters | None:
 
 
 def _split(node: Node) -> tuple[Node | None, Node | None]:
-    """Return what comes before and behind `(?P<value>.*?)`; None if the expression is not of that form."""
+    """Return the texts before and after `(?P<value>.*?)`; None if the expression is not of that form."""
     for index, item in enumerate(node.items if node.kind == "sequence" else ()):
         if item.kind == "group" and item.text == "value":
             before = Node("sequence", items=node.items[:index])
@@ -464,7 +465,7 @@ def _split(node: Node) -> tuple[Node | None, Node | None]:
 
 
 def _shape(field: Fields, where: str, captures: Sequence[str], content: str, *, each: bool) -> Shape:
-    """Return where the parts of a call are, from the `transform`."""
+    """Return the places of the parts of a call, from the `transform`."""
     transform = field.get("transform")
     where = f"{where}.transform"
     is_whole = content != "json"

@@ -1,4 +1,4 @@
-"""What a schema says of a string that is written as it is, without quotes, as regular expressions of a grammar."""
+"""The bounds in a schema on a string that is written without quotes, as regular expressions of a grammar."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ENDS_WITH_ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
 
 
 def text_bounds(schema: Mapping[str, Any]) -> list[str]:
-    """Return the expressions in Lark's slashes that a text must match, all of them, by `pattern` and its length.
+    """Return the expressions in Lark's slashes that a text must all match, from `pattern` and its length.
 
-    Other keywords of strings, such as `format`, bind a text in quotes only.
+    Other keywords of strings, such as `format`, restrict only a text in quotes.
     """
     found: list[str] = []
     low, high, pattern = schema.get("minLength"), schema.get("maxLength"), schema.get("pattern")

@@ -1,4 +1,4 @@
-"""Values of parameters that a model writes as text, without quotes: rules for what their schemas allow."""
+"""Values of parameters that a model writes as text, without quotes: rules for the values that their schemas allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pagewood.engine.text.response.tool_schema import (
 )
 
 _TRIMMED = r"/(\S((?s:.*)\S)?)?/"
-"""A text without white space at its ends, which readers of parameters do not take for a part of it."""
+"""A text without white space at its ends, because readers of parameters drop such white space."""
 _MAX_WAYS = 64
 _OTHERS = {
     "integer": CANONICAL_INTEGER,
@@ -33,7 +33,7 @@ _OTHERS = {
     "object": r"\{(?s:.*)",
     "array": r"\[(?s:.*)",
 }
-"""Texts that are read as a value of a type, and so are no strings, where both are allowed."""
+"""Texts that are read as a value of a type, and not as strings, if both are allowed."""
 _BOUNDS = frozenset(
     ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const", "allOf", "not")
 )
@@ -47,7 +47,7 @@ def text_value(
     Args:
         schema: of the value.
         types: by which the value is read; empty: it is a string.
-        root: has what the schema refers to.
+        root: holds the targets of the schema's references.
         end: what comes behind the value.
         lark: takes the rules.
         path: of the schema, for messages.
@@ -63,7 +63,7 @@ def text_value(
     scalars = _scalars(schema, own, types, root, path)
     forms = [string_value(ways, others, end, lark, path, scalars)] if ways or scalars else []
     for name in own:
-        if name in ("object", "array"):  # they begin as no string does, so that the library can tell them apart
+        if name in ("object", "array"):  # no string begins like these, so the library can distinguish them
             forms.append(f"{lark.json({'allOf': [schema, {'type': name}]}, root, path)} {lark.literal(end)}")
     if not forms:
         raise ValueError(f"{path} must allow a value, got a schema that allows none")
@@ -71,10 +71,10 @@ def text_value(
 
 
 def _scalars(schema: object, own: Sequence[str], types: Sequence[str], root: Schema, path: str) -> list[str]:
-    """Return expressions of what is neither a string nor a structure, where a string is allowed too.
+    """Return expressions for values that are neither strings nor structures, where a string is allowed too.
 
     Raises:
-        ValueError: it is bound by more than its type and a list.
+        ValueError: the schema restricts such a value by more than its type and a list.
     """
     node: Schema = cast("Schema", schema) if isinstance(schema, Mapping) else {}
     if (listed := constants(node)) is not None:
@@ -110,15 +110,15 @@ def string_value(
     """Return a body for a string that is written as it is, and its end.
 
     Args:
-        ways: what it may be, from `string_ways`.
-        others: types of values for which it must not be taken.
+        ways: its alternatives, from `string_ways`.
+        others: types of values that it must not look like.
         end: what comes behind the value.
         lark: takes the rules.
         path: of the schema, for messages.
-        scalars: expressions of other values that may stand there.
+        scalars: expressions of other values that are allowed.
 
     Raises:
-        ValueError: there is nothing that it may be, or a constant has the mark of the end.
+        ValueError: no value is allowed, or a constant contains the mark of the end.
     """
     if not ways and not scalars:
         raise ValueError(f"{path} must allow a value, got a schema that allows none")
@@ -138,14 +138,14 @@ def string_value(
         listed = [f"({' | '.join(map(quoted, texts))})"] if texts else []
         trimmed = [_TRIMMED] if bounds and not texts else []
         names.append(lark.terminal(" & ".join([*listed, *bounds, *trimmed, *excluded] or [TEXT]), path=path))
-    # One terminal, since the library would not see the end of one value where another one could go on.
+    # One terminal, because the library would not see the end of one value if another value could continue.
     union = lark.terminal(" | ".join([*names, *scalars]), path=path)
     text = lark.bounded([union], without=mark, path=path)
     return f"{lark.text_before(end[: end.index(mark)] + mark, text)} {rest}"
 
 
 def listed_texts(way: Sequence[Schema]) -> list[str] | None:
-    """Return the strings that all schemas of a way list; None if none of them lists any."""
+    """Return the strings that all schemas of a way list; None if no schema lists any."""
     found: list[str] | None = None
     for node in way:
         if (listed := constants(node)) is not None:
@@ -155,7 +155,7 @@ def listed_texts(way: Sequence[Schema]) -> list[str] | None:
 
 
 def string_ways(schema: object, root: Schema, path: str, depth: int = 0) -> list[list[Schema]]:
-    """Return what a string may be: for each way, the schemas whose own keywords it obeys.
+    """Return the alternatives of a string: for each way, the schemas whose own keywords it obeys.
 
     Raises:
         ValueError: a keyword that may restrict strings is not kept.
@@ -203,7 +203,7 @@ def _combined(some: list[list[Schema]], others: list[list[Schema]]) -> list[list
 
 
 def _exclude_each_other(choices: Sequence[list[list[Schema]]]) -> bool:
-    """Return whether no string is allowed by two of some choices, because they list different ones."""
+    """Return whether some choices list different strings, so that no string is allowed by two of them."""
     some = [found for found in choices if found]
     listed = [[listed_texts(way) for way in found] for found in some]
     if len(some) < 2:

@@ -1,4 +1,4 @@
-"""Grammars of answers that are calls, in the form of the model, with arguments bound to the schemas of tools."""
+"""Grammars of answers that are calls, in the format of the model, with arguments bound to the schemas of tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKER = re.compile(r"[<\[][^<>\[\]]+[>\]]")
 
 
 def reasoning_ends(template: ResponseTemplate) -> tuple[str, ...]:
-    """Return the texts that close a section of reasoning; none if it ends with the answer."""
+    """Return the texts that close a section of reasoning; empty if it ends with the answer."""
     closes = [field.close for field in template.fields if field.kind == "reasoning"]
     texts = (text for close in closes if close is not None for text in spellings(close.node))
     return tuple(dict.fromkeys(filter(None, texts)))
@@ -38,26 +38,26 @@ def tool_grammar(
     parallel: bool = True,
     special_tokens: Mapping[str, int] | None = None,
 ) -> Grammar | None:
-    """Return a grammar of answers in which calls have the form of the model, and arguments that their schemas allow.
+    """Return a grammar of answers in which calls have the model's format, and arguments that their schemas allow.
 
-    Each keyword of a schema is kept or refused. Formats that write parameters one by one have those that the schema
-    names; where they write strings without quotes, `format` is not bound.
+    Each keyword of a schema is kept or refused. Formats that write parameters one by one have only the parameters that
+    the schema names; if they write strings without quotes, `format` is not enforced.
 
     Args:
-        template: how the model writes calls.
+        template: the model's format of calls.
         tools: what may be called, as in OpenAI's API.
         choice: "required": one call or, if `parallel`, several; a name: one call of that function; "auto": text and
             calls.
         parallel: whether there may be several calls.
-        special_tokens: text -> id of the tokens that a grammar cannot spell, because they are no text for the model.
+        special_tokens: text -> id of tokens that a grammar cannot spell, because they are no text for the model.
 
     Returns:
-        The grammar. None if there is none: for "auto", if calls have no mark of their own; otherwise, if the template
-        has no field of calls, or one whose marks cannot be written from their expressions.
+        The grammar. None if no grammar is possible: for "auto", if calls have no mark of their own; otherwise, if the
+        template has no field of calls, or marks that cannot be written from their expressions.
 
     Raises:
-        ValueError: there are no tools, `choice` is none of them, a tool has no name or one that calls cannot have, or a
-            schema has a keyword that they cannot keep. The message names the tool, the path and the keyword.
+        ValueError: there are no tools, `choice` names none of them, a tool has no name or one that calls cannot have,
+            or a schema has a keyword that calls cannot keep. The message names the tool, the path and the keyword.
     """
     functions = [Function(*function_of(tool, f"tools[{index}]"), f"tools[{index}]") for index, tool in enumerate(tools)]
     if not functions:
@@ -82,7 +82,7 @@ def tool_grammar(
 
 
 def calls_or(answer: Grammar, calls: Grammar) -> Grammar:
-    """Return the grammar of answers that are either calls or what another grammar allows.
+    """Return the grammar of answers that are either calls or texts of another grammar.
 
     Args:
         answer: of answers without calls.
@@ -120,7 +120,7 @@ def _free(
 ) -> Grammar | None:  # fmt: skip
     """Return a grammar of text in which the mark of a call begins one.
 
-    Text has no special tokens, but sections of the template may begin and end with some.
+    Text has no special tokens, but sections of the template may begin and end with special tokens.
     """
     whole = writing.begin or writing.call
     special = lark.leading_special(whole)
@@ -151,7 +151,7 @@ def _free(
 
 
 def _outside(template: ResponseTemplate, field: Field, lark: LarkRules) -> str:
-    """Return text outside of sections. It does not begin a call in another form, which would not be bound."""
+    """Return a body for text outside of sections. It cannot begin a call in another form, which would not be bound."""
     forms = [one.open.node for one in template.fields if one.kind == "calls" and one is not field and one.open]
     begins = {lark.beginning(text) for form in forms for text in spellings(form, {"name": "\0", "id": "\0"})} - {""}
     return lark.text_without(sorted(begins)) if begins else TEXT
@@ -215,7 +215,7 @@ def _check_alternatives(forms: Sequence[ObjectForm], root: Schema, path: str, *,
 def _parameter(
     key: str, schema: object, types: Sequence[str], function: Function, field: Field, writing: Writing, lark: LarkRules
 ) -> str:  # fmt: skip
-    """Return a parameter, with its key before it and, unless it is one of Python, its end behind it."""
+    """Return a body for a parameter, with its key before it and, unless it is one of Python, its end after it."""
     root, path = function.parameters, f"{function.path}.properties.{key}"
     opening, end = writing.parameter.replace("{key}", key), writing.parameter_end
     if field.content == "pythonic":
@@ -234,17 +234,17 @@ def _parameter(
         try:
             text = string_value(string_ways(schema, root, path), (), end, lark, path)
             forms.append(f"{lark.literal(opening.replace('{string}', 'true'))} {text}")
-        except ValueError:  # then it is written as JSON, which keeps more
+        except ValueError:  # JSON keeps more of the schema
             if not forms:
                 raise
     return lark.rule(" | ".join(forms))
 
 
 def _closed(schema: Schema, path: str) -> Schema:
-    """Return the schema of arguments: an object, without properties that it does not name, unless it says so.
+    """Return the schema of arguments: an object, without unnamed properties unless the schema allows them.
 
     Raises:
-        ValueError: it allows no object.
+        ValueError: the schema allows no object.
     """
     types = types_of(schema, schema)
     if types and "object" not in types:
@@ -257,7 +257,7 @@ def _closed(schema: Schema, path: str) -> Schema:
 
 
 def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
-    """Return how calls are written, by the expressions of a template that does not say it; None if it is not clear."""
+    """Return the texts around calls, derived from a template's expressions without `write`; None if ambiguous."""
     if field.open is None or field.content not in ("json", "xml-inline"):
         return None
     names = {"name": "{name}", "id": "{name}"} if isinstance(field.shape.name, Capture) else {}

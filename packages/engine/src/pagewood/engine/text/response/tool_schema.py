@@ -1,4 +1,4 @@
-"""What the schema of a tool says of its parameters one by one: the forms that its arguments may have."""
+"""The schema of a tool by single parameters: the forms that its arguments may have."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def node_at(path: str, schema: object, depth: int) -> Schema:
 
 
 def resolved(schema: object, root: Schema) -> Schema:
-    """Return the schema that `schema` refers to, if it refers to a part of `root`; an empty one if it is none."""
+    """Return a schema, or the part of `root` that it refers to; an empty schema if this is not a schema."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
@@ -146,7 +146,7 @@ def _both(one: list[str] | None, other: list[str] | None) -> list[str] | None:
 
 
 def constants(node: Schema) -> list[object] | None:
-    """Return the values that a schema lists; None: it lists none."""
+    """Return the values that a schema lists; None: it has no list."""
     listed: Any = [node["const"]] if "const" in node else node.get("enum")
     return cast("list[object]", listed) if isinstance(listed, list) else None
 
@@ -231,7 +231,7 @@ def _forms(schema: object, root: Schema, path: str, depth: int) -> list[ObjectFo
 
 
 def _parts(node: Schema, root: Schema, path: str) -> Iterable[tuple[str, list[tuple[str, object]]]]:
-    """Yield what a schema is combined with: places of alternatives, and those with their places."""
+    """Yield the schemas that a schema is combined with: alternatives by place, each with its own place."""
     if "$ref" in node:
         yield path, [(f"{path}.$ref", referred(node, root, path))]
     for index, one in enumerate(_schemas(node, "allOf")):
@@ -242,10 +242,10 @@ def _parts(node: Schema, root: Schema, path: str) -> Iterable[tuple[str, list[tu
 
 
 def referred(node: Schema, root: Schema, path: str) -> object:
-    """Return what the `$ref` of a schema names.
+    """Return the target of the `$ref` of a schema.
 
     Raises:
-        ValueError: it names no part of `root`.
+        ValueError: `root` has no such part.
     """
     reference: Any = node["$ref"]
     try:
@@ -255,7 +255,7 @@ def referred(node: Schema, root: Schema, path: str) -> object:
 
 
 def _own_form(node: Schema, path: str) -> ObjectForm:
-    """Return the form that a schema gives without what it is combined with."""
+    """Return the form of a schema without the schemas that it is combined with."""
     properties: Any = node.get("properties", {})
     if not isinstance(properties, Mapping):
         raise ValueError(f"{path}.properties must be an object, got {properties!r:.100}")
@@ -308,10 +308,10 @@ def _all_of(one: object, other: object) -> object:
 
 
 def _completed(form: ObjectForm, path: str) -> ObjectForm | None:
-    """Return a form that names all that it requires, and does not name what cannot be; None if it allows nothing.
+    """Return a form that names all required properties and no impossible ones; None if it allows nothing.
 
     Raises:
-        ValueError: the number of properties is restricted in a way that names do not keep.
+        ValueError: the number of properties is restricted in a way that names cannot express.
     """
     properties = {key: schema for key, schema in form.properties.items() if schema is not False}
     missing = [key for key in sorted(form.required) if key not in properties]

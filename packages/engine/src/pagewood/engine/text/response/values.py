@@ -1,7 +1,7 @@
 """Values that a model writes, as JSON text, while they come: JSON itself, and dialects of it.
 
-A key, a comma or a number is held back until it is known to be followed by a value, or to be complete. So what was
-passed on of a value that breaks off lacks nothing but the ends of strings and brackets; they are not added.
+A key, a comma or a number is held back until it is known to be followed by a value, or to be complete. So the emitted
+part of a broken-off value lacks only the ends of strings and brackets; these are not added.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How values are written where it is not as in JSON."""
+    """The differences of a dialect from JSON."""
 
     string_delims: tuple[tuple[str, str], ...] = ()
     """Pairs of marks around strings without escapes."""
     unquoted_keys: bool = False
     is_python: bool = False
-    """Python's literals: 'strings', True, None, tuples; a word that is none of them is a string."""
+    """Python's literals: 'strings', True, None, tuples; any other word is a string."""
 
 
 JSON = Dialect()
@@ -52,13 +52,13 @@ PYTHON = Dialect(is_python=True)
 def read_value(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[bool]:
     """Read one value and emit it as JSON.
 
-    If it is wrong or breaks off, the source stays where that is, and what has been emitted is the beginning of a value.
+    If it is wrong or breaks off, the source stays at that place, and the emitted text is the beginning of a value.
 
     Returns:
         Whether the value is complete.
     """
     closers: list[str] = []  # in the text
-    pending = ""  # what a value must follow before it is emitted
+    pending = ""  # emitted before the value, once it has begun
     while True:
         char = yield from source.peek()
         if char in _CLOSERS and char and (char != "(" or dialect.is_python) and len(closers) < MAX_DEPTH:
@@ -91,7 +91,7 @@ def read_value(source: Source, emit: Emit, dialect: Dialect = JSON) -> Reading[b
                         return False
                     pending += separator + key
                     break
-                char = closers[-1]  # a comma behind the last item
+                char = closers[-1]  # a comma after the last item
             if char != closers[-1]:
                 return False
             source.at += 1
@@ -197,7 +197,7 @@ def _scalar(source: Source, emit: Emit, pending: str, dialect: Dialect) -> Readi
     value = words.get(word) or (word if _NUMBER.fullmatch(word) else None)
     if value is None and dialect.is_python and word:
         value = f'"{escaped(word)}"'
-    is_cut_off = source.ended and source.at == len(source.text)  # it could have gone on
+    is_cut_off = source.ended and source.at == len(source.text)  # it might have continued
     if value is None or is_cut_off:
         source.at = start
         return False
@@ -255,7 +255,7 @@ def _quoted(source: Source, emit: Emit, quote: str, dialect: Dialect) -> Reading
 
 
 def _escape(source: Source, emit: Emit, dialect: Dialect) -> Reading[bool]:
-    """Read an escape; return whether it is complete. A backslash that is none stands for itself."""
+    """Read an escape; return whether it is complete. A backslash without a valid escape stands for itself."""
     pair = yield from source.take(2)
     if len(pair) < 2:
         source.at = len(source.text)
@@ -289,7 +289,7 @@ def _no_code() -> Reading[int | None]:
 
 
 def _code(source: Source) -> Reading[int | None]:
-    """Return the number of the escape that comes next, without passing it; None if it has none."""
+    """Return the number of the next escape without passing it; None if it has no number."""
     pair = yield from source.take(2)
     length = _CODE_LENGTHS.get(pair[1:], 0)
     while True:

@@ -33,12 +33,12 @@ class Watch:
             characters = sorted({char for first in firsts if first for char in first})
             pattern = f"[{''.join(map(re.escape, characters))}]" if characters else "(?!)"
         self.search = re.compile(pattern).search
-        """Finds where a delimiter may begin."""
+        """Finds places where a delimiter may begin."""
 
     def look(self, text: str, at: int, *, ended: bool, is_cut: bool = False) -> tuple[int, Hit | None]:
-        """Return the first delimiter behind `at`, and where it begins; without one, where one may begin at the end.
+        """Return the first delimiter from `at` on and its place; without one, the place where one may begin at the end.
 
-        None begins at the end of a text that has `ended`, unless it `is_cut`: then it would have gone on.
+        No delimiter begins at the end of a text that has `ended`, unless it `is_cut` and might have continued.
         """
         while (start := self.search(text, at)) is not None:
             at = start.start()
@@ -57,7 +57,7 @@ class Watch:
                 if found is not None and (best is None or found.length > best.found.length):
                     best = Hit(which, found)
             if best is not None:
-                if may_go_on:  # what is behind it belongs to a longer one
+                if may_go_on:  # the text after it belongs to a longer delimiter
                     best = Hit(best.which, Found(len(window), best.found.groups))
                 return at, best
             if may_go_on:

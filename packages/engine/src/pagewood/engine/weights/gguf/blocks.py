@@ -26,11 +26,11 @@ class GGUFBlocks:
     """A matrix of blocks."""
 
     kind: str
-    """One of the types of `file.BLOCKS` with blocks of more than one number."""
+    """A type of `file.BLOCKS` with blocks of more than one number."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"gguf {self.kind}"
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
@@ -84,7 +84,7 @@ def _nibbles(packed: Bytes, rows: int) -> Bytes:
 
 
 def _five_bits(blocks: Bytes, at: int, rows: int) -> Bytes:
-    """Return the codes `[N, K]` of blocks of 32: fifth bits in four bytes from `at` on, then 16 bytes of the others."""
+    """Return the codes `[N, K]` of blocks of 32: fifth bits in four bytes from `at` on, then lower bits in 16 bytes."""
     high = np.unpackbits(blocks[:, :, at : at + 4], axis=2, bitorder="little").reshape(rows, -1)
     return _nibbles(blocks[:, :, at + 4 :], rows) | high << np.uint8(4)
 

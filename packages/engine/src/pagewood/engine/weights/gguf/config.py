@@ -19,7 +19,8 @@ ARCHITECTURES = MappingProxyType(
     }
 )
 _INTERLEAVED = ("llama",)
-"""Whose rows llama.cpp reorders. It stores Mistral's models as llama; `transformers` reads others as mistral."""
+"""Architectures whose rows llama.cpp reorders. It stores Mistral's models as llama; `transformers` reads others as
+mistral."""
 _LARGEST = 1 << 28
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = frozenset(
@@ -95,7 +96,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
 
 
 def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of generation_config.json: what the file recommends for drawing tokens."""
+    """Return the content of generation_config.json: the file's recommended sampling parameters."""
     fields = Fields(str(file.path), file.metadata)
     values: dict[str, Any] = {"eos_token_id": config["eos_token_id"]}
     for key, name, high in (("temp", "temperature", 100.0), ("top_p", "top_p", 1.0), ("min_p", "min_p", 1.0)):
@@ -107,7 +108,7 @@ def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, An
 
 
 def _ends(fields: Fields, vocab_size: int) -> list[int]:
-    """Return the tokens that end an answer: those that keys name, and those whose text says so."""
+    """Return the tokens that end an answer: those named by keys, and those known by their text."""
     ends = [
         fields.integer(f"tokenizer.ggml.{key}", low=0, high=vocab_size - 1)
         for key in _END_KEYS

@@ -55,7 +55,7 @@ _LARGEST_ALIGNMENT = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor lies in a file."""
+    """The place of a tensor in a file."""
 
     shape: tuple[int, ...]
     """The last dimension is the one along which blocks lie."""
@@ -81,7 +81,7 @@ class GGUFFile:
         self.path = path
         if path.stat().st_size < 24:
             raise ValueError(f"{path} must be a GGUF file of at least 24 bytes, got {path.stat().st_size}")
-        # Writable copies of pages that nothing writes: torch warns about memory that is read only.
+        # A writable private mapping that is never written, because torch warns about read-only memory.
         self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="c")
         reader = _Reader(self._bytes, path)
         num_tensors, num_keys = reader.preamble()
@@ -109,7 +109,7 @@ class GGUFFile:
             self._others[name] = part
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, mapped; those of the numbers along its last dimension are a row."""
+        """Return the bytes of a tensor, mapped; a row holds the numbers along its last dimension."""
         if name in self._others:
             return self._others[name].raw(name)
         stored = self.tensors[name]
@@ -193,7 +193,7 @@ class _Reader:
             raise ValueError(f"{self._path}: {what} must be UTF-8: {error}") from error
 
     def _count(self, what: str, most: int, least_bytes: int) -> int:
-        """Return a number of things that take at least `least_bytes` bytes each in the rest of the file."""
+        """Read a number of items that take at least `least_bytes` bytes each in the rest of the file."""
         (count,) = struct.unpack("<Q", self._take(8, what))
         possible = min(most, (self._size - self.position) // least_bytes)
         if count > possible:
@@ -212,7 +212,7 @@ class _Reader:
 def _placed(
     entries: list[tuple[str, tuple[int, ...], int, int]], alignment: int, header_end: int, size: int, path: Path
 ) -> dict[str, StoredTensor]:
-    """Return where tensors lie.
+    """Return the places of tensors.
 
     Raises:
         ValueError: a name is there twice, a type is not supported, or tensors overlap or lie outside the file.

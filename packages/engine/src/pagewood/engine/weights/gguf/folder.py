@@ -1,4 +1,4 @@
-"""A folder for a GGUF file, with the files that a Hugging Face folder has, so that nothing else knows of GGUF."""
+"""A folder for a GGUF file, with the files of a Hugging Face folder, so that other modules need not know GGUF."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pagewood.engine.weights.gguf.tokenizer import tokenizer_of
 _log = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Version of what is written; other versions have other folders."""
+"""Version of the folder's content; other versions use other folders."""
 _UNFINISHED = "new-"
 _PIECE_BYTES, _HEADER_PIECES = 1 << 20, 32
-"""Headers are smaller: most of one is the vocabulary."""
+"""Together more than a header, which consists mainly of the vocabulary."""
 
 
 def cache_root() -> Path:
-    """Return where folders are made."""
+    """Return the folder in which these folders are made."""
     return cache_folder.cache_root() / "gguf"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path leads to a file that begins as GGUF does."""
+    """Whether a path leads to a file that begins like GGUF."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -68,7 +68,7 @@ def gguf_folder(path: Path) -> Path:
         return _temporary(path, contents, paths)
     try:
         made.rename(folder)
-    except OSError:  # another process was faster, and wrote the same
+    except OSError:  # another process was faster, and wrote the same content
         shutil.rmtree(made, ignore_errors=True)
     return folder
 

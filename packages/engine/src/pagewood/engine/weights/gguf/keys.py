@@ -1,4 +1,4 @@
-"""The keys of an architecture in a GGUF file: which are read, which mean nothing here, and which are refused."""
+"""The keys of an architecture in a GGUF file: keys that are read, keys without effect here, and refused keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _READ = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )  # fmt: skip
-"""By `config_of`."""
+"""Keys that `config_of` reads."""
 _WITHOUT_EFFECT = frozenset(
     {
         "vocab_size",  # the rows of the embedding table count
         "tensor_data_layout", "rope.scaling.finetuned", "pooling_type",
-        "attention.layer_norm_epsilon",  # of norms that these architectures lack
+        "attention.layer_norm_epsilon",  # for norms that these architectures lack
         "expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
         "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_chunk_feed_forward_length",
         "expert_weights_scale", "expert_weights_norm", "expert_gating_func", "expert_group_scale", "experts_per_group",
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 _ONE = ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale", "rope.scaling.alpha")
-"""Factors; llama.cpp leaves a factor of 0 out."""
+"""Factors; llama.cpp ignores a factor of 0."""
 _ZERO = (
     "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers", "attn_logit_softcapping",
     "router_logit_softcapping", "final_logit_softcapping", "rescale_every_n_layers", "token_shift_count",
@@ -47,11 +47,11 @@ _ZERO = (
     "attention.indexer.key_length", "attention.indexer.top_k", "attention.group_norm_groups",
     "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base_swa",
 )  # fmt: skip
-"""What these architectures lack: 0, false or a list of them says so."""
+"""Features that these architectures lack: the value must be 0, false or a list of these."""
 
 
 def check_keys(file: GGUFFile, name: str, *, head_dim: int) -> None:
-    """Refuse keys of an architecture that would change the result and are not followed.
+    """Refuse keys of an architecture that would change the result and are not supported.
 
     Args:
         file: with the keys.
@@ -81,14 +81,14 @@ def check_keys(file: GGUFFile, name: str, *, head_dim: int) -> None:
 
 
 def unknown_keys(file: GGUFFile, name: str) -> list[str]:
-    """Return the keys of an architecture of which it is not known what they mean."""
+    """Return the unknown keys of an architecture."""
     known = {*_READ, *_WITHOUT_EFFECT, *_ONE, *_ZERO, "attention.causal", "attention.scale"}
     own = (key.removeprefix(f"{name}.") for key in file.metadata if key.startswith(f"{name}."))
     return [f"{name}.{key}" for key in own if key not in known]
 
 
 def log_ignored(file: GGUFFile, name: str) -> None:
-    """Log the keys that might change the result and are not followed: unknown ones, and advice on drawing tokens."""
+    """Log the ignored keys that might change the result: unknown ones, and advice on sampling."""
     if unknown := unknown_keys(file, name):
         _log.warning("%s: keys that are not known are ignored: %s", file.path, ", ".join(unknown))
     advice = [

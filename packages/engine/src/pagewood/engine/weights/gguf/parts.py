@@ -29,7 +29,7 @@ def name_of(path: Path) -> str:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return all parts of the file whose first part is at `path`: those that are named so, `path` first.
+    """Return all parts of the file whose first part is at `path`, by their names, `path` first.
 
     Raises:
         FileNotFoundError: a part is missing.
@@ -75,7 +75,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _check_place(file: GGUFFile, number: int, count: int) -> None:
-    """Check what a part says of itself."""
+    """Check the keys by which a part describes itself."""
     fields = Fields(str(file.path), file.metadata)
     own = fields.integer("split.count", 1, high=_MOST_PARTS)
     if max(own, 1) != count:

@@ -1,4 +1,4 @@
-"""How a GGUF file says that positions are stretched: keys, as llama.cpp reads them, or a tensor of factors."""
+"""The stretching of positions in a GGUF file: keys, as llama.cpp reads them, or a tensor of factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagewood.engine.weights.gguf.file import GGUFFile
 FACTORS = "rope_freqs.weight"
 _LARGEST = 1 << 28
 _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
-"""How all models stretch their rope that store its factors as a tensor."""
+"""The scaling of all models that store the factors of their rope as a tensor."""
 
 
 def rope_scaling_of(file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ def rope_scaling_of(file: GGUFFile, fields: Fields, name: str, length: int, head
 
 
 def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str, Any] | None:
-    """Return what the keys say. Without a type it is linear, and without a factor the older key has it, or it is 1."""
+    """Return the scaling in the keys. Without a type it is linear; without a factor the older key counts, or 1."""
     own = f"{name}.rope.scaling."
     kind = fields.text(f"{own}type", "linear")
     if kind not in ("none", "linear", "yarn"):
@@ -45,7 +45,7 @@ def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str
         ("attn_factor", (1.0,)),
         ("yarn_attn_factor", (1.0,)),
         ("yarn_log_multiplier", (0.0,)),
-        ("yarn_ext_factor", (-1.0, ext)),  # negative: what follows from the type
+        ("yarn_ext_factor", (-1.0, ext)),  # negative: the default of the type
     ):
         value = fields.number(f"{own}{key}", plain[0], low=-1e3, high=1e3)
         if value not in plain:
@@ -66,10 +66,10 @@ def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str
 
 
 def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) -> dict[str, Any] | None:
-    """Return the numbers from which the factors of the tensor rope_freqs.weight follow.
+    """Return the parameters that produce the factors of the tensor rope_freqs.weight.
 
     Raises:
-        ValueError: they do not follow from those of Llama 3.
+        ValueError: the parameters of Llama 3 do not produce them.
     """
     stored = file.tensors[FACTORS]
     if stored.kind != "F32" or stored.shape != (head_dim // 2,):

@@ -58,7 +58,7 @@ def _iq4_xs(raw: Bytes) -> Kept:
 
 def _mxfp4(raw: Bytes) -> Kept:
     blocks = raw.reshape(len(raw), -1, 17)
-    exponents = blocks[:, :, 0].astype(np.int32) - 128  # of half of the scales, because the numbers are doubled
+    exponents = blocks[:, :, 0].astype(np.int32) - 128  # half of the scales, because the numbers are doubled
     return _from_table(blocks[:, :, 1:], _MXFP4, np.ldexp(np.float32(1), exponents).astype(np.float32))
 
 
@@ -108,4 +108,4 @@ SMALL_BLOCKS: Mapping[str, Callable[[Bytes], Kept]] = MappingProxyType(
         "Q3_K": _in_floats(_q3_k, "its groups are of 16 inputs"),
     }
 )
-"""By name of a type: from the bytes of the blocks `[N, B * bytes]` to the matrix."""
+"""By name of a type: function from the bytes of the blocks `[N, B * bytes]` to the matrix."""

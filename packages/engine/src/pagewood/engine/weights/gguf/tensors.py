@@ -77,21 +77,22 @@ class GGUFTensors:
         heads = self._heads.get(name.split(".")[-2]) if "." in name else None
         if heads is None or len(raw) % (2 * heads):
             return raw
-        # llama.cpp rotates neighbours of a head; the file has element i of the first half before that of the second.
+        # llama.cpp rotates neighbours in a head; the file has element i of the first half before element i of the
+        # second.
         return raw[np.arange(len(raw)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)]
 
     def format_of(self, name: str) -> Format | None:
-        """Return how a matrix is stored; None: plain numbers."""
+        """Return the format of a matrix; None: plain numbers."""
         kind = self.header(name)[1] if name in self._names else "F32"
         return None if kind in _PLAIN else GGUFBlocks(kind=kind)
 
     def is_unneeded(self, name: str) -> bool:
-        """Whether a tensor says what the configuration says too."""
+        """Whether a tensor repeats a part of the configuration."""
         return name == "rope_freqs.weight"
 
 
 def _decoder_name(name: str) -> str:
-    """Return the name of a tensor in Hugging Face's decoders; a name that is not known stays as it is."""
+    """Return the name of a tensor in Hugging Face's decoders; an unknown name stays unchanged."""
     found = _LAYER.fullmatch(name)
     if found and found[2] in _IN_LAYER:
         return f"model.layers.{int(found[1])}.{_IN_LAYER[found[2]]}.{found[3]}"

@@ -32,7 +32,7 @@ _EXPRESSIONS = MappingProxyType(
 )
 """By kind of tokenizer: a text is split by each of these in turn."""
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
-"""Where a word that is a token is that token, whatever merges say."""
+"""Kinds in which a word that is a token becomes that token, regardless of merges."""
 _NAMED = (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("unk", "unknown_token_id"), ("pad", "padding_token_id"))
 _LONGEST_PIECE = 1 << 10
 
@@ -203,7 +203,7 @@ def _bpe(tokens: list[str], merges: list[list[str]], *, ignore_merges: bool = Fa
 
 
 def _post_processor(fields: Fields, kind: str, tokens: list[str], named: dict[str, str]) -> dict[str, Any] | None:
-    """Return what adds the tokens of beginning and end to a text."""
+    """Return the post-processor that adds the tokens of beginning and end to a text."""
     begins = kind == "llama" or fields.values.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3", "tekken")
     wanted = {
         "bos": fields.flag("tokenizer.ggml.add_bos_token", begins),

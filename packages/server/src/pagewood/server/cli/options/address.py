@@ -1,4 +1,4 @@
-"""Options that say where the server listens, and which requests it lets in."""
+"""Options for the address of the server, and for the requests that it accepts."""
 
 from __future__ import annotations
 

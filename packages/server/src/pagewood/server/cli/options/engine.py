@@ -9,7 +9,7 @@ from pagewood.server.cli.options.page import settings_of
 
 
 def engine_config(options: argparse.Namespace, *, model: str | None) -> EngineConfig:
-    """Return the configuration of the engine for a model; what no option sets has its default.
+    """Return the configuration of the engine for a model; fields without an option keep their defaults.
 
     Raises:
         ValueError: an option is out of its range, or two contradict each other.

@@ -1,4 +1,4 @@
-"""Options that say what the server shows of its work, and what it does when a process fails."""
+"""Options for logs, metrics and traces of the server, and for its reaction to a failed process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_log_options(page: Page) -> None:
         action="append",
         choices=COMPAT,
         default=[],
-        help="the series of /metrics under these names, too; repeatable",
+        help="serve /metrics under these names, too; repeatable",
         more="They have the labels and buckets of that server. Without it, names begin with pagewood_.",
     )
     group.add(
@@ -104,8 +104,8 @@ def add_failure_options(page: Page) -> None:
         dest="watchdog_s",
         metavar="S",
         help="restart an engine that is stuck for this long (default: never)",
-        more="Stuck are its device, its loop or its admission, or it is silent. 3 or more, and longer than any step "
-        "takes. Without it, it is reported with the stacks of all processes.",
+        more="It is stuck if its device, loop or admission makes no progress, or if it is silent. 3 or more, and "
+        "longer than any step takes. Without it, it is reported with the stacks of all processes.",
     )
     group.add(
         "--max-retries",

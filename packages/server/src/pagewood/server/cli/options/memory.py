@@ -1,4 +1,4 @@
-"""Options that say how long requests may be, and what KV memory there is."""
+"""Options for the length of requests and for KV memory."""
 
 from __future__ import annotations
 

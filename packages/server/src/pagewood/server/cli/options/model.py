@@ -1,4 +1,4 @@
-"""Options that say which model is computed, and how."""
+"""Options for the model and the way it is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of help: which options a parser takes, and how much is said about each."""
+"""A page of help: the options that a parser takes, and the length of their descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say what happens beside the model when tokens are chosen: drafts, grammars, processors, seeds."""
+"""Options for the choice of tokens apart from the model: drafts, grammars, processors, seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say how much work is done at the same time, and in which order."""
+"""Options for the amount of work done at the same time, and for its order."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def add_work_options(page: Page) -> None:
         help="limits of what runs for a tenant; repeatable (default: none)",
         more="max_running: requests. max_tokens_in_flight: tokens of their prompts and all that they may still "
         "generate, so the tenant never holds more. max_kv_tokens: KV that they hold when one more starts; it may grow "
-        "beyond that. Further requests of the tenant wait, and others do not wait for them. The tenant * is each that "
-        "is not named.",
+        "beyond that. Further requests of the tenant wait, and others do not wait for them. The tenant * stands for "
+        "every tenant that is not named.",
     )
     work.add("--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)")
     work.add(
@@ -126,8 +126,8 @@ def _add_order(order: Group) -> None:
         default=DEFAULTS.schedule_conservativeness,
         metavar="FACTOR",
         help="factor of the memory kept for running answers (default: %(default)s)",
-        more="Above 0. The engine learns which part of their limit answers use, and admits a request if memory is left "
-        "beside what it expects. Below 1 more requests run at the same time, and more are preempted and go on later. "
+        more="Above 0. The engine learns which part of their limit answers use, and admits a request if the expected "
+        "use leaves enough memory. Below 1 more requests run at the same time, and more are preempted and go on later. "
         "Raise it above 1 if `pagewood_preemptions_total` of /metrics grows fast.",
     )
 

@@ -10,7 +10,7 @@ from pagewood.server.http.validation import kind
 
 _MESSAGE_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 _CacheControl = dict[str, Any] | None
-"""Every prefix is cached; this one is also kept for a time if the server retains prefixes (see `retention`)."""
+"""All prefixes are cached; if the server retains prefixes, this mark keeps its prefix for a time (see `retention`)."""
 
 
 def _blocks(value: Any, supported: frozenset[str]) -> Any:
@@ -80,7 +80,7 @@ class ToolUseBlock(Strict):
     input: dict[str, Any]
     cache_control: _CacheControl = None
     caller: dict[str, Any] | None = None
-    """Says how the call was made; answers have it, and clients send it back."""
+    """The origin of the call; answers have it, and clients send it back."""
 
 
 class ToolResultBlock(Strict):

@@ -22,7 +22,7 @@ OVERLOADED = 529
 
 
 class AnthropicErrorDetails(msgspec.Struct, frozen=True):
-    """What Anthropic's clients read to react to an error."""
+    """The fields by which Anthropic's clients react to an error."""
 
     error_code: str
 

@@ -35,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "compaction": (None,),
     "thread": (None,),
 }
-"""Fields that this server does not support -> the values that ask for nothing, which are accepted."""
+"""Fields that this server does not support -> their neutral values, which have no effect and are accepted."""
 SERVER_TOOLS = (
     "web_search_",
     "web_fetch_",
@@ -51,7 +51,7 @@ SERVER_TOOLS = (
 
 
 def _custom_tools(value: Any) -> Any:
-    """Return the tools that the client defines; without the others."""
+    """Return the tools that the client defines, without Anthropic's own."""
     if value is None or not isinstance(value, list):
         return value
     tools = cast("list[Any]", value)
@@ -98,7 +98,7 @@ class AnthropicToolChoice(Strict):
 
 
 class BlockBinding(Strict):
-    """What happens with reasoning of another conversation. Without effect: this server does not check whose it is."""
+    """How to treat reasoning from another conversation. Without effect: this server does not check its origin."""
 
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 
@@ -122,7 +122,7 @@ class JsonFormat(Strict):
 
 
 class TaskBudget(Strict):
-    """A number of tokens for several requests. Without effect: only Anthropic's models are told of it."""
+    """A budget of tokens for several requests. Without effect: only Anthropic's models can read it."""
 
     type: Literal["tokens"]
     total: Annotated[int, WHOLE]
@@ -130,7 +130,7 @@ class TaskBudget(Strict):
 
 
 class OutputConfig(Strict):
-    """How much effort the model makes, and what its answer may be."""
+    """The effort of the model, and the form of its answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
@@ -158,7 +158,7 @@ class AnthropicMessage(Strict):
 
 
 _Tools = list[AnthropicTool | ServerTool] | None
-"""What is accepted, for the schema of the body."""
+"""The accepted types, for the schema of the body."""
 
 
 class PromptFields(Strict):
@@ -259,7 +259,7 @@ def tools_of(request: PromptFields) -> Tools | None:
 
 
 def template_kwargs(request: PromptFields) -> dict[str, Any]:
-    """Return the variables of the chat template that say how much the model reasons."""
+    """Return the variables of the chat template that control the amount of reasoning."""
     thinking, output = request.thinking, request.output_config
     return reasoning_kwargs(
         thinks=None if thinking is None else thinking.type != "disabled",
@@ -268,7 +268,7 @@ def template_kwargs(request: PromptFields) -> dict[str, Any]:
 
 
 def constraint(request: MessagesRequest) -> Constraint | None:
-    """Return what the answer may be; None: anything.
+    """Return the grammar of the answer; None: no restriction.
 
     Raises:
         ApiError: the schema is too long or nested too deeply, or is given under two names.

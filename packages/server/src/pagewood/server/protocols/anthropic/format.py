@@ -54,7 +54,7 @@ class _InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json
 
 class _Usage(msgspec.Struct, frozen=True):
     input_tokens: int
-    """Without those that the cache had."""
+    """Tokens that were not cached."""
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
@@ -176,7 +176,7 @@ class MessageFormat:
 class MessageStream:
     """The events of one answer. Invariant: at most one block is open, and only the open block gets deltas.
 
-    The block of a call that breaks off ends as its last delta has left it: its input is no JSON.
+    If a call breaks off, its block ends after the last delta, and its input is not valid JSON.
     """
 
     __slots__ = ("_format", "_has_begun", "_has_called", "_index", "_kind", "_num_open", "_usage")
@@ -195,11 +195,11 @@ class MessageStream:
 
     @property
     def has_given(self) -> bool:
-        """Whether a block was begun: it says of what kind the answer is."""
+        """Whether a block was begun, which shows a part of the answer."""
         return self._index >= 0
 
     def forget(self, indices: Set[int]) -> None:
-        """Do nothing: until a block is begun, nothing is known but that the message was."""
+        """Do nothing: before the first block, only the beginning of the message was sent."""
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message of the engine."""
@@ -277,7 +277,7 @@ def _usage(usage: Usage) -> _Usage:
 
 
 def _end(finish: str, stopped_by: str | None, *, has_called: bool, has_room: bool) -> _End:
-    """Return why an answer ended. One that ended by its length although it `has_room` has filled the context window."""
+    """Return why an answer ended. If it ended by length and still `has_room`, it has filled the context window."""
     if finish == "length":
         return _End("model_context_window_exceeded" if has_room else "max_tokens", None)
     if stopped_by is not None:

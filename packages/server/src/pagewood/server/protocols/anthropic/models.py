@@ -30,7 +30,7 @@ class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
     max_tokens: int | None
-    """The same."""
+    """The same as `max_input_tokens`."""
     lifecycle: Literal["active"] = "active"
     line: None = None
     deprecated_at: None = None
@@ -82,7 +82,7 @@ def page(service: Service, request: Request) -> AnthropicModelList:
             code="invalid_value",
         )
     borders = [query[name] for name in ("before_id", "after_id") if name in query]
-    for border in borders:  # there is nothing before or behind the one model
+    for border in borders:  # nothing comes before or after the one model
         service.check_name(border)
     data = () if borders else (described(service),)
     return AnthropicModelList(data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None)

@@ -1,4 +1,4 @@
-"""For how long a request of Messages asks to keep its prompt cached, by its `cache_control`."""
+"""The time for which the `cache_control` of a request asks to keep its prompt cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def retain_s(said: MessagesRequest) -> float | None:
     """Return the longest time that a `cache_control` of a request names, in seconds; None: there is no such field.
 
     The engine keeps the whole conversation for it, not only the part before the mark: the next turn begins with all of
-    it. A time that Anthropic does not have counts as the default.
+    it. A time that Anthropic does not define counts as the default.
     """
     marks: list[Any] = [said.cache_control, *(block.cache_control for block in said.system)]
     marks += [tool.cache_control for tool in said.tools or ()]

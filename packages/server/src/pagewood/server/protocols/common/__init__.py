@@ -1,1 +1,1 @@
-"""What the protocols have in common: the fields of a request, and the parts of an answer."""
+"""The common parts of the protocols: the fields of a request, and the parts of an answer."""

@@ -1,8 +1,9 @@
 """Answers a request by beam search: each step is a group of requests of one token, one for each open sequence.
 
 The search runs in the HTTP process, which knows ids from log probabilities only. So its first requests ask for the ids
-of the prompts, and its last ones for the texts of the sequences that it has found. After a death, the requests of
-the present step that have not ended are sent again; those of earlier steps are known here, so nothing is drawn anew.
+of the prompts, and its last ones for the texts of the sequences that it has found. After the death of a process, the
+open requests of the present step are sent again. The results of earlier steps are kept here, so no earlier step is
+repeated.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The search after one prompt, and what is known of the prompt."""
+    """The search after one prompt, and the counts of the prompt."""
 
     prompt: bytes
     num_prompt_tokens: int
@@ -68,7 +69,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamResponse:
-    """An ASGI response with the best sequences after each prompt. Its requests end in every case."""
+    """An ASGI response with the best sequences after each prompt. When it returns or fails, its requests have ended."""
 
     live: LiveRequests
     params: BeamSearchParams
@@ -83,7 +84,7 @@ class BeamResponse:
     names: frozenset[str]
     priority: int
     num_choices: int
-    """Sequences after each prompt that are sent, the best ones."""
+    """Number of best sequences to send for each prompt."""
     format: Format
     is_speculating: bool
     """Whether the usage has draft tokens."""
@@ -93,7 +94,7 @@ class BeamResponse:
         return self.params.stop_ids(self.model.eos_token_ids)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answers, unless the client leaves before."""
+        """Send the answers, unless the client leaves first."""
         await until_disconnect(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,7 +118,7 @@ class BeamResponse:
         await response(scope, receive, send)
 
     async def _search(self, group: LiveGroup) -> list[_Found]:
-        """Return the searches after all prompts, which are over; their requests run together in each step."""
+        """Return the finished searches after all prompts; their requests run together in each step."""
         replies = await _replies(group, len(self.prompts))
         pieces: dict[int, bytes] = {}
         text = _Text(self.params, pieces)
@@ -138,7 +139,7 @@ class BeamResponse:
     def _step(
         self, prompt: wire.Prompt, sequence: tuple[int, ...] = (), *, reports_prompt: bool = False
     ) -> wire.Generate:
-        """Return the request that asks what may follow a prompt, which ends with a sequence of the search."""
+        """Return the request for the tokens that may follow a prompt, which ends with a sequence of the search."""
         num_output = len(sequence)
         return wire.Generate(
             request_id=new_request_id("req"),
@@ -154,7 +155,7 @@ class BeamResponse:
         )
 
     def _begin(self, reply: _Reply, text: _Text) -> _Found:
-        """Return the search after a prompt, of which the first reply has come.
+        """Return the search after a prompt, given its first reply.
 
         Raises:
             ApiError: the prompt leaves no room for the answer.
@@ -227,7 +228,7 @@ class _Text:
 
     @property
     def stops(self) -> Callable[[tuple[int, ...]], bool] | None:
-        """What says whether a text has ended; None: no text does."""
+        """Finds the end of a text; None: no stop string or expression was given."""
         return self._has_ended if self._params.stop or self._params.stop_regex else None
 
     def _has_ended(self, tokens: tuple[int, ...]) -> bool:
@@ -237,7 +238,7 @@ class _Text:
 
 
 def _stops(params: BeamSearchParams) -> Stops:
-    """Return a search for what ends a text."""
+    """Return a search for the ends of texts."""
     from pagewood.engine.text import stops_of  # imported when it is needed: it takes 0.1 s
 
     return stops_of(params.stop, params.stop_regex)

@@ -19,7 +19,7 @@ from pagewood.server.requests.live_group import LiveGroup
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What one request was answered."""
+    """The answer to one request."""
 
     tally: Tally = field(default_factory=Tally)
     vector: bytes = b""  # written by: add
@@ -49,7 +49,7 @@ Render = Callable[[Sequence[Collected], PromptUsage], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What an HTTP request asks for."""
+    """The content of an HTTP request."""
 
     requests: Sequence[wire.Generate]
     prompt_param: str
@@ -58,11 +58,11 @@ class Work:
 
 
 def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> CollectedResponse:
-    """Submit what an HTTP request asks for, and return the response that will send the answer.
+    """Submit an HTTP request, and return the response that will send the answer.
 
     Args:
         live: the requests that the server holds.
-        work: what is asked for.
+        work: the content of the request.
         names: by which the client may refer to the HTTP request.
 
     Raises:
@@ -74,9 +74,9 @@ def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> Collect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedResponse:
-    """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case.
+    """An ASGI response that is sent when all requests of a group have ended. The group is closed even if it fails.
 
-    Requests that have not ended may be sent again after a death: nothing was collected of them, as each has one answer.
+    Open requests may be sent again after the death of a process: each has one answer, so none of it was collected.
     """
 
     live: LiveRequests
@@ -85,7 +85,7 @@ class CollectedResponse:
     render: Render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless the client leaves before."""
+        """Send the answer, unless the client leaves first."""
         found = [Collected() for _ in range(self.num_requests)]
         try:
             await until_disconnect(receive, self._respond(scope, receive, send, found))

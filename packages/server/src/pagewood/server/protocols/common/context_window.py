@@ -1,6 +1,6 @@
-"""What happens to a request that does not fit the model's longest text: it is refused, capped or cut.
+"""Requests that do not fit the model's longest text: they are refused, capped or cut.
 
-The tokenizer decides it, because there the length of a prompt is first known.
+The tokenizer stage decides this, because the length of a prompt is first known there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pagewood.server.stages.text_limit import TooManyTokens, check_text
 
 
 def overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal | None:
-    """Return the refusal of a prompt that need not be encoded to see that it is too long; None: it must be encoded.
+    """Return the refusal of a prompt that is certainly too long before it is encoded; None: it must be encoded.
 
     Raises:
-        TextTooLong: it is too long to be encoded, and not known to be longer than the model's longest text, or to be
-            cut to it.
+        TextTooLong: it is too long to be encoded, but not certainly longer than the model's longest text, or it is to
+            be cut.
     """
     limit = None if message.cuts_prompt else message.max_length
     max_tokens = None if message.fills_window else message.sampling.max_tokens
@@ -52,12 +52,12 @@ def capped(sampling: SamplingParams, message: wire.Generate, *, num_prompt: int)
 
 
 def cut(tokens: NDArray[np.int32], inner: NDArray[np.int32], limit: int) -> NDArray[np.int32]:
-    """Return the tokens of a text without its end. What the tokenizer has put around the text stays.
+    """Return the tokens of a text without its end. Tokens that the tokenizer has put around the text stay.
 
     Args:
         tokens: [num_tokens] int32, of the text and around it.
         inner: [num_inner] int32, of the text alone.
-        limit: how many are left.
+        limit: number of tokens to keep.
     """
     num_added = len(tokens) - len(inner)
     start = next((i for i in range(num_added + 1) if np.array_equal(tokens[i : i + len(inner)], inner)), 0)

@@ -1,4 +1,4 @@
-"""The fields that chat completions and completions have in common, and what they mean to the engine."""
+"""The common fields of chat completions and completions, and their meaning for the engine."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, {}),
     "mm_processor_kwargs": (None, {}),
 }
-"""Fields that this server does not support -> the values that ask for nothing, which are accepted."""
+"""Fields that this server does not support -> their neutral values, which have no effect and are accepted."""
 
 
 def _strings(value: Any, most: int, name: str, *, longest: int) -> list[str]:
@@ -170,7 +170,7 @@ def false_as_null(value: Any) -> Any:
     return None if value is False else value
 
 
-# What these validators accept, for the schemas of bodies.
+# The types that these validators accept, for the schemas of bodies.
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None
 _Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None
@@ -259,7 +259,7 @@ class SamplingFields(StructuredFields):
 
 
 class GenerationFields(SamplingFields):
-    """Those fields, and fields that say what is computed besides and how it is sent."""
+    """The fields of `SamplingFields`, and fields for further results and the form of the answer."""
 
     model: str
     stream: bool | None = None
@@ -279,16 +279,16 @@ class GenerationFields(SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is computed and shown for a request."""
+    """The amounts to compute and to show for a request."""
 
     max_tokens: int | None
     """Longest answer; None: as many tokens as fit."""
     max_tokens_param: str | None = None
     """The client's name of that field; None: `max_tokens`."""
     num_answers: int = 1
-    """Computed for each prompt."""
+    """Answers to compute for each prompt."""
     num_choices: int = 1
-    """Answers to each prompt that are shown, the best ones."""
+    """Number of best answers to show for each prompt."""
     logprobs: int | None = None
     """Alternatives that are computed for each output token."""
     prompt_logprobs: int | None = None
@@ -314,10 +314,10 @@ class Extent:
 
 
 def prompt_logprobs(fields: GenerationFields) -> int | None:
-    """Return how many alternatives are wanted for each prompt token.
+    """Return the number of alternatives for each prompt token.
 
     Raises:
-        ApiError: the answer is streamed, which has no place for them.
+        ApiError: the answer is streamed, and streams have no place for them.
     """
     if fields.prompt_logprobs is not None and fields.stream:
         raise ApiError(
@@ -332,7 +332,7 @@ def stream_options(fields: GenerationFields) -> StreamOptions:
     """Return the options of the stream; all are off if the request has none.
 
     Raises:
-        ApiError: the request has options for a stream, and asks for no stream.
+        ApiError: the request has options for a stream, but does not ask for one.
     """
     if fields.stream_options is None:
         return StreamOptions()
@@ -373,7 +373,7 @@ def sampling(
     prompt_logprobs: int | None = None,
     grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """Return how the engine chooses tokens.
+    """Return the sampling parameters of the engine.
 
     Args:
         fields: the request.
@@ -382,7 +382,7 @@ def sampling(
         vocab_size: number of token ids of the model.
         logprobs: alternatives for each output token; None: no log probabilities.
         prompt_logprobs: alternatives for each prompt token; None: no log probabilities.
-        grammar: what the answer may be; None: anything.
+        grammar: of the answer; None: no restriction.
 
     Raises:
         ApiError: a token is not in the vocabulary, or the answer could not be as long as it must be.

@@ -1,4 +1,4 @@
-"""What all protocols say about an answer, and the Protocol of their formats, which the sending code depends on."""
+"""The parts of an answer that all protocols have, and the Protocol of their formats, which the sending code needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Tally:
     """Kind of the last section of the answer."""
 
     def add(self, answer: wire.Answer) -> None:
-        """Note the counts of the latest answer; they only grow."""
+        """Take over the counts of the latest answer; they only grow."""
         if answer.num_output_tokens > self.num_output_tokens:
             self.num_output_tokens = answer.num_output_tokens
         if answer.num_prompt_tokens > self.num_prompt_tokens:
@@ -85,7 +85,7 @@ class Tally:
             self._count(answer, answer.parts)
 
     def _count(self, answer: wire.Answer, parts: Sequence[wire.Part]) -> None:
-        """Note the tokens of steps that wrote reasoning, by the rule of `Choice`."""
+        """Count the tokens of steps that wrote reasoning, by the rule of `Choice`."""
         kinds = [part.kind for part in parts if part.text or part.kind in ("tool_call", "call_end")]
         of_calls = ("arguments", "call_end")
         self._last_kind = next((kind for kind in reversed(kinds) if kind not in of_calls), self._last_kind)
@@ -99,14 +99,14 @@ class Tally:
 def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: bool, is_read: bool = False) -> Usage:
     """Return the tokens of a request.
 
-    Each prompt counts once, however many answers it gets, and so do its cached tokens: those that the first of its
-    requests found, before the others found what that one had computed.
+    Each prompt counts once, regardless of the number of its answers. Its cached tokens are those of its first request,
+    because the other requests also find the tokens that the first one has computed.
 
     Args:
         tallies: of all answers, those to the first prompt first.
         num_answers: to each prompt.
         is_speculating: whether the usage has draft tokens.
-        is_read: whether it has those of reasoning.
+        is_read: whether the usage has tokens of reasoning.
     """
     known = [
         [tally for tally in tallies[i : i + num_answers] if tally.num_prompt_tokens]
@@ -145,7 +145,7 @@ class Section:
     call: ToolCall | None = None
     """Only of a call; its arguments are set when the answer has ended."""
     is_complete: bool = False  # written by: Choice
-    """Whether it is a call that the model has closed. What an answer has of another call is the beginning of one."""
+    """Whether it is a call that the model has closed. An unclosed call has only the beginning of its arguments."""
     texts: list[str] = field(default_factory=list[str])  # written by: Choice
     """Pieces of its text; those of a call are pieces of its arguments."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: Choice
@@ -161,14 +161,15 @@ class Section:
 class Choice:
     """An answer, put together from its messages.
 
-    The tokens of a step are those of the section to which the step adds: of content before others, and the last one
-    where it adds to several. Tokens of steps that show nothing (marks, half characters) go to the next such section.
+    The tokens of a step belong to the section that the step extends. If it extends several, they belong to content, or
+    else to the last one. Tokens of steps that show nothing (marks, half characters) belong to the next section that is
+    extended.
     """
 
     text: str = ""  # written by: add
-    """Its content, once it has ended."""
+    """Its content, set when it has ended."""
     reasoning: str = ""  # written by: add
-    """Its reasoning, once it has ended."""
+    """Its reasoning, set when it has ended."""
     finish: str = ""  # written by: add
     """`stop` or `length`; empty: it has not ended."""
     stopped_by: str | None = None  # written by: add
@@ -184,14 +185,14 @@ class Choice:
     ids: list[int] = field(default_factory=list[int])  # written by: add
     """Ids of its tokens, if they were asked for."""
     explanation: Explanation | None = None  # written by: add
-    """What happened before its first token, if it was asked for."""
+    """Explanation of the time before its first token, if requested."""
     timings: RequestTimings | None = None  # written by: add
-    """When things happened to it, once it has ended, if that was asked for."""
+    """Times of its events, set when it has ended, if requested."""
     tally: Tally = field(default_factory=Tally)
     sections: list[Section] = field(default_factory=list[Section])  # written by: add
     """Contents, reasoning and calls in their order."""
     _num_noted: int = 0  # written by: add
-    """Entries of `tokens` that are also those of a section."""
+    """Entries of `tokens` that are already assigned to a section."""
 
     def add(self, answer: wire.Answer) -> None:
         """Append a message."""
@@ -254,7 +255,7 @@ class Choice:
 
     @property
     def shown_timings(self) -> Timings | msgspec.UnsetType:
-        """When things happened to it; UNSET if that was not asked for."""
+        """Times of its events; UNSET if not requested."""
         if self.timings is None:
             return msgspec.UNSET
         tally = self.tally
@@ -274,7 +275,7 @@ class Choice:
 
 
 def new_call_id() -> str:
-    """Return an id for a call to which the model has given none."""
+    """Return an id for a call without an id from the model."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -283,21 +284,21 @@ class EventStream(Protocol):
 
     @property
     def has_given(self) -> bool:
-        """Whether the body has something of an answer: text, a call, ids, log probabilities, or an end.
+        """Whether the body contains a part of an answer: text, a call, ids, log probabilities, or an end.
 
-        What begins a body (a role, `response.created`, `message_start`) says nothing of an answer.
+        The beginning of a body (a role, `response.created`, `message_start`) is not a part of an answer.
         """
         ...
 
     def forget(self, indices: Set[int]) -> None:
-        """Drop what is known of these choices, of which nothing was given: their messages begin again.
+        """Drop the state of these choices, no part of which was sent: their messages begin again.
 
-        What the body has already, such as its beginning, does not come again.
+        Parts that the body already has, such as its beginning, are not repeated.
         """
         ...
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
-        """Return what a message of choice `index` adds to the body."""
+        """Return the bytes that a message of choice `index` adds to the body."""
         ...
 
     def end(self) -> bytes:

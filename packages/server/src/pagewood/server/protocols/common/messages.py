@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request, and what chat templates get of them."""
+"""The messages and tools of a chat request, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class CallMessage(_Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: Annotated[int, WHOLE] | None = None
-    """Clients that put streams together send it back."""
+    """Clients that assemble streams send it back."""
 
 
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
-"""Roles that chat templates know by another word."""
+"""Roles that have another name in chat templates."""
 
 
 class Message(_Strict):

@@ -40,7 +40,7 @@ def _got(value: Any) -> str:
 
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-"""What is accepted, for the schema of the body."""
+"""The accepted types, for the schema of the body."""
 
 
 def prompt_of(prompt: str | list[int], *, vocab_size: int, param: str = "prompt") -> wire.TextPrompt | wire.TokenPrompt:

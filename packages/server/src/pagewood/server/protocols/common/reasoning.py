@@ -1,4 +1,4 @@
-"""How much a model reasons, in the variables that chat templates read."""
+"""The amount of reasoning, as variables of chat templates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def reasoning_kwargs(*, thinks: bool | None = None, effort: str | None = None) -
     """Return the variables of a chat template; a template may read none of them.
 
     Args:
-        thinks: whether the model reasons before it answers; None: as its template does by default.
-        effort: how much it reasons; None: as its template does by default.
+        thinks: whether the model reasons before it answers; None: the default of its template.
+        effort: amount of reasoning; None: the default of its template.
     """
     found: dict[str, Any] = {}
     if effort is not None:
@@ -21,6 +21,6 @@ def reasoning_kwargs(*, thinks: bool | None = None, effort: str | None = None) -
 
 
 def style_kwargs(effort: str | None, verbosity: str | None) -> dict[str, Any]:
-    """Return the variables by which chat templates know how much to reason and to say; a template may read none."""
+    """Return the variables of chat templates for reasoning effort and verbosity; a template may read none."""
     style: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
     return style if effort is None else style | reasoning_kwargs(thinks=effort != "none", effort=effort)

@@ -39,7 +39,7 @@ def json_response(
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return the response with an error in the words of the path's protocol, and note the error for the log."""
+    """Return the response with an error in the form of the path's protocol, and note the error for the log."""
     exchange = exchange_of(scope)
     exchange.error_code = error.code
     status, body = exchange.error_form(error, exchange.request_id)
@@ -48,19 +48,19 @@ def error_response(scope: Scope, error: ApiError) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResponse:
-    """An ASGI response with the answers of a group. The group is closed in every case.
+    """An ASGI response with the answers of a group. The group is closed even if it fails.
 
-    Until something of an answer was sent, the group may be sent again after a death; then what was collected of its
-    answers is dropped. What came before, the head and the beginning of a stream, stays true, and comes once.
+    Until a part of an answer was sent, the group may be sent again after the death of a process; its collected answers
+    are then dropped. The head and the beginning of a stream stay valid, and are sent only once.
     """
 
     live: LiveRequests
     group: LiveGroup
     num_prompts: int
     num_answers: int
-    """Computed for each prompt."""
+    """Answers to compute for each prompt."""
     num_choices: int
-    """Answers to each prompt that are sent: all, or the best."""
+    """Answers to send for each prompt: all, or the best."""
     shares_prompt: bool
     """Whether the answers share the log probabilities of their prompt."""
     format: Format
@@ -112,7 +112,7 @@ class GroupResponse:
                 if stream.has_given:
                     self.live.given(self.group)
                 self.group.is_sending = True
-                if not started:  # not before the first answer: until then, an error can still be a status
+                if not started:  # wait for the first answer: until then, an error can still be a status
                     started = True
                     headers = [(b"content-type", self.format.media_type.encode()), *_STREAM_HEADERS]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -144,9 +144,9 @@ class GroupResponse:
     async def _answers(
         self, tallies: list[Tally], forget: Forget, take: Take | None = None
     ) -> AsyncIterator[Sequence[tuple[int, wire.Answer]]]:
-        """Yield the answers that `take` does not take, those that come together as one.
+        """Yield the answers that `take` does not take; answers that become available together are yielded together.
 
-        `forget` is called with the indices of answers that begin again, after their tallies have.
+        `forget` is called with the indices of answers that begin again, after their tallies were reset.
         """
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
 
@@ -166,9 +166,10 @@ class GroupResponse:
 
 
 def _write(writer: BodyWriter, stream: EventStream, tallies: list[Tally], index: int, answer: wire.Answer) -> bool:
-    """Write what an answer adds to a body, and return True.
+    """Write the addition of an answer to a body, and return True.
 
-    False: it ends its request, or its client is slow, or has got nothing yet, so that the first of it must be noted.
+    Return False and write nothing if the answer ends its request, the client is slow, or no part of an answer was sent
+    yet, because the first part must be noted.
     """
     if answer.finish is not None or not stream.has_given or not writer.is_open:
         return False

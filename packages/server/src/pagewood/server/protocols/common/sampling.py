@@ -1,4 +1,4 @@
-"""How tokens are chosen, where the request of any protocol leaves something out."""
+"""Sampling parameters, with defaults for fields that a request of any protocol leaves out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def allowed(name: str, *, low: float | None = None) -> Any:
 
     Args:
         name: of the parameter.
-        low: least value instead; what is below the range of the engine means its least value.
+        low: another least value; values below the range of the engine mean the engine's least value.
     """
     parameter = SAMPLING_PARAMETERS[name]
     if parameter.excludes_low and low is None:
@@ -26,7 +26,7 @@ def allowed(name: str, *, low: float | None = None) -> Any:
 
 
 def chosen(defaults: SamplingParams, fields: BaseModel) -> SamplingParams:
-    """Return the defaults of a model, with what a request says in their place.
+    """Return the defaults of a model, replaced where a request has a value.
 
     Args:
         defaults: of the model.
@@ -44,6 +44,6 @@ def chosen(defaults: SamplingParams, fields: BaseModel) -> SamplingParams:
 
 
 def neutral_values(name: str) -> tuple[float, ...]:
-    """Return the values of a sampling parameter that ask for nothing; clients send -1 for some that 0 switches off."""
+    """Return the neutral values of a sampling parameter; clients send -1 for some that 0 switches off."""
     neutral = getattr(SamplingParams(), name)
     return (neutral, -1) if SAMPLING_PARAMETERS[name].off == 0 else (neutral,)

@@ -1,4 +1,4 @@
-"""What the endpoints of all protocols do alike: read a body, find the model, and submit what a request asks for."""
+"""The common work of all endpoints: read a body, find the model, and submit a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pagewood.server.requests.status import EngineState, EngineStatus
 
 T = TypeVar("T")
 MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
-"""Longest body that is parsed on the event loop, in which most bodies take less than a change of threads."""
+"""Longest body that is parsed on the event loop: shorter ones mostly take less time than a change of threads."""
 
 
 MAX_CONVERTED_AT_ONCE = 512
@@ -40,13 +40,13 @@ MAX_CONVERTED_AT_ONCE = 512
 
 
 def _one_thread() -> ThreadPoolExecutor:
-    """Return a thread that starts with its first work. One, so that long bodies wait for each other."""
+    """Return an executor with one thread, started with its first work, so that long bodies are parsed one by one."""
     return ThreadPoolExecutor(1, "http-parser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What one HTTP request asks for, in the words of no protocol."""
+    """The content of one HTTP request, independent of its protocol."""
 
     prompts: Sequence[wire.Prompt]
     sampling: SamplingParams
@@ -55,9 +55,9 @@ class Generation:
     grammar_param: str | None = None
     """The client's name of the field with the grammar; None: it sent none."""
     num_answers: int = 1
-    """Computed for each prompt."""
+    """Answers to compute for each prompt."""
     num_choices: int = 1
-    """Answers to each prompt that are shown, the best ones."""
+    """Number of best answers to show for each prompt."""
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
@@ -73,9 +73,9 @@ class Generation:
     reports_tokens: bool = False
     """Whether answers have the ids of their tokens."""
     explains: bool = False
-    """Whether answers say what was cached of their prompt, and when they were admitted."""
+    """Whether answers report the cached part of their prompt, and the time of their admission."""
     deadline_s: float | None = None
-    """When the request ends with an error if it is not complete, seconds on the clock of `time.monotonic`; None: never.
+    """Time when the request fails unless it is complete, seconds on the clock of `time.monotonic`; None: never.
     """
     param_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's names of further fields of the engine, where they differ; for errors."""
@@ -85,10 +85,10 @@ class Generation:
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
     fills_window: bool = False
-    """Whether `sampling.max_tokens` may exceed what the prompt leaves of the model's longest text; see
+    """Whether `sampling.max_tokens` may exceed the room that the prompt leaves in the model's longest text; see
     `wire.Generate.fills_window`."""
     retain_s: float | None = None
-    """Seconds after its end for which its text is likely to return; 0: it will not, None: nothing is known."""
+    """Seconds after its end for which its text is likely to return; 0: it will not, None: unknown."""
     stream: bool = False
 
 
@@ -100,7 +100,7 @@ class Service:
     status: EngineStatus
     bodies: Bodies
     defaults: SamplingParams
-    """Parameters of requests that do not say how tokens are chosen."""
+    """Sampling parameters of requests that give none."""
     model_name: str
     template: ResponseTemplate | None = None
     """How answers of the model are read; None: answers are plain text."""
@@ -129,7 +129,7 @@ class Service:
         return await self.bodies.read(request, is_declared=is_declared)
 
     async def read(self, request: Request, parse: Callable[[bytes], T], *, is_declared: bool = True) -> T:
-        """Return what the JSON body of a request says; see `body`. A long body is parsed in another thread.
+        """Return the parsed JSON body of a request; see `body`. A long body is parsed in another thread.
 
         Args:
             request: its body has not been read.
@@ -146,7 +146,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
 
     async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
-        """Return what `make` makes of the parts of a conversation; in the thread of long bodies if they are many."""
+        """Return the result of `make` for the parts of a conversation; many parts go to the thread of long bodies."""
         if num_parts <= MAX_CONVERTED_AT_ONCE:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self.parsing, make)
@@ -181,7 +181,7 @@ class Service:
         """Submit a request, and return the response that will send its answers.
 
         Args:
-            generation: what it asks for.
+            generation: the content of the request.
             model: the loaded model.
             names: by which the client may refer to it.
             format: writes the answers.
@@ -242,7 +242,7 @@ class Service:
         )
 
     async def encode(self, prompt: wire.Prompt, *, prompt_param: str) -> NDArray[np.int32]:
-        """Return the token ids of a prompt, [num_tokens] int32: those with which the engine would compute it.
+        """Return the token ids of a prompt, [num_tokens] int32, as the engine would compute them.
 
         A tokenizer process encodes it; the engine computes nothing. A prompt may be longer than the model accepts.
 
@@ -280,7 +280,7 @@ class Service:
             self.live.close(group)
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
-        """Return how the answers are read; None: answers are plain text.
+        """Return the rules for reading the answers; None: answers are plain text.
 
         Raises:
             ApiError: functions are offered, and calls of this model cannot be read.

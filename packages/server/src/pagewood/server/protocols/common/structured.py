@@ -1,4 +1,4 @@
-"""The fields that say what an answer may be: those of OpenAI, vLLM and SGLang, and the grammar that they mean."""
+"""The fields that restrict an answer, from OpenAI, vLLM and SGLang, and the grammar that they mean."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _text(value: Any, expected: str = "a string") -> str | None:
 
 
 def _choices(value: Any) -> list[str] | None:
-    """Return the choices; an empty list asks for nothing."""
+    """Return the choices; an empty list means no restriction."""
     if value is None or value == []:
         return None
     items = cast("list[Any]", value)
@@ -100,14 +100,14 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
     structural_tag: _Schema = None
     disable_fallback: bool | None = None
-    """Without effect: no other library is ever tried."""
+    """Without effect: the server never falls back to another library."""
     disable_any_whitespace: _Off = None
     disable_additional_properties: _Off = None
     whitespace_pattern: _Off = None
 
 
 class StructuredFields(BaseModel):
-    """The fields of a request that restrict its answers. At most one of them may ask for something."""
+    """The fields of a request that restrict its answers. At most one of them may be used."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -135,18 +135,18 @@ class Constraint:
 
 
 _Given = tuple[str, Callable[[Any], Grammar], Any]
-"""Name of a field, and what makes a grammar of its value."""
+"""Name of a field, and the function that makes a grammar from its value."""
 
 
 def constraint(fields: StructuredFields, *, format_param: str = "response_format") -> Constraint | None:
-    """Return what the answers may be; None: anything. The engine finds out whether the grammar is right.
+    """Return the grammar of the answers; None: no restriction. The engine checks the grammar.
 
     Args:
         fields: the request.
         format_param: the client's name of `response_format`.
 
     Raises:
-        ApiError: several fields ask for a grammar, one lacks a part, or its text is too long.
+        ApiError: several fields give a grammar, a field lacks a part, or the grammar's text is too long.
     """
     given = [*_response_format(fields.response_format, format_param), *_structured_outputs(fields.structured_outputs)]
     given += _asked(
@@ -172,7 +172,7 @@ def constraint(fields: StructuredFields, *, format_param: str = "response_format
 
 
 def constrained(name: str, make: Callable[[Any], Grammar], value: Any) -> Constraint:
-    """Return the constraint that field `name` asks for; `make` makes a grammar of its value.
+    """Return the constraint of field `name`; `make` makes a grammar from its value.
 
     Raises:
         ApiError: the value is no grammar, or is too long.

@@ -1,4 +1,4 @@
-"""When things happened to a request, as answers show it."""
+"""The times of a request's events, as answers show them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine did when, of one answer: Unix times in seconds; and numbers under the names of llama.cpp."""
+    """The times of an answer's events in the engine, as Unix seconds, and numbers under the names of llama.cpp."""
 
     arrived_s: float
     """When the engine got the request."""
     queued_s: float | None
-    """When it was put into the queue, which is later if its grammar had to be compiled; null: it never was."""
+    """When it entered the queue, which is later if its grammar had to be compiled; null: it never entered the queue."""
     admitted_s: float | None
-    """When it was given memory, and its first step was planned; null: it never was."""
+    """When it got memory, and its first step was planned; null: it never got memory."""
     chunks: tuple[Chunk, ...]
     """The steps that computed its prompt, at most the first 256."""
     preemptions: int
     preempted_s: tuple[float, ...]
     """When it was preempted, at most the first 256 times."""
     first_token_s: float | None
-    """When the engine sent its first token; null: it has none."""
+    """When the engine sent its first token; null: there is no token."""
     finished_s: float
     cache_n: int
     """Tokens of the prompt that were cached."""
     prompt_n: int
-    """Those that were not."""
+    """Tokens of the prompt that were not cached."""
     prompt_ms: float
     """From its admission to its first token."""
     predicted_n: int
@@ -48,7 +48,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings_of(answer: wire.Answer) -> Timings | msgspec.UnsetType:
-    """Return the times of the last message of an answer; UNSET if they were not asked for."""
+    """Return the times of the last message of an answer; UNSET if not requested."""
     if answer.timings is None:
         return msgspec.UNSET
     return timings(
@@ -60,7 +60,7 @@ def timings_of(answer: wire.Answer) -> Timings | msgspec.UnsetType:
 
 
 def timings(found: RequestTimings, *, num_prompt: int, num_cached: int, num_output: int) -> Timings:
-    """Return what is shown of the times of a request, whose clock is that of `time.monotonic`."""
+    """Return the shown times of a request, whose clock is that of `time.monotonic`."""
     offset_s = time.time() - time.monotonic()
 
     def unix(at_s: float | None) -> float | None:

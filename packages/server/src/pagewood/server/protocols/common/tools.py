@@ -1,4 +1,4 @@
-"""The functions that a request offers to the model, and what the model must do with them, in any protocol."""
+"""The functions that a request offers to the model, and whether the model must call them, in any protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Function:
     parameters: dict[str, Any] | None = None
     """JSON schema of an object; None: it has no parameters."""
     strict: bool = False
-    """Whether the arguments of every call must follow the schema, also where the model is free to call it or not."""
+    """Whether the arguments of every call must follow the schema, even if calling it is optional."""
 
     def as_tool(self) -> dict[str, Any]:
         """Return the tool as in OpenAI's API, which chat templates read."""
@@ -64,7 +64,7 @@ class Tools:
             choice_param: the client's name of the field with the choice.
 
         Raises:
-            ApiError: two functions have one name, or the choice asks for a function that there is not.
+            ApiError: two functions have one name, or the choice names an unknown function.
         """
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
@@ -89,7 +89,7 @@ def check_known(names: Sequence[str], functions: Sequence[Function], *, param: s
     """Check that all names are those of functions.
 
     Args:
-        names: which the client wants called.
+        names: of the functions that the client wants called.
         functions: of the request.
         param: the client's name of the field with the names.
         among: the client's name of the field with the functions.

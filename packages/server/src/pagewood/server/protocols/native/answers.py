@@ -26,11 +26,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     received_s: float
     """When the head of the request had been read."""
     queued_s: float | msgspec.UnsetType = msgspec.UNSET
-    """When the engine got it, if it was to explain."""
+    """When the engine got it, if `explain` was requested."""
     admitted_s: float | msgspec.UnsetType = msgspec.UNSET
-    """When the engine gave it memory and planned its first step, if it was to explain."""
+    """When the engine gave it memory and planned its first step, if `explain` was requested."""
     chunks: tuple[Chunk, ...] | msgspec.UnsetType = msgspec.UNSET
-    """The steps that computed its prompt, at most the first 256; once it has ended, if it was to explain."""
+    """The steps that computed its prompt, at most the first 256; once it has ended, if `explain` was requested."""
     preempted_s: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
     """When it was preempted, at most the first 256 times; likewise."""
     first_token_s: float
@@ -46,19 +46,19 @@ class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
     reusable_tokens: int
     """Most tokens of the prompt that could come from the cache."""
     cached_tokens: int
-    """Those that did."""
+    """Tokens that came from the cache."""
     first_difference: int
-    """Position of the first token behind them that differs from everything cached there."""
+    """Position of the first token after them that differs from all cached texts."""
     possible_tokens: int
-    """Those that would have, without the cause."""
+    """Tokens that would have come from the cache without the cause."""
     evicted_by: str | None
     """The policy that evicted the rest, or `clear`; null for other causes."""
     evicted_at_s: float | None
-    """When that was, Unix time; null for other causes."""
+    """Time of the eviction, Unix time; null for other causes."""
 
 
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer besides its text."""
+    """The data of an answer besides its text."""
 
     id: str
     finish_reason: EndReason | None
@@ -78,14 +78,14 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer; in a stream, what is new of it."""
+    """An answer; in a stream, its new part."""
 
     text: str
     output_ids: list[int]
     """Without the token that ended the answer."""
     meta_info: MetaInfo
     index: int | msgspec.UnsetType = msgspec.UNSET
-    """Which answer, if there are several: those to the first prompt first."""
+    """Number of the answer, if there are several: answers to the first prompt come first."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +121,14 @@ class Aborted(msgspec.Struct, frozen=True):
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """What was dropped."""
+    """The tokens that were dropped."""
 
     flushed_tokens: int
     """Tokens whose KV was dropped from the device."""
 
 
 class Retained(msgspec.Struct, frozen=True):
-    """What is kept or was dropped."""
+    """The tokens that are kept or were dropped."""
 
     tokens: int
     """Tokens whose KV is kept because of the request, or was dropped from the device."""
@@ -154,7 +154,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs here."""
+    """The versions, the configuration and the state of this server."""
 
     model: str
     started: int

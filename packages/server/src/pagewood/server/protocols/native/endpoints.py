@@ -224,14 +224,14 @@ class NativeEndpoints:
         return json_response(answers.Aborted(num_aborted))
 
     async def flush_cache(self, request: Request) -> Response:
-        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
+        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps its pages."""
         said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
         self._model(None)
         answer = await self.service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
 
     async def pause(self, request: Request) -> Response:
-        """Compute nothing until `/resume`: for one request, or at all.
+        """Stop computing until `/resume`: for one request, or for all.
 
         No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
         """
@@ -258,7 +258,7 @@ class NativeEndpoints:
         return json_response(answers.Paused(False))
 
     async def retain(self, request: Request) -> Response:
-        """Keep the cached KV of a text for some time, or drop what no other cached text needs of it."""
+        """Keep the cached KV of a text for some time, or drop the part of it that no other cached text needs."""
         said = await self.service.read(request, parser(fields.RetainRequest))
         model = self._model(said.model)
         prompt, param = said.prompt(vocab_size=model.vocab_size)
@@ -295,7 +295,7 @@ class NativeEndpoints:
         )
 
     def _hold(self, rid: str, mode: Literal["in_place", "retract", "resume"]) -> Response:
-        """Pause one HTTP request, or go on with it."""
+        """Pause one HTTP request, or resume it."""
         num_requests = self.service.live.hold(rid, mode)
         if not num_requests:
             raise ApiError(f"No request '{rid}' is queued or running.", status=404, code="request_not_found")

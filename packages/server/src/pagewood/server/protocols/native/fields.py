@@ -42,7 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bootstrap_room": (None,),
     "data_parallel_rank": (None,),
 }
-"""Fields of `/generate` that are not supported -> the values that ask for nothing, which are accepted."""
+"""Fields of `/generate` that are not supported -> their neutral values, which have no effect and are accepted."""
 IGNORED = frozenset({"log_metrics", "no_logs", "custom_labels", "external_trace_header"})
 """Fields about SGLang's own logs and metrics; they do not change an answer."""
 
@@ -61,7 +61,7 @@ PARAM_NAMES: Mapping[str, str] = {
 
 
 def _one_or_many(value: Any, what: str, parse_one: Callable[[Any], Any]) -> Any:
-    """Return a prompt or a list of prompts; `parse_one` returns a prompt, or None if a value is none."""
+    """Return a prompt or a list of prompts; `parse_one` returns a prompt, or None if a value is not a prompt."""
     one = parse_one(value)
     if value is None or one is not None:
         return one
@@ -123,7 +123,7 @@ class NativeSampling(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
     """Answers to each prompt."""
 
-    # SGLang's, which are not supported: values that ask for nothing.
+    # SGLang's, not supported: only neutral values are accepted.
     skip_special_tokens: _OnlyTrue = None
     spaces_between_special_tokens: _OnlyTrue = None
     no_stop_trim: _OnlyFalse = None
@@ -187,16 +187,17 @@ class GenerateRequest(Conversation):
     """Name of the request: the `id` of its answers, by which it can be aborted."""
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
-    """Position of the first prompt token whose log probability is returned; -1 (default): of none."""
+    """Position of the first prompt token whose log probability is returned; -1 (default): none is returned."""
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     """Most probable tokens that are returned in the place of each token."""
     return_text_in_logprobs: bool | None = None
     return_timings: bool | None = None
-    """When the request came, when its first token came, and when it ended."""
+    """Whether answers have the times of the request, of its first token, and of its end."""
     explain: bool | None = None
-    """Why no more of the prompt was cached, and those times with when the engine got the request and admitted it."""
+    """Whether answers say why no more of the prompt was cached, and have those times and the times of arrival and
+    admission in the engine."""
     deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
-    """Seconds from the arrival of the request in which it must be complete; it ends with an error otherwise."""
+    """Seconds after its arrival within which the request must be complete; otherwise it ends with an error."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
     service_class: Label | None = None
     """Classes take turns where the server schedules by `wrr`."""
@@ -305,7 +306,7 @@ class PauseRequest(_Strict):
     """in_place: running requests keep their memory; retract: they give it back, as if they were preempted; abort: all
     requests end first."""
     rid: Id | None = None
-    """The id of a request or of its answers: only this one is paused. Without it the engine is."""
+    """The id of a request or of its answers: only this one is paused. Without it the whole engine is paused."""
 
 
 class ResumeRequest(_Strict):
@@ -319,7 +320,7 @@ class FlushRequest(_Strict):
     """The body of `/flush_cache`."""
 
     when: Literal["now", "idle"] = "now"
-    """now: what no request uses is dropped; idle: everything, as soon as no request is left."""
+    """now: drop KV that no request uses; idle: drop all KV as soon as no request is left."""
 
 
 class RetainRequest(Conversation):
@@ -329,7 +330,7 @@ class RetainRequest(Conversation):
     input_ids: _Ids | None = None
     model: str | None = None
     seconds: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)]
-    """0: the text is done, and what no other cached text needs of it is dropped."""
+    """0: the text will not return, and its KV that no other cached text needs is dropped."""
     cache_salt: Salt | None = None
 
     def prompt(self, *, vocab_size: int) -> tuple[wire.Prompt, str]:

@@ -1,4 +1,4 @@
-"""The answers to `/generate`: one JSON body, or a stream of what is new."""
+"""The answers to `/generate`: one JSON body, or a stream of new parts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class NativeFormat:
 
     id: str
     is_array: bool
-    """Whether there may be several."""
+    """Whether there may be several answers."""
     logprobs: bool = False
     """Whether answers have log probabilities."""
     num_top: int = 0
     """Most probable tokens that are shown in the place of each."""
     prompt_start: int | None = None
-    """First prompt token whose log probability is shown; None: of none."""
+    """First prompt token whose log probability is shown; None: none is shown."""
     shows_pieces: bool = False
     """Whether tokens with log probabilities have their text."""
     received_s: float | None = None
     """When the request came, on the clock of `time.monotonic`; None: answers have no times."""
     explains: bool = False
-    """Whether answers say what was cached of their prompt, and when they were admitted."""
+    """Whether answers report the cached part of their prompt, and the time of their admission."""
     unix_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
     """Unix time minus the time of that clock, which is that of the engine's process, too."""
 
@@ -89,7 +89,7 @@ class NativeFormat:
         explanation: Explanation | None,
         timings: RequestTimings | None,
     ) -> MetaInfo:
-        """Return what is known of an answer.
+        """Return the data of an answer besides its text.
 
         Args:
             tally: its counts so far.
@@ -98,8 +98,8 @@ class NativeFormat:
             prompt: the tokens of its prompt; None: they are not shown here.
             times: when its first token came, and when it ended (None: it has not), seconds on the clock of
                 `time.monotonic`.
-            explanation: when it was queued and admitted; None: that is not shown.
-            timings: when its prompt was computed and it was preempted; None: that is not shown.
+            explanation: when it was queued and admitted; None: not shown.
+            timings: when its prompt was computed and it was preempted; None: not shown.
         """
         reason = None
         if finish == "length":
@@ -149,7 +149,7 @@ class NativeFormat:
         return msgspec.structs.replace(found, timings=shown)
 
     def explained(self, meta: MetaInfo, explanation: Explanation | None) -> MetaInfo:
-        """Return what is known of an answer with why no more of its prompt was cached, if that is known."""
+        """Return the data of an answer, with the reason why no more of its prompt was cached, if known."""
         if explanation is None or not self.explains:
             return meta
         prefix = explanation.prefix
@@ -181,7 +181,7 @@ class NativeFormat:
 
 
 class NativeStream:
-    """The server-sent events of one request: each has what is new of one answer."""
+    """The server-sent events of one request: each has the new part of one answer."""
 
     __slots__ = ("_explanations", "_first_s", "_format", "_tallies", "has_given")
 
@@ -191,7 +191,7 @@ class NativeStream:
         self._first_s: dict[int, float] = {}  # written by: take, forget
         self._explanations: dict[int, Explanation] = {}  # written by: take, forget
         self.has_given = False
-        """See `EventStream`; what was cached of a prompt counts, too."""  # written by: take
+        """See `EventStream`; a report of cached tokens counts as a part of an answer, too."""  # written by: take
 
     def forget(self, indices: Set[int]) -> None:
         """Drop the counts and times of these answers."""

@@ -1,1 +1,1 @@
-"""Ollama's protocol: chat, generate, and what it says about models."""
+"""Ollama's protocol: chat, generate, and descriptions of models."""

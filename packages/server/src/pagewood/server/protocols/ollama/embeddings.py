@@ -25,7 +25,7 @@ IGNORED = frozenset({"keep_alive"})  # the model stays loaded
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts of a string or of an array of strings; none of an empty string, as Ollama does."""
+    """Return the texts of a string or of an array of strings; an empty string gives no texts, as in Ollama."""
     if isinstance(value, str):
         return [value] if value else []
     texts = cast("list[Any]", value)
@@ -42,7 +42,7 @@ class OllamaEmbedRequest(Lenient):
     model: str
     input: Annotated[list[str], BeforeValidator(_texts, str | Annotated[list[str], Field(max_length=MAX_INPUTS)])]
     truncate: bool | None = None
-    """Whether a text that is too long loses its end; None: yes. Otherwise the request is refused."""
+    """Whether a text that is too long loses its end; None: yes. If false, the request is refused."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     options: OptionsField = None
 
@@ -67,7 +67,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbedding(msgspec.Struct, frozen=True):
-    """The vector of one text, with the length that the model's folder says; empty without a text."""
+    """The vector of one text, with the length that the model's folder gives; empty without a text."""
 
     embedding: list[float]
 
@@ -97,7 +97,7 @@ def embed(
     *,
     started_s: float,
 ) -> Work:
-    """Return what a request to `/api/embed` asks for; it came at `started_s` on the monotonic clock."""
+    """Return the content of a request to `/api/embed`; it came at `started_s` on the monotonic clock."""
     pooling = replace(recipe.pooling, normalize=True)
     if request.dimensions is not None:
         pooling = replace(pooling, dimensions=request.dimensions)
@@ -122,7 +122,7 @@ def embed(
 
 
 def embeddings(request: OllamaEmbeddingsRequest, recipe: VectorRecipe, model: wire.Model) -> Work:
-    """Return what a request to `/api/embeddings` asks for."""
+    """Return the content of a request to `/api/embeddings`."""
 
     def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
         return msgspec.json.encode(OllamaEmbedding(_numbers(found[0]) if found else []))

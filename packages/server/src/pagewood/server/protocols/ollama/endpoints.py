@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OllamaEndpoints:
-    """Chat, generate, and what there is to say about the one model."""
+    """Chat, generate, and descriptions of the one model."""
 
     service: Service
 
@@ -194,7 +194,7 @@ class OllamaEndpoints:
         return json_response(models.ApiVersion(OLLAMA_VERSION))
 
     async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
-        """Return what a body says. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
+        """Return the parsed body. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
         return await self.service.read(request, parse, is_declared=False)
 
     def _respond(
@@ -234,7 +234,7 @@ class OllamaEndpoints:
     def _model(
         self, said: fields.CommonFields | embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest
     ) -> wire.Model:
-        """Return the loaded model; note in the log what the request asks of it in vain."""
+        """Return the loaded model; log the options of the request that have no effect."""
         model = self.service.model(self._own_name(said.model))
         log_ignored(said, more=() if said.options is None else said.options.without_effect(max_length=model.max_length))
         return model

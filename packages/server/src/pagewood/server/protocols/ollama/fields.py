@@ -1,4 +1,4 @@
-"""The bodies of requests, and what their fields mean to the engine."""
+"""The bodies of requests, and the meaning of their fields for the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GENERATE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "height": (None,),
     "steps": (None,),
 }
-"""Fields of `/api/generate` that are not supported -> the values that ask for nothing, which are accepted."""
+"""Fields of `/api/generate` that are not supported -> their neutral values, which have no effect and are accepted."""
 
 
 def _format(value: Any) -> Any:
@@ -55,7 +55,7 @@ def _think(value: Any) -> Any:
 
 
 class CommonFields(Lenient):
-    """The fields that chat and generate have in common."""
+    """The common fields of chat and generate."""
 
     model: str
     stream: bool | None = None
@@ -84,7 +84,7 @@ class OllamaCalledFunction(Lenient):
     name: str
     arguments: dict[str, Any]
     index: Annotated[int, WHOLE] | None = None
-    """Answers have it, and clients send it back."""
+    """Answers have this field, and clients send it back."""
 
 
 class OllamaCall(Lenient):
@@ -93,7 +93,7 @@ class OllamaCall(Lenient):
     function: OllamaCalledFunction
     id: str | None = None
     index: Annotated[int, WHOLE] | None = None
-    """As in the function."""
+    """The same as in the function."""
     type: Literal["function"] | None = None
 
 
@@ -156,7 +156,7 @@ class OllamaShowRequest(Lenient):
     name: str | None = None
     """The older name of `model`."""
     verbose: bool | None = None
-    """Without effect: there is nothing more to show."""
+    """Without effect: all data is always shown."""
 
 
 def parse_generate(body: bytes) -> OllamaGenerateRequest:
@@ -243,7 +243,7 @@ def tools_of(request: OllamaChatRequest) -> Tools | None:
 
 
 def constraint(request: CommonFields) -> Constraint | None:
-    """Return what the answer may be; None: anything.
+    """Return the grammar of the answer; None: no restriction.
 
     Raises:
         ApiError: the schema is too long or nested too deeply.
@@ -254,12 +254,12 @@ def constraint(request: CommonFields) -> Constraint | None:
 
 
 def sampling(request: CommonFields, defaults: SamplingParams, *, grammar: Grammar | None) -> SamplingParams:
-    """Return how the engine chooses tokens.
+    """Return the sampling parameters of the engine.
 
     Args:
         request: the body.
         defaults: values of options that the request leaves out.
-        grammar: what the answer may be; None: anything.
+        grammar: of the answer; None: no restriction.
     """
     options = request.options or OllamaOptions()
     found = chosen(defaults, options)

@@ -27,7 +27,7 @@ class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     index: int
-    """As in the function: some clients read it here, as in OpenAI's streams."""
+    """The same as in the function: some clients read it here, as in OpenAI's streams."""
     function: _CalledFunction
 
 
@@ -73,7 +73,7 @@ class OllamaFormat:
     """The answer to one request."""
 
     model: str
-    """As the client named it."""
+    """Name of the model as the client wrote it."""
     is_chat: bool
     """Whether answers are messages, with calls; otherwise they are texts."""
     started_s: float
@@ -114,7 +114,7 @@ class OllamaFormat:
             thinking: text of the reasoning.
             calls: complete calls.
             first_call: number of the first of these calls in the answer, from 0.
-            tokens: those whose log probabilities are shown, if the answer has them.
+            tokens: tokens whose log probabilities are shown, if the answer has them.
         """
         thought = thinking or msgspec.UNSET
         logprobs = chat_logprobs(tokens).content if self.logprobs and tokens else msgspec.UNSET
@@ -157,7 +157,7 @@ class LineStream:
         self._call: wire.Part | None = None
         """The beginning of the newest call."""  # written by: _part, forget
         self._arguments: list[str] = []
-        """Arguments of that call, so far."""  # written by: _part, forget
+        """Arguments of that call so far."""  # written by: _part, forget
         self._num_calls = 0
         """Calls that were sent."""  # written by: _completed
         self.has_given = False

@@ -1,4 +1,4 @@
-"""Objects whose unknown fields are ignored, as Ollama does, and which of a request's fields these were."""
+"""Objects whose unknown fields are ignored, as in Ollama, and a log line with the ignored fields of a request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 MAX_NAMED = 10
 """Most fields that a line of the log names."""
 MAX_NAME_LENGTH = 40
-"""Most characters of each."""
+"""Most characters of each name."""
 MAX_LOOKED_AT = 1_000
-"""Most objects of a list whose fields are looked at, which takes 4 microseconds each."""
+"""Most objects of a list that are searched for unknown fields, which takes 4 microseconds each."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ class Lenient(BaseModel):
 
 
 def log_ignored(request: Lenient, *, more: Iterable[str] = ()) -> None:
-    """Write a line about what a request asks for without effect, if there is anything.
+    """Log one line with the fields of a request that have no effect, if there are any.
 
     Args:
         request: the body.
-        more: what it asks for in vain by fields that are known.
+        more: known fields that have no effect in this request.
     """
     names = list(dict.fromkeys([*_unknown(request), *more]))
     if names:

@@ -1,4 +1,4 @@
-"""The JSON of what there is to say about the one model."""
+"""The JSON that describes the one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What Ollama reads from its own files; the HTTP process does not know it."""
+    """Data that Ollama reads from its own files; the HTTP process does not have it."""
 
     parent_model: str = ""
     format: str = "safetensors"
@@ -26,9 +26,9 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
     """When the server started, ISO 8601."""
     size: int = 0
-    """Always 0: the HTTP process does not know it."""
+    """Always 0: unknown to the HTTP process."""
     digest: str
-    """Digest of the name, which alone tells models apart here."""
+    """Digest of the name, which alone distinguishes models here."""
     details: ModelDetails = ModelDetails()
 
 
@@ -38,7 +38,7 @@ class LoadedModel(ListedModel, frozen=True, kw_only=True):
     expires_at: str = "9999-12-31T23:59:59Z"
     """Never."""
     size_vram: int = 0
-    """Always 0, as `size`."""
+    """Always 0, like `size`."""
     context_length: int
     """Longest prompt plus output, in tokens."""
 
@@ -65,7 +65,7 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     model_info: dict[str, Any]
     """Its architecture, its name and, once it is loaded, its longest text in tokens."""
     capabilities: list[str]
-    """`completion`, and what the template of answers reads: `tools`, `thinking`."""
+    """`completion`, and the sections that the response template reads: `tools`, `thinking`."""
     modified_at: str
     """When the server started, ISO 8601."""
 

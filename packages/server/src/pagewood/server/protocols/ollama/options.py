@@ -1,4 +1,4 @@
-"""`options`: how tokens are chosen, and what Ollama's own process would load and run a model with."""
+"""`options`: sampling parameters, and settings with which Ollama's own process loads and runs a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IGNORED = frozenset(
     {
         "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
         "use_mlock", "embedding_only", "num_thread",  # how Ollama's process runs a model
-        "num_keep",  # what stays of a prompt that is cut; here none is cut
+        "num_keep",  # tokens that a cut prompt keeps; prompts are never cut here
     }
 )  # fmt: skip
 """Options that are about Ollama's process. They have no effect here, and the log does not mention them."""
@@ -43,20 +43,20 @@ class OllamaOptions(Lenient):
     min_p: Annotated[float, allowed("min_p")] | None = None
     typical_p: Annotated[float, allowed("typical_p")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
-    """Below 0: another one in each request."""
+    """Below 0: each request gets another seed."""
     num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), WHOLE] | None = None
     """At most 0: as many tokens as fit."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, allowed("repetition_penalty")] | None = None
     repeat_last_n: Annotated[int, WHOLE] | None = None
-    """0: there are no penalties. Any other number: they count the whole text, as they always do here."""
+    """0: no penalties. Any other number: penalties count the whole text, as they always do here."""
     presence_penalty: Annotated[float, allowed("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, allowed("frequency_penalty")] | None = None
     num_ctx: Annotated[int, WHOLE] | None = None
     """Without effect: the longest text is that of the model."""
 
     def without_effect(self, *, max_length: int) -> list[str]:
-        """Return what known options ask for and this server does not do, for the log.
+        """Return the known options that have no effect here, for the log.
 
         Args:
             max_length: longest text of the model, in tokens.

@@ -20,26 +20,26 @@ _FOLLOWED = frozenset(
         "min_tokens", "logits_processors",
     }
 )  # fmt: skip
-"""Fields that may have any value. `seed` is among them because nothing is drawn."""
+"""Fields that may have any value. `seed` is among them because a beam search draws no random numbers."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{name: neutral_values(name) for name in SAMPLING_PARAMETERS},
-    "temperature": (0, 1),  # nothing is drawn; the probabilities are those of the model
+    "temperature": (0, 1),  # no random draws; the probabilities are those of the model
     "top_logprobs": (0,),
     "logprobs_kind": ("raw",),
 }
-"""Other fields -> the values that ask for nothing, besides null, false and an empty array."""
+"""Other fields -> their neutral values, besides null, false and an empty array."""
 
 
 _REASONS = {"stream": ": which sequences are the best is known at the end of the search only"}
-"""Why a field is refused, where that is not plain."""
+"""Why a field is refused, if the reason is not obvious."""
 
 
 def check_beams(fields: GenerationFields) -> None:
-    """Check that the fields of a request agree about beam search.
+    """Check that the fields of a request fit together for beam search.
 
     Raises:
-        ApiError: a field asks for something that a beam search does not do, or that only a beam search does.
+        ApiError: a field needs a feature that beam search lacks, or that only beam search has.
     """
     if fields.use_beam_search:
         for name in sorted(fields.model_fields_set - _FOLLOWED - StructuredFields.model_fields.keys()):
@@ -63,7 +63,7 @@ def _not_available(name: str) -> ApiError:
 
 
 def params(fields: GenerationFields, extent: Extent, model: wire.Model) -> BeamSearchParams:
-    """Return how to search for the answers to a request. The width of the beam is the number of answers computed.
+    """Return the search parameters of a request. The width of the beam is the number of answers computed.
 
     Raises:
         ApiError: a token is not in the vocabulary, the beam is too wide, or the grammar or a stop expression is wrong.
@@ -96,7 +96,7 @@ def params(fields: GenerationFields, extent: Extent, model: wire.Model) -> BeamS
             logits_processors=asked.logits_processors,
         )
         found.stop_ids(model.eos_token_ids)
-    except ValueError as error:  # of the width: all else was checked with the fields
+    except ValueError as error:  # the width is wrong: all else was checked with the fields
         param = "n" if extent.num_answers == extent.num_choices else "best_of"
         raise ApiError(f"Invalid value for '{param}': {error}.", param=param, code="invalid_value") from error
     return found

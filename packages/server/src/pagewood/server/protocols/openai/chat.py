@@ -36,9 +36,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "separate_reasoning": (None, True),
     "stream_reasoning": (None, True),
 }
-"""Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
+"""Fields that this endpoint does not support -> their neutral values, which have no effect and are accepted."""
 IGNORED = fields.IGNORED | {"prediction"}
-"""A prediction makes an answer faster at best; here drafts come from the prompt itself."""
+"""A prediction can only make an answer faster; here drafts come from the prompt itself."""
 
 
 class ChatRequest(GenerationFields, ToolsFields):
@@ -51,7 +51,7 @@ class ChatRequest(GenerationFields, ToolsFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
-    # Beyond OpenAI's API: what the chat template gets, and what is shown of an answer.
+    # Beyond OpenAI's API: variables of the chat template, and shown parts of an answer.
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -85,7 +85,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 
 def extent(request: ChatRequest) -> Extent:
-    """Return how much is computed and shown.
+    """Return the amounts to compute and to show.
 
     Raises:
         ApiError: two fields contradict each other.
@@ -224,7 +224,7 @@ class ChatFormat:
     """Alternatives for each prompt token; None: the answer has no such field."""
     shows_reasoning: bool = True
     has_old_form: bool = False
-    """Whether a call is `function_call`, which has room for the first one of an answer only."""
+    """Whether a call is written as `function_call`, which only holds the first call of an answer."""
 
     media_type: ClassVar[str] = EVENTS
 

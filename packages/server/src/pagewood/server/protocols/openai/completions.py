@@ -41,7 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "add_special_tokens": (None, True),
     "prompt_embeds": (None,),
 }
-"""Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
+"""Fields that this endpoint does not support -> their neutral values, which have no effect and are accepted."""
 
 
 class CompletionRequest(GenerationFields):
@@ -89,7 +89,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 def extent(request: CompletionRequest) -> Extent:
-    """Return how much is computed and shown.
+    """Return the amounts to compute and to show.
 
     Raises:
         ApiError: two fields contradict each other, or there would be too many answers.
@@ -101,7 +101,7 @@ def extent(request: CompletionRequest) -> Extent:
         in_prompt = max(logprobs, in_prompt or 0)
     if num_answers > num and logprobs is None:
         logprobs = 0  # the best are found by the log probabilities of their tokens
-    # The engine generates one token at least. Where no token is wanted, the detokenizer drops it.
+    # The engine generates at least one token. If no token is wanted, the detokenizer drops it.
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
     found = Extent(
         max_tokens=max_tokens,

@@ -1,4 +1,4 @@
-"""Streams of chunks, as chat completions and completions have them."""
+"""Streams of chunks for chat completions and completions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Chunks(Protocol):
         ...
 
     def end(self, index: int, reason: str, usage: ChunkUsage, timings: Timings | msgspec.UnsetType) -> bytes:
-        """Return the chunk that ends choice `index`; `timings` are UNSET if they were not asked for."""
+        """Return the chunk that ends choice `index`; `timings` are UNSET if not requested."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
@@ -56,7 +56,7 @@ class ChunkStream:
 
     Args:
         chunks: writes them.
-        options: what the client wants to know of usage.
+        options: whether and when the client wants the usage.
         usage: returns the tokens of the request so far.
     """
 
@@ -67,17 +67,17 @@ class ChunkStream:
         self._options = options
         self._usage = usage
         self._frames: dict[int, tuple[bytes, bytes] | None] = {}
-        """Choices that have begun -> what comes before and behind the text in their events; None: it varies."""
+        """Choices that have begun -> the bytes before and after the text in their events; None: they vary."""
         # written by: take
         self._calling: set[int] = set()
         """Choices that have called functions."""  # written by: _parts
         self._num_open = Counter[int]()
-        """Choice -> its calls that are not complete."""  # written by: _parts
+        """Choice -> number of its incomplete calls."""  # written by: _parts
         self.has_given = False
         """See `EventStream`."""  # written by: take, _parts
 
     def forget(self, indices: Set[int]) -> None:
-        """Do nothing: roles and empty chunks say nothing of an answer, and are all that was sent."""
+        """Do nothing: only roles and empty chunks were sent, which are no part of an answer."""
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message."""
@@ -97,7 +97,7 @@ class ChunkStream:
         if answer.parts is not None:
             found += self._parts(index, answer.parts, answer.logprobs, usage)
         elif answer.text or answer.finish is None or answer.logprobs is not None:
-            # A step that shows no text yet (half a character) is a chunk, too: clients count chunks.
+            # A step without text (half a character) is a chunk, too: clients count chunks.
             found.append(self._chunks.text(index, answer.text, answer.logprobs, usage))
         if answer.finish is not None:
             reason = answer.finish.value

@@ -18,7 +18,7 @@ def as_arguments(text: str) -> str:
 
 
 class CustomInput:
-    """Reads the text out of arguments that come piece by piece.
+    """Reads the text from arguments that come in pieces.
 
     Invariant: the text depends on the arguments, and not on where they were cut.
     """
@@ -33,7 +33,7 @@ class CustomInput:
 
     @classmethod
     def of(cls, arguments: str, *, is_whole: bool = True) -> str:
-        """Return the text in arguments; if they are not whole, the beginning of it."""
+        """Return the text in arguments; if they are incomplete, its beginning."""
         reader = cls()
         reader.take(arguments)
         if is_whole:
@@ -67,7 +67,7 @@ class CustomInput:
         return self._add(_decoded(raw))
 
     def end(self) -> str:
-        """Return the text that the end adds: arguments without the expected one are the text themselves."""
+        """Return the text that the end adds: without the expected argument, the arguments themselves are the text."""
         if self._is_begun or self._is_ended:
             return ""
         self._is_ended = True

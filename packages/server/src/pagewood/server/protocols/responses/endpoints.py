@@ -51,7 +51,7 @@ _ANSWERED_WHOLE = "A response that is kept cannot be streamed again; leave 'stre
 
 @dataclass(frozen=True, slots=True)
 class ResponsesEndpoints:
-    """Responses: a new one, and those that are kept."""
+    """Responses: new ones and kept ones."""
 
     service: Service
     store: ResponseStore = field(default_factory=ResponseStore)
@@ -185,7 +185,7 @@ class ResponsesEndpoints:
         return json_response(objects.DeletedResponse(id=id))
 
     async def cancel(self, request: Request) -> HttpResponse:
-        """Refuse to cancel a response: those that are kept have ended."""
+        """Refuse to cancel a response, because kept responses have ended."""
         self._kept(request)
         raise ApiError(
             "Cannot cancel a synchronous response. To end one that is not complete, close its connection.",
@@ -193,7 +193,7 @@ class ResponsesEndpoints:
         )
 
     async def input_items(self, request: Request) -> HttpResponse:
-        """List the items that led to a response, those of earlier responses, too."""
+        """List the items that led to a response, including those of earlier responses."""
         items = self._kept(request).input_items()
         limit, order, after = _page(request)
         if order == "desc":
@@ -220,12 +220,12 @@ class ResponsesEndpoints:
         return found
 
     def _find(self, id: str) -> StoredResponse | None:
-        """Return a response of the caller's tenant; None: there is none with that id."""
+        """Return a response of the caller's tenant; None: unknown id."""
         found = self.store.get(id)
         return found if found is not None and found.tenant == current_caller().tenant else None
 
     def _conversation(self, id: str | None) -> list[dict[str, Any]]:
-        """Return the items up to the end of a response; none without an id."""
+        """Return the items up to the end of a response; an empty list without an id."""
         if id is None:
             return []
         found = self._find(id)
@@ -281,7 +281,7 @@ class ResponsesEndpoints:
 
 
 def absent_routes() -> list[Route]:
-    """Return routes that answer 404 for what this server does not have; otherwise the answer would be 405."""
+    """Return routes that answer 404 for missing features; otherwise the answer would be 405."""
     return [Route(path, _absent, methods=["POST"]) for path in _ABSENT]
 
 

@@ -1,4 +1,4 @@
-"""How responses are written, whole and as a stream. Both are made of the same sections of an answer."""
+"""Writes responses, whole and as a stream. Both are made from the same sections of an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagewood.server.protocols.responses.objects import OutputItem, OutputText, 
 from pagewood.server.protocols.responses.tools import Origin
 
 _PREFIXES = {"content": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc", "search": "tsc"}
-"""Section, or kind of the tool that is called -> beginning of the id."""
+"""Section, or kind of the called tool -> beginning of the id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class ResponsesFormat:
     """The answer to one request."""
 
     response: Response
-    """As it is before the first token."""
+    """Its state before the first token."""
     keep: Callable[[Response], None] | None = None
     """Gets the response when it has ended; None: it is not kept."""
     shows_logprobs: bool = False
     shows_encrypted: bool = False
     """Whether reasoning comes in the form of `encrypted_content`, too."""
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
-    """Function -> the tool that it is to the client, see `tools.Offer`."""
+    """Function -> the client's tool that it stands for, see `tools.Offer`."""
     clock: Callable[[], float] = time.time
 
     media_type: ClassVar[str] = EVENTS
@@ -58,7 +58,7 @@ class ResponsesFormat:
         """Return the response with the whole answer, and keep it."""
         is_cut = choice.finish == "length"
         is_incomplete = is_cut or choice.has_broken_off
-        # The protocol has no word for a model that ends its answer within a call.
+        # The protocol has no reason for a model that ends its answer within a call.
         details: dict[str, str] | None = {"reason": "max_output_tokens"} if is_cut else {} if is_incomplete else None
         response = msgspec.structs.replace(
             self.response,
@@ -81,7 +81,7 @@ class ResponsesFormat:
         return response
 
     def failed(self, choice: Choice, error: ApiError) -> Response:
-        """Return the response with what there is of the answer, and the error."""
+        """Return the response with the answer so far, and the error."""
         code = {429: "rate_limit_exceeded"}.get(
             error.status, "server_error" if error.status >= 500 else "invalid_prompt"
         )
@@ -142,7 +142,7 @@ class ResponsesFormat:
 
 
 def shown(choice: Choice) -> Sequence[Section]:
-    """Return the sections of an answer; one that has ended without any is an empty message."""
+    """Return the sections of an answer; an ended answer without sections is an empty message."""
     return choice.sections or ([Section(kind="content")] if choice.finish else [])
 
 
@@ -156,7 +156,7 @@ def _status(choice: Choice, place: int, section: Section) -> str:
 
 @dataclass(slots=True)
 class _Sent:
-    """What was sent of a section: all before these places."""
+    """The sent part of a section: everything before these places."""
 
     num_texts: int = 0  # written by: ResponsesStream
     num_tokens: int = 0  # written by: ResponsesStream
@@ -168,8 +168,8 @@ class _Sent:
 class ResponsesStream:
     """The events of one response.
 
-    Every message is added to a `Choice`, and what is new in its sections is sent. So the events say what the response
-    at their end says.
+    Every message is added to a `Choice`, and the new parts of its sections are sent. So the events agree with the
+    response at their end.
 
     Args:
         format: writes items.
@@ -191,7 +191,7 @@ class ResponsesStream:
         return bool(self._sent)
 
     def forget(self, indices: Set[int]) -> None:
-        """Drop what has come of the answer without being shown."""
+        """Drop the part of the answer that was not shown yet."""
         self._choice = Choice()
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
@@ -241,7 +241,7 @@ class ResponsesStream:
         return events
 
     def _more(self, place: int, section: Section) -> list[bytes]:
-        """Return the events with what is new in a section."""
+        """Return the events with the new part of a section."""
         sent = self._sent[place]
         delta = "".join(section.texts[sent.num_texts :])
         logprobs = self._format.logprobs(section.tokens[sent.num_tokens :])
@@ -265,7 +265,7 @@ class ResponsesStream:
         of, events = self._of(place, section), list[bytes]()
         custom = self._sent[place].custom
         if section.call is not None and not section.is_complete:
-            pass  # its arguments are not done
+            pass  # its arguments are not complete
         elif custom is not None:
             delta = custom.end()
             if delta:
@@ -297,7 +297,7 @@ class ResponsesStream:
 
 
 def _object(arguments: str) -> Any:
-    """Return the arguments of a search; none if they are no JSON, as of a call that is not complete."""
+    """Return the arguments of a search; empty if they are not JSON, as in an incomplete call."""
     try:
         return json.loads(arguments) if arguments else {}
     except ValueError:

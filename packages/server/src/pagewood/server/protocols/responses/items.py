@@ -1,4 +1,4 @@
-"""The items of a conversation: those that a client sends, and the messages that chat templates read."""
+"""The items of a conversation, and the messages made from them for chat templates."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _Text = Annotated[str, BeforeValidator(_text, str | list[ItemText | ItemRefusal]
 
 
 class _Item(BaseModel):
-    """What all items have, and what says nothing to the model: clients send answers back as they got them."""
+    """Fields of all items that the model does not see: clients send answers back as they got them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -111,7 +111,7 @@ class FunctionCallItem(_Item):
 
 
 class CallOutputItem(_Item):
-    """What a function has returned."""
+    """The output of a function."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -155,7 +155,7 @@ class ReasoningItem(_Item):
     namespace: None = None
 
     def text(self, param: str) -> str:
-        """Return the reasoning itself, or its summary if there is nothing else; `param` is the name of this item.
+        """Return the reasoning itself, or else its summary; `param` is the name of this item.
 
         Raises:
             ApiError: it cannot be read.
@@ -199,7 +199,7 @@ class SearchOutputItem(_Item):
 
 
 def _agent_text(content: Any) -> Any:
-    """Return the text of a message between agents; clients call encrypted what the model wrote to another one."""
+    """Return the text of a message between agents; clients call such text of the model encrypted."""
     if not isinstance(content, list):
         return _text(content)
     return _text([_decrypted(part) for part in cast("list[Any]", content)])
@@ -214,7 +214,7 @@ def _decrypted(part: Any) -> Any:
 
 
 class EncryptedPart(BaseModel):
-    """What the model wrote to another agent; this server has not encrypted it."""
+    """Text from the model to another agent; this server has not encrypted it."""
 
     type: Literal["encrypted_content"]
     encrypted_content: str
@@ -330,10 +330,10 @@ def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: in
     Args:
         items: the conversation.
         instructions: go before it.
-        num_earlier: the first items that are not of this request.
+        num_earlier: number of leading items from earlier requests.
 
     Raises:
-        ApiError: an item cannot be read, or is the output of a call that there is not.
+        ApiError: an item cannot be read, or is the output of an unknown call.
     """
     conversation = _Conversation(instructions)
     for index, item in enumerate(items):
@@ -345,9 +345,9 @@ def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: in
 
 
 class _Conversation:
-    """Messages that are put together from items. A call that is incomplete is left out, and so is an output of it.
+    """Messages that are assembled from items. An incomplete call is left out, and so is its output.
 
-    Invariant: reasoning, text and calls that are not a message yet belong to one answer.
+    Invariant: pending reasoning, text and calls belong to one answer.
     """
 
     __slots__ = ("_call_ids", "_calls", "_found", "_incomplete_ids", "_reasoning", "_system", "_text")
@@ -438,7 +438,7 @@ def _call(item: FunctionCallItem | CustomCallItem | SearchCallItem) -> CallMessa
 
 
 def _found_names(item: SearchOutputItem) -> str:
-    """Return what the model is told of a search: the names of the functions that it may call now."""
+    """Return the model's view of a search result: the names of the functions that it may call now."""
     names: list[str] = []
     for tool in item.tools:
         inner: Any = tool.get("tools") if tool.get("type") == "namespace" else None

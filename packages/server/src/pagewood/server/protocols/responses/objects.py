@@ -30,7 +30,7 @@ class SummaryText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
-    """What the model says."""
+    """A message of the model."""
 
     id: str
     status: str
@@ -59,7 +59,7 @@ class CustomCall(_Call, frozen=True, kw_only=True, tag_field="type", tag="custom
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thinks before it answers."""
+    """The reasoning of the model before its answer."""
 
     id: str
     status: str
@@ -104,11 +104,11 @@ class _Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallOutput(_Output, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What a function has returned."""
+    """The output of a function."""
 
 
 class CustomOutput(_Output, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
-    """What a tool that takes a text has returned."""
+    """The output of a tool that takes a text."""
 
 
 class AdditionalTools(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="additional_tools"):
@@ -203,7 +203,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputItem, ...] = ()
     usage: ResponseUsage | None = None
 
-    # What the request asked for.
+    # Repeated from the request.
     instructions: str | None
     previous_response_id: str | None
     max_output_tokens: int | None

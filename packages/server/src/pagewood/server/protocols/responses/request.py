@@ -33,7 +33,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "length_penalty": (None, 1),
     "early_stopping": (None, False),
 }
-"""Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
+"""Fields that this endpoint does not support -> their neutral values, which have no effect and are accepted."""
 IGNORED = frozenset({"client_metadata", "service_tier", "prompt_cache_options"})
 """Fields about accounts and caches of a hosted service. They have no effect here, whatever their value."""
 
@@ -46,7 +46,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 _Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # of tools and inputs that this server does not have
+    # these belong to tools and inputs that this server does not have
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -105,7 +105,7 @@ class ReasoningFields(_Strict):
 
 
 class FunctionTool(_Strict):
-    """A function. What it returns and from where it is called do not change what the model is told."""
+    """A function. The description for the model does not contain its output schema or its callers."""
 
     type: Literal["function"]
     name: Name
@@ -125,7 +125,7 @@ class TextInput(_Strict):
 
 
 class GrammarInput(_Strict):
-    """Text of a grammar. The model is told of it; its text is not bound to it."""
+    """Text of a grammar. The model sees it, but its output is not forced to match it."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -145,7 +145,7 @@ class CustomTool(_Strict):
 
 
 class NamespaceTool(_Strict):
-    """Functions and custom tools with a common name before theirs."""
+    """Functions and custom tools with a common prefix of their names."""
 
     type: Literal["namespace"]
     name: Name
@@ -154,7 +154,7 @@ class NamespaceTool(_Strict):
 
 
 class SearchTool(_Strict):
-    """A search of the client for further tools. One that a hosted service would run is skipped."""
+    """A search of the client for further tools. A search that a hosted service would run is skipped."""
 
     type: Literal["tool_search"]
     execution: Literal["client", "server"] | None = None
@@ -188,7 +188,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-# What is accepted, for the schema of the body. `items` and `tools` read these: their errors name the field.
+# The accepted types, for the schema of the body. `items` and `tools` read these, so that errors name the field.
 _Items = str | list[Item]
 _Tools = (
     Annotated[list[FunctionTool | CustomTool | NamespaceTool | SearchTool | OtherTool], Field(max_length=MAX_TOOLS)]
@@ -199,7 +199,7 @@ _Label = Annotated[str, Field(max_length=512)]
 
 
 class ResponsesRequest(GenerationFields):
-    """The fields of a request. Those of `GenerationFields` that OpenAI does not have here are extensions."""
+    """The fields of a request. Fields of `GenerationFields` that OpenAI's API does not have are extensions."""
 
     input: Annotated[str | list[dict[str, Any]], BeforeValidator(_input, _Items)]
     instructions: str | None = None
@@ -229,9 +229,9 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def retain_s(self) -> float | None:
-        """Seconds for which the conversation is likely to return; None: nothing says so.
+        """Seconds for which the conversation is likely to return; None: unknown.
 
-        One that continues a response is likely to be continued itself.
+        A conversation that continues a response is likely to be continued again.
         """
         if self.prompt_cache_retention == "24h":
             return _DAY_S

@@ -22,9 +22,9 @@ class StoredResponse:
     body: bytes
     """JSON of the response."""
     input: bytes
-    """JSON of all items before it, those of earlier responses, too."""
+    """JSON of all items before it, including those of earlier responses."""
     tenant: str = ""
-    """Whose it is."""
+    """The tenant that it belongs to."""
 
     @property
     def num_bytes(self) -> int:
@@ -36,7 +36,7 @@ class StoredResponse:
         return msgspec.json.decode(self.input, type=list[ListedItem])
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the items before it, and its own, as a client would send them."""
+        """Return the items before it and its own items, as a client would send them."""
         response = cast("dict[str, Any]", msgspec.json.decode(self.body))
         return msgspec.json.decode(self.input) + response["output"]
 
@@ -45,8 +45,8 @@ class ResponseStore:
     """The latest responses, by id, in memory.
 
     Invariant: holds at most `max_responses` of at most `max_bytes` together; the one that was used least recently goes
-    first. Each holds its whole conversation, so none needs another one. Safe to use from all threads, because
-    long answers are written in another one than the event loop's.
+    first. Each holds its whole conversation, so none needs another one. Safe to use from all threads, because long
+    answers are written outside the event loop's thread.
 
     Args:
         max_responses: most responses.
@@ -81,7 +81,7 @@ class ResponseStore:
                 self.delete(next(iter(self._responses)))
 
     def get(self, id: str) -> StoredResponse | None:
-        """Return a response, which is now the one that was used last; None: it is not here."""
+        """Return a response and count this as its latest use; None: it is not here."""
         with self._lock:
             if id in self._responses:
                 self._responses.move_to_end(id)

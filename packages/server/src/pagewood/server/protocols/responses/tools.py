@@ -1,7 +1,7 @@
-"""The tools of a request. The model sees functions; what it calls is given back as the tool that the client knows.
+"""The tools of a request. The model sees functions; its calls are returned as calls of the client's tools.
 
-A custom tool is a function with one string, the functions of a namespace have its name before theirs, and a search for
-tools is a function whose results bring others. Tools of other types, which a hosted service would run, are skipped.
+A custom tool is a function with one string. Functions of a namespace have the namespace as a prefix. A search for tools
+is a function whose results add further functions. Tools of other types, which a hosted service would run, are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUSTOM_INPUT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a function of the model is to the client."""
+    """The client's tool that a function of the model stands for."""
 
     name: str
     namespace: str | None = None
@@ -48,11 +48,11 @@ class Offer:
     """The tools of a request."""
 
     shown: tuple[dict[str, Any], ...]
-    """Those that count, as the answer repeats them."""
+    """The accepted tools, as the answer repeats them."""
     origins: Mapping[str, Origin]
-    """Function -> what it is to the client, where that is not a function with the same name."""
+    """Function -> the client's tool, unless that is a function with the same name."""
     tools: Tools | None
-    """How the prompt describes them to the model; None: not at all."""
+    """Their description in the prompt; None: they are not described."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Offering:
     num_given: int = 0  # written by: add
 
     def add(self, tools: Sequence[dict[str, Any]], param: str, namespace: str | None = None) -> list[dict[str, Any]]:
-        """Add tools; return those that count, as the answer repeats them."""
+        """Add tools; return the accepted ones, as the answer repeats them."""
         shown: list[dict[str, Any]] = []
         for index, given in enumerate(tools):
             at = (param, index)
@@ -137,7 +137,7 @@ def offer(said: ResponsesRequest, items: Sequence[Item] = ()) -> Offer:
         items: the conversation, which may bring further tools.
 
     Raises:
-        ApiError: a tool is wrong, two functions have one name, or the choice is for a tool that there is not.
+        ApiError: a tool is wrong, two functions have one name, or the choice names an unknown tool.
     """
     offering = _Offering()
     shown = offering.add(said.tools or [], "tools")
@@ -177,7 +177,7 @@ def offer(said: ResponsesRequest, items: Sequence[Item] = ()) -> Offer:
 
 
 def _loaded(tools: Sequence[dict[str, Any]], known: set[str], namespace: str | None = None) -> list[dict[str, Any]]:
-    """Return the tools that a search has found, without those that are known, as tools that are offered at once."""
+    """Return the new tools that a search has found, as tools that are offered at once."""
     found: list[dict[str, Any]] = []
     for tool in tools:
         name, inner = tool.get("name"), tool.get("tools")
@@ -190,7 +190,7 @@ def _loaded(tools: Sequence[dict[str, Any]], known: set[str], namespace: str | N
 
 
 def _custom_description(tool: CustomTool) -> str:
-    """Return what the model is told of a custom tool: whatever it is told, its call is one of a function."""
+    """Return the description of a custom tool for the model, which calls it like a function."""
     parts = [] if tool.description is None else [tool.description]
     parts.append(f"The text for this tool is the string `{PARAMETER}`.")
     if tool.format is not None and tool.format.type == "grammar":

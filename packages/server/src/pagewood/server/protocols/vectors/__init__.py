@@ -1,1 +1,1 @@
-"""Vectors of texts, and what follows from them: embeddings, rankings and scores."""
+"""Vectors of texts, and results from them: embeddings, rankings and scores."""

@@ -31,12 +31,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_salt": (None, ""),
     "mm_processor_kwargs": (None, {}),
 }
-"""Fields of other servers that are not supported -> the values that ask for nothing, which are accepted."""
+"""Fields of other servers that are not supported -> their neutral values, which have no effect and are accepted."""
 
 
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
 _Inputs = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_INPUTS)]
-"""What is accepted, for the schema of the body."""
+"""The accepted types, for the schema of the body."""
 
 
 class EmbeddingRequest(BaseModel):
@@ -88,7 +88,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
 
 
 def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Model, *, model_name: str) -> Work:
-    """Return what a request asks for.
+    """Return the content of a request.
 
     Raises:
         ApiError: a token id is not in the vocabulary, or there is no prompt with this name.

@@ -30,7 +30,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "request_id": (None,),
     "mm_processor_kwargs": (None, {}),
 }
-"""Fields of other servers that are not supported -> the values that ask for nothing, which are accepted."""
+"""Fields of other servers that are not supported -> their neutral values, which have no effect and are accepted."""
 
 _Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None
 
@@ -64,7 +64,7 @@ class TextDocument(BaseModel):
     text: str
 
 
-# What these validators accept, for the schemas of bodies.
+# The types that these validators accept, for the schemas of bodies.
 _Documents = Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 _Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
@@ -80,7 +80,7 @@ class RerankRequest(BaseModel):
     top_n: Annotated[int, Field(ge=1), WHOLE] | None = None
     return_documents: bool | None = None
     instruct: str | None = None
-    """What a reranker is asked about the query, as in SGLang."""
+    """The instruction for a reranker, as in SGLang."""
     priority: _Priority = None
 
 
@@ -168,7 +168,7 @@ def parse_score(body: bytes) -> ScoreRequest:
 
 
 def rerank(request: RerankRequest, recipe: VectorRecipe, model: wire.Model, *, answer_id: str, model_name: str) -> Work:
-    """Return what a request for a ranking asks for.
+    """Return the content of a request for a ranking.
 
     Raises:
         ApiError: `instruct` is given for a model that is no reranker.
@@ -191,7 +191,7 @@ def rerank(request: RerankRequest, recipe: VectorRecipe, model: wire.Model, *, a
 
 
 def score(request: ScoreRequest, recipe: VectorRecipe, model: wire.Model, *, answer_id: str, model_name: str) -> Work:
-    """Return what a request for scores asks for.
+    """Return the content of a request for scores.
 
     Raises:
         ApiError: `instruct` is given for a model that is no reranker.

@@ -44,7 +44,7 @@ class EagleDrafter:
     """`HeadDrafter` with a head. Invariant: a row drafts only from a state that its own latest step has left.
 
     A slot of a cached prefix holds a pair with the token after it. So the last slot of a prefix is out of date for a
-    row that goes on differently: one key among many.
+    row that continues differently; this is one key among many.
     """
 
     __slots__ = (
@@ -83,12 +83,12 @@ class EagleDrafter:
 
     @property
     def windows(self) -> list[int]:
-        """The windows for which plans need memory, and extensions need masks."""
+        """Windows for which plans need memory and extensions need masks."""
         return self._attention.shape.all_windows_left
 
     @property
     def captured(self) -> Sequence[int]:
-        """Which hidden states of the target it reads, see `Decoder.states`."""
+        """Numbers of the target's hidden states that it reads, see `Decoder.states`."""
         return self._head.config.captured
 
     @property
@@ -140,7 +140,7 @@ class EagleDrafter:
         drafts: list[Tensor] = []
         for depth in range(request.num_drafts):
             if depth > 0:
-                # A row with fewer drafts computes its last slot again and again; its draft is not used.
+                # A row with fewer drafts computes its last slot repeatedly; that draft is not used.
                 positions = torch.minimum(lengths - 2 + depth, step["kv_lens"] - 1)
                 where = Places(
                     grants=every, positions=positions, kv_indptr=step["kv_indptr"], kv_indices=indices,

@@ -3,8 +3,9 @@
 Its keys and values lie in pages with the ids of the target's. A draft is drawn with the target's parameters, seed and
 position, so it equals the target's token wherever the two distributions are alike.
 
-The host does not know where a row ends, but it knows how many tokens the model has at most not computed yet: two after
-a step with drafts (the last draft, if all were accepted, and the token after it), and one more after each step without.
+The host does not know where a row ends, but it has an upper bound on the tokens that the model has not computed yet:
+two after a step with drafts (the last draft, if all were accepted, and the token after it), and one more after each
+step without drafts.
 
 Legend: D rows to draft for, T tokens of a pass.
 """
@@ -69,7 +70,7 @@ class DraftModel:
         Args:
             model: to compute, on `device`.
             storage: its KV memory, with the page ids of the target's.
-            flashinfer: see `CUDARunner`, as the following.
+            flashinfer: see `CUDARunner`, also for the next ones.
             device: where to compute.
             max_rows: of the runner.
             max_length: of the runner.
@@ -85,7 +86,8 @@ class DraftModel:
         self._done = np.zeros(max_rows, np.int32)  # contents written by: note
         """[rows] positions of each row that are computed, until its first drafts."""
         self._lags = np.zeros(max_rows, np.int32)  # contents written by: note, _spans
-        """[rows] the most known tokens of each row that are not computed, since its first drafts; 0: none yet."""
+        """[rows] after its first drafts, the largest possible number of known tokens of each row that are not computed;
+        0: no drafts yet."""
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
@@ -147,7 +149,7 @@ class DraftModel:
             is_first = depth == 0
             suffix = "" if is_first else "_1"
             if not is_first:
-                # A row with fewer drafts computes its last slot again and again; its draft is not used.
+                # A row with fewer drafts computes its last slot repeatedly; that draft is not used.
                 positions = torch.minimum(lengths - 1 + depth, step["kv_lens"] - 1)
                 tokens = drafts[-1]
             where = Places(
@@ -178,7 +180,8 @@ class DraftModel:
         return torch.stack(drafts, 1), found.int()
 
     def _spans(self, request: DraftRequest) -> tuple[Int32, Int32]:
-        """Return how many tokens before the end of each row the pass begins, and how many it computes, `[D]` each."""
+        """Return for each row the tokens from the start of the pass to its end, and the tokens to compute, `[D]`
+        each."""
         rows = request.host_rows
         lags = np.where(self._lags[rows] > 0, self._lags[rows], request.host_starts + 1 - self._done[rows])
         lags = np.maximum(lags, 1).astype(np.int32)

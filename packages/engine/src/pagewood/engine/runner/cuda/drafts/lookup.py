@@ -1,4 +1,4 @@
-"""Drafts from a row's own text, found on the device: what followed when its last tokens occurred before.
+"""Drafts from a row's own text, found on the device: the tokens after an earlier occurrence of its last tokens.
 
 Legend: D rows to draft for, L positions that are searched.
 Source: Saxena, Prompt Lookup Decoding, 2023.
@@ -16,15 +16,15 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 
 MIN_N = 2
-"""Shortest n-gram that is looked up by default: what follows a single token is mostly wrong."""
+"""Shortest n-gram that is looked up by default: drafts after a single token are mostly wrong."""
 MAX_N = 8
 """Longest n-gram that is compared by default; each token of it takes three kernels."""
 
 
 class NgramDrafter:
-    """Drafts what followed the latest of the longest earlier occurrences of a row's last tokens.
+    """Drafts the tokens after the latest of the longest earlier occurrences of a row's last tokens.
 
-    An occurrence may overlap the last tokens. A draft that is longer than what followed goes on periodically.
+    An occurrence may overlap the last tokens. A draft that is longer than the text after it continues periodically.
     """
 
     __slots__ = ("_max_n", "_min_n")
@@ -35,7 +35,7 @@ class NgramDrafter:
         self._max_n = max_n
 
     def note(self, batch: Batch) -> None:
-        """Do nothing: the token table says everything."""
+        """Do nothing: the token table has all that is needed."""
 
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
         """Return drafts; see `Drafter`."""

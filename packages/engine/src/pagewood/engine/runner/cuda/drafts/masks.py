@@ -1,7 +1,7 @@
 """Packed masks for verification: which positions each token of a step sees, computed on the device.
 
 The host plans attention for the most positions that a row can have. Only the device knows where a row really ends, so
-the mask hides what is beyond. FlashInfer reads one bit for each token and position of a grant, token by token, the
+the mask hides later positions. FlashInfer reads one bit for each token and position of a grant, token by token, the
 lowest bit of a byte first; the bits of each grant begin with a new byte.
 
 Legend: T tokens of a step, G grants, B bytes of a mask.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
 
-_PIECE = 1 << 20  # bytes that are computed at a time: the intermediate numbers take some fifty times as much
+_PIECE = 1 << 20  # bytes that are computed at a time: intermediate numbers take about fifty times as much memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def packed_masks(
         for more in range(rows_per_byte):
             rows = first_rows + more
             seen = positions.index_select(0, (first_tokens + rows).clamp_(max=len(positions) - 1))
-            shift = rows * lengths - bits  # of the row's first bit, from the first bit of the byte
+            shift = rows * lengths - bits  # distance of the row's first bit from the first bit of the byte
             high = torch.where(rows < counts, (shift + seen + 1).clamp_(0, 8), 0)
             for window, piece in pieces.items():
                 first = shift if window < 0 else shift + (seen - window).clamp_(min=0)

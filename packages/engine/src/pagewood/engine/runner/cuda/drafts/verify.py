@@ -1,4 +1,4 @@
-"""Verification of drafts: which rows have a start that the host does not know, and which drafts are accepted.
+"""Verification of drafts: finds rows whose start the host does not know, and the accepted drafts.
 
 Legend: R rows of the tables, G grants, V verified positions, S sampled grants, D grants with drafts, W tokens that a
 grant promises at most, M grants with drafts and masks.
@@ -33,7 +33,7 @@ from pagewood.engine.runner.cuda.step_arrays import TableShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What to draft in a step."""
+    """The rows to draft for in a step."""
 
     tokens: Tensor
     """[R, positions] int32, the token table."""
@@ -44,13 +44,13 @@ class DraftRequest:
     lengths: Tensor
     """[D] int32, known tokens of each row, at least 1."""
     num_drafts: int
-    """Draft tokens of each row; rows that are granted fewer do not use the last ones."""
+    """Draft tokens of each row; rows with smaller grants do not use the last ones."""
     longest: int
     """The largest value that `lengths` can have, plus `num_drafts`."""
     host_rows: Int32
     """[D], `rows` on the host."""
     host_starts: Int32
-    """[D], position of the last known token of each row, at most."""
+    """[D], upper bound of the position of each row's last known token."""
     kv_lens: Int32
     """[D], positions for which each row has pages, at least its known tokens and its drafts."""
     sampling: SamplingArrays
@@ -76,7 +76,7 @@ class ToldDrafts:
         """Expect drafts.
 
         Args:
-            done: reached when they have come.
+            done: reached when the drafts have arrived.
             on_host: `[M + M * (W - 1)] int32`, pinned: the number of drafts of each grant, then the drafts of each.
             grants: `[M]`, see `VerifyArrays.told`.
             size: W - 1.
@@ -88,7 +88,7 @@ class ToldDrafts:
         self._drafts: dict[int, list[int]] | None = None  # written by: by_grant
 
     def by_grant(self) -> dict[int, list[int]]:
-        """Wait for the drafts, and return those of each sampled grant that has some."""
+        """Wait for the drafts, and return them for each sampled grant with drafts."""
         if self._drafts is None:
             self._done.synchronize()
             words, num = self._on_host.tolist(), len(self._grants)
@@ -128,7 +128,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
-        """Return draft tokens `[D, num_drafts] int32`, and how many of each row are meant, `[D] int32`.
+        """Return draft tokens `[D, num_drafts] int32`, and the number of real drafts of each row, `[D] int32`.
 
         The others are verified, too, but never accepted; they must be valid tokens.
         """
@@ -141,12 +141,12 @@ class HeadDrafter(Drafter, Protocol):
 
     @property
     def windows(self) -> list[int]:
-        """For which extensions need masks."""
+        """Windows for which extensions need masks."""
         ...
 
     @property
     def captured(self) -> Sequence[int]:
-        """Which hidden states it reads, see `Decoder.states`."""
+        """Numbers of the hidden states that it reads, see `Decoder.states`."""
         ...
 
     @property
@@ -155,7 +155,7 @@ class HeadDrafter(Drafter, Protocol):
         ...
 
     def features(self, states: Sequence[Tensor]) -> Tensor:
-        """Return what it keeps of the captured states, `[T, E]`."""
+        """Return the features that it keeps from the captured states, `[T, E]`."""
         ...
 
     def extend(self, extension: Extension) -> None:
@@ -164,7 +164,7 @@ class HeadDrafter(Drafter, Protocol):
 
 
 class InexactRows:
-    """Knows on the host which rows may have fewer tokens than steps in flight have promised.
+    """Tracks on the host the rows that may have fewer tokens than steps in flight have promised.
 
     Invariant: a row is inexact from a launch that promises several of its tokens until that launch is waited for, or
     until the row is given to another request.
@@ -178,7 +178,7 @@ class InexactRows:
         self._num_launched = 0  # written by: mark
 
     def admit(self, batch: Batch) -> None:
-        """Make the rows of admitted requests exact."""
+        """Mark the rows of admitted requests as exact."""
         self._latest[batch.rows[batch.admitted]] = 0
 
     def of(self, batch: Batch) -> NDArray[np.bool_]:
@@ -186,19 +186,19 @@ class InexactRows:
         return self._latest[batch.rows] > 0
 
     def mark(self, batch: Batch) -> int:
-        """Make the rows inexact of which the batch promises several tokens; return the number of the launch."""
+        """Mark the rows as inexact for which the batch promises several tokens; return the number of the launch."""
         self._num_launched += 1
         self._latest[batch.rows[batch.sampled[batch.num_promised > 1]]] = self._num_launched
         return self._num_launched
 
     def settle(self, launch: int) -> None:
-        """Make the rows exact that no later launch than `launch` made inexact; the host knows its result."""
+        """Mark the rows as exact that no launch after `launch` made inexact; the host knows the result of `launch`."""
         self._latest[self._latest == launch] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactPlaces:
-    """Where a step's tokens are, on the device; all int32."""
+    """The places of a step's tokens, on the device; all int32."""
 
     starts: Tensor
     """[G] first position of each grant."""
@@ -209,7 +209,7 @@ class ExactPlaces:
 
 
 def exact_places(step: VerifyArrays[Tensor], lengths: Tensor, tokens_per_row: int) -> ExactPlaces:
-    """Return where the tokens of a step are, given the known tokens of all rows, `lengths` `[R] int32`."""
+    """Return the places of a step's tokens, given the known tokens of all rows, `lengths` `[R] int32`."""
     known = lengths.index_select(0, step.rows)
     starts = torch.where(step.is_inexact > 0, torch.minimum(step.starts, known - 1), step.starts)
     positions = starts.index_select(0, step.token_grants) + step.token_offsets
@@ -218,7 +218,7 @@ def exact_places(step: VerifyArrays[Tensor], lengths: Tensor, tokens_per_row: in
 
 
 def masked_positions(batch: Batch, told: ToldDrafts | None) -> NDArray[np.int64]:
-    """Return which of the V verified positions the masks of a step are for, in their order."""
+    """Return the verified positions, of V, that the masks of a step belong to, in their order."""
     firsts = np.cumsum(batch.num_promised) - batch.num_promised
     drafts = {} if told is None else told.by_grant()
     return np.concatenate(
@@ -230,7 +230,7 @@ def count_accepted(is_equal: Tensor, is_broken: Tensor, cells: Tensor, num_draft
     """Return `[S] int32`: the tokens that each grant yields.
 
     A grant yields its drafts up to the first that differs from the token drawn in its place, and that token. It ends
-    before the first position where none can be drawn.
+    before the first position where no token can be drawn.
 
     Args:
         is_equal: `[V] bool`, whether the draft after each verified position is the token drawn there.
@@ -252,12 +252,12 @@ def count_accepted(is_equal: Tensor, is_broken: Tensor, cells: Tensor, num_draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yielded:
-    """How to read the result of a step that verified drafts: V tokens, S counts, and S numbers of drafts."""
+    """The layout of the result of a step that verified drafts: V tokens, S counts, and S numbers of drafts."""
 
     promised: Int32
     """[S]"""
     stamps: Sequence[Stamp]
-    """Before the drafts, after them, after acceptance, and after what the drafter does then."""
+    """Before the drafts, after them, after acceptance, and after the drafter's extension."""
 
     @property
     def size(self) -> int:
@@ -265,13 +265,13 @@ class Yielded:
         return int(self.promised.sum()) + 2 * len(self.promised)
 
     def places(self, result: StepResult) -> NDArray[np.int64]:
-        """Return which of the verified positions each token of the result was drawn at."""
+        """Return the verified position at which each token of the result was drawn."""
         firsts = np.cumsum(self.promised) - self.promised
         ends = np.cumsum(result.counts)
         return np.repeat(firsts - (ends - result.counts), result.counts) + np.arange(len(result.tokens))
 
     def result(self, words: Int32) -> StepResult:
-        """Return the result that `words` `[size]` stand for; the device has reached the end of the step."""
+        """Return the result in `words` `[size]`; the device has reached the end of the step."""
         num_tokens, num_grants = int(self.promised.sum()), len(self.promised)
         counts = words[num_tokens : num_tokens + num_grants]
         ends = np.cumsum(self.promised)

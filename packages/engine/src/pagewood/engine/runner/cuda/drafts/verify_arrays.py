@@ -1,4 +1,4 @@
-"""A batch that verifies drafts as int32 arrays: where its rows begin is known on the device only.
+"""A batch that verifies drafts as int32 arrays: only the device knows where its rows begin.
 
 Legend: U page updates, N token updates, T tokens, G grants (including those that pad a graph), V verified positions,
 S sampled grants, D grants with drafts, F draft tokens, M of the grants with drafts that have masks, W `width`.
@@ -21,14 +21,14 @@ from pagewood.engine.runner.cuda.pool import pooled_tokens
 from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, scored_tokens, updates
 
 _PADDING_LENGTH = 8
-"""Positions that a padding grant is planned for, if its page has that many: a mask with shorter rows costs more."""
+"""Positions for which a padding grant is planned, if its page has that many: a mask with shorter rows costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyArrays(Generic[X]):
     """The arrays of a step that verifies, all int32.
 
-    Invariant: what depends on the true start of a grant is not among them; `starts` are upper bounds.
+    Invariant: none of them depends on the true start of a grant; `starts` are upper bounds.
     """
 
     page_places: X
@@ -37,13 +37,13 @@ class VerifyArrays(Generic[X]):
     token_places: X
     token_ids: X
     rows: X
-    """[G] row of each grant; of padding, the last row of the tables."""
+    """[G] row of each grant; for padding, the last row of the tables."""
     starts: X
-    """[G] first position of each grant, at most."""
+    """[G] upper bound of each grant's first position."""
     is_inexact: X
     """[G] 1 if an earlier step of the row may have yielded fewer tokens than it promised."""
     token_grants: X
-    """[T] the grant whose pages hold each token; of a token that pads, a grant that pads."""
+    """[T] the grant whose pages hold each token; for a padding token, a padding grant."""
     token_offsets: X
     """[T] position of each token after the start of that grant."""
     is_draft: X
@@ -81,7 +81,7 @@ class VerifyArrays(Generic[X]):
     told: X
     """[M] sampled grants with masks and drafts, which the host must know before it makes the masks."""
     told_tokens: X
-    """[M * (W - 1)] token of each of their drafts; of one that is not granted, the last that is."""
+    """[M * (W - 1)] token of each of their drafts; for drafts that are not granted, the last granted one."""
     sampling: X
     """[NUM_SAMPLING_COLUMNS * V], see `SamplingArrays.flat`."""
 
@@ -97,7 +97,7 @@ class VerifyArrays(Generic[X]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyStep:
-    """A batch that verifies, as the host knows it."""
+    """The host's view of a batch that verifies."""
 
     arrays: VerifyArrays[Int32]
     mask: MaskShape

@@ -22,16 +22,16 @@ from pagewood.engine.runner.cuda.graphs import Forward
 
 
 def num_empty_grants(size: int, width: int) -> int:
-    """Return how many empty grants a graph of `size` grants of `width` tokens has.
+    """Return the number of empty grants in a graph of `size` grants of `width` tokens.
 
-    With a graph, FlashInfer chooses its tile for one grant that has all tokens but one for each of the others. Empty
-    grants make that one token, so the tile is that of a decode step.
+    With a graph, FlashInfer chooses its tile as if every grant had one token, except one grant with all remaining
+    tokens. Empty grants reduce that grant to one token, so the tile is that of a decode step.
     """
     return size * (width - 1)
 
 
 class VerifyGraph:
-    """A captured step of B grants of W tokens. Invariant: it reads and writes only what it was captured with."""
+    """A captured step of B grants of W tokens. Invariant: it reads and writes only the memory of its capture."""
 
     __slots__ = ("_kernels", "_logits", "_masks", "_memory", "_replay", "_sources", "num_empty")
 

@@ -30,7 +30,7 @@ def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
 
     Args:
         logits: `[N, V]`.
-        rows: `[M]`, which of the N have a mask.
+        rows: `[M]`, the rows of the N with a mask.
         masks: `[M, words of a mask]`, see `ConstrainedHandle.constrain`.
     """
     index = torch.from_numpy(rows).to(logits.device, non_blocking=True)
@@ -42,7 +42,7 @@ def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
 
 
 class RowAdjustments:
-    """What is changed for each row, on the device. A batch without such rows costs one look at an array of the host."""
+    """The changes for each row, on the device. A batch without such rows costs one check of a host array."""
 
     __slots__ = (
         "_ends", "_has_words", "_ids", "_is_on", "_num_prompt", "_penalties", "_tokens_per_row", "_values", "_words",
@@ -63,14 +63,14 @@ class RowAdjustments:
         """[rows, K, T], each bad word at the end of its last dimension."""
 
     def admit(self, batch: Batch) -> None:
-        """Enter what the admitted requests have; call it before the step is queued."""
+        """Enter the changes of the admitted requests; call it before the step is queued."""
         if len(batch.admitted):
             self._is_on[batch.rows[batch.admitted]] = False
         if batch.adjustments is not None:
             self._enter(batch.adjustments)
 
     def apply(self, logits: Tensor, rows: Int32, places: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits from which tokens are drawn; `logits` itself where nothing is changed.
+        """Return the logits from which tokens are drawn; `logits` itself if nothing is changed.
 
         Args:
             logits: `[N, V]`.
@@ -90,7 +90,7 @@ class RowAdjustments:
         text = tokens.view(-1, self._tokens_per_row).index_select(0, where).long()
         columns = torch.arange(self._tokens_per_row, device=logits.device)
         is_output = columns >= self._num_prompt.index_select(0, where)[:, None]
-        # What does not count goes to a column behind the vocabulary.
+        # Tokens that do not count go to a column after the vocabulary.
         text = torch.where(columns < positions, text, vocab_size)
         empty = chosen.new_zeros(len(which), vocab_size + 1)
         occurs = empty.scatter(1, text, 1.0)[:, :-1] > 0
@@ -151,7 +151,7 @@ class RowAdjustments:
             table.index_copy_(0, rows, torch.from_numpy(entries).to(table.device))
 
     def _padded_words(self, new: Adjustments) -> NDArray[np.int32]:
-        """Return the bad words in the form of the table, `[J, K, T]`, after it has grown if it must."""
+        """Return the bad words in the form of the table, `[J, K, T]`; the table grows first if necessary."""
         needed = (max(new.num_words.tolist()), max(new.word_sizes.tolist(), default=0))
         more = [
             (1 << (size - 1).bit_length()) - had if size > had else 0

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens on a CUDA device: what a step computes of them, and how the host reads it.
+"""Log probabilities of tokens on a CUDA device: their computation in a step, and the host's view of them.
 
 Legend: N rows of logits, J of them that are reported, V vocab_size, K most alternatives of a token.
 """
@@ -35,7 +35,7 @@ class PendingReport:
     on_device: Tensor
     """The same on the device, kept until they are copied."""
     places: Int32
-    """[N], which of the J reports belongs to each row; -1: none."""
+    """[N], index of each row's report among the J; -1: no report."""
     num_top: Int32
     """[N], alternatives of each row; -1: it is not reported."""
 
@@ -55,7 +55,7 @@ class PendingReport:
 
 
 class RowReports:
-    """Which rows are reported. A batch without such rows costs one look at an array of the host."""
+    """The rows that are reported. A batch without such rows costs one check of a host array."""
 
     __slots__ = ("_device", "_is_processed", "_num_top")
 
@@ -65,7 +65,7 @@ class RowReports:
         self._is_processed = np.zeros(max_rows, np.bool_)  # contents written by: admit
 
     def admit(self, batch: Batch) -> None:
-        """Enter what the admitted requests want; call it before the step is queued."""
+        """Enter the reports that the admitted requests want; call it before the step is queued."""
         if len(batch.admitted):
             self._num_top[batch.rows[batch.admitted]] = -1
         if batch.reports is not None:
@@ -86,7 +86,7 @@ class RowReports:
 
         Args:
             rows: `[N]`, row of each, on the host.
-            tokens: `[N]`, what was drawn.
+            tokens: `[N]`, the drawn tokens.
             raw: `[N, V]`, the model's logits.
             changed: `[N, V]`, the logits that tokens were drawn from.
             sampler: of the N rows.

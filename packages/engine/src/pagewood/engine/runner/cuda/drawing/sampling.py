@@ -1,6 +1,6 @@
 """Samples the next token of every sampled grant on a CUDA device: FlashInfer's filters, and a race of our own.
 
-FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So tokens are drawn here, by the race
+For one seed, FlashInfer's own draws depend on the place of a row in the batch. So tokens are drawn here, by the race
 and the noise of `splitmix`, as on a CPU: for the same probabilities it is the same token, unless two tokens are tied to
 within the rounding of float32. A race compares numbers and adds none, so it does not depend on the batch. In
 batch-invariant mode the filters add integers, whose sum does not depend on the order of addition, because FlashInfer's
@@ -38,7 +38,7 @@ class Sampler:
     used: frozenset[SamplingColumn]
     """The columns that any row uses."""
     numbers: Tensor
-    """[columns from TEMPERATURE on, S] int32; of those that are float32, the bits."""
+    """[columns from TEMPERATURE on, S] int32; float32 columns are stored as their bits."""
     seeds: Tensor
     """[S] int64."""
     positions: Tensor
@@ -49,7 +49,7 @@ class Sampler:
         """Return the sampler of some positions.
 
         Args:
-            sampling: the parameters on the host, in any number.
+            sampling: the parameters on the host, of any number of requests.
             flat: those of each position, on the device, see `SamplingArrays.flat`.
             positions: `[S] int32`, of the tokens that are drawn.
         """
@@ -70,9 +70,10 @@ class Sampler:
         return self.numbers[column - _FIRST].view(torch.float32)
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens, `[S] int64`, and the largest logit of each row, `[S]`; the row has a token if it is one.
+        """Return the tokens, `[S] int64`, and the largest logit of each row, `[S]`.
 
-        It is NaN if any of the row is, and minus infinity if all are; see `marked`.
+        This logit is NaN if any logit of the row is, and minus infinity if all are; then the row has no token, see
+        `marked`.
 
         Args:
             filters: has the softmax and the filters; None: batch-invariant ones of our own.
@@ -113,8 +114,8 @@ class Sampler:
     def _near_the_largest(self, logits: Tensor) -> Tensor:
         """Return `logits` `[S, V] float32` with minus infinity where `top_n_sigma` drops a token.
 
-        Distances from the largest logit are divided by the longest, and become integers, so that the sums are the same
-        in every batch.
+        Distances from the largest logit are divided by the longest distance, and converted to integers, so that the
+        sums are the same in every batch.
         """
         distances, is_finite = (logits.amax(-1, keepdim=True) - logits).double(), logits.isfinite()
         longest = torch.where(is_finite, distances, 0.0).amax(-1, keepdim=True)
@@ -171,7 +172,7 @@ class Sampler:
     def _typical(self, weights: Tensor) -> Tensor:
         """Return `weights` `[S, V] float32` with 0 where a token is not locally typical, the same in every batch.
 
-        Tokens are kept in the order of how near their surprisal is to the entropy, until their mass reaches
+        Tokens are kept by the distance of their surprisal from the entropy, nearest first, until their mass reaches
         `typical_p`. Both are shifted by the logarithm of the row's sum, so weights need not be normalised.
 
         Source: Meister, Pimentel, Wiher and Cotterell, Locally typical sampling, 2022.
@@ -195,7 +196,7 @@ def is_broken(largest: Tensor) -> Tensor:
 
 
 def marked(tokens: Tensor, largest: Tensor) -> Tensor:
-    """Return `tokens` `[S] int32`, with a negative number as in `core.result.EXCLUDED` where there is none.
+    """Return `tokens` `[S] int32`, with a negative number as in `core.result.EXCLUDED` for rows without a token.
 
     Args:
         tokens: `[S] int32`.

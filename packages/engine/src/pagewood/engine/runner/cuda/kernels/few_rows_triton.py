@@ -1,4 +1,4 @@
-"""What a step of very few requests computes: products that read the weights at the memory's rate, and the activation.
+"""Kernels for a step of very few requests: products that read the weights at the memory's rate, and the activation.
 
 A product with one row reads each weight once and does little else. Libraries of matrix products give it the tiles of
 larger products, and reach 65 to 92% of what the memory of an H100 can deliver. Here each program multiplies one row of
@@ -23,7 +23,7 @@ from torch.nn import functional
 MOST_ROWS = 2
 """With more rows, multiplying takes longer than reading, and tensor cores are faster (measured on an H100)."""
 MOST_ACTIVATED = 64
-"""Rows of which FlashInfer's activation, which has one program for each row, leaves a part of the device idle."""
+"""Up to this many rows, FlashInfer's activation, with one program per row, leaves a part of the device idle."""
 _DEPTH = 2048  # weights that a program reads at a time
 _DEPTH_PER_WARP = 256
 _BLOCK = 512  # columns of the activation that a program computes
@@ -52,7 +52,7 @@ def silu_mul(gate_up: Tensor, *, otherwise: Callable[[Tensor], Tensor]) -> Tenso
     """Return `[T, I]`: silu of the first half of `gate_up` `[T, 2I]` times the second half, computed in float32.
 
     More than `MOST_ACTIVATED` rows are computed by `otherwise`, because starting a kernel of Triton costs the host more
-    than starting one of FlashInfer, which prompts without a graph feel.
+    than starting one of FlashInfer, which slows down prompts without a graph.
     """
     num_rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     if not 0 < num_rows <= MOST_ACTIVATED:

@@ -97,7 +97,7 @@ class PrefillWrapper(Protocol):
     ) -> None:
         """Decide how the work of a step is split.
 
-        Arguments are those of `DecodeWrapper.plan`, and `qo_indptr` `[G + 1] int32` on the host, the first token of
+        The arguments are those of `DecodeWrapper.plan` and `qo_indptr` `[G + 1] int32` on the host, the first token of
         each grant. `causal` aligns the last token of a grant with its last position. `disable_split_kv` keeps the
         positions of a grant together.
         """
@@ -204,6 +204,6 @@ class FlashInfer(Protocol):
     ) -> PrefillWrapper:
         """Return a wrapper; with `use_cuda_graph`, buffers fix the number of grants, the first plan that of tokens.
 
-        A wrapper with a graph and a mask reads the mask in every run, whatever its plan says.
+        A wrapper with a graph and a mask reads the mask in every run, regardless of its plan.
         """
         ...

@@ -27,7 +27,7 @@ _NUM_AT_A_TIME = 2  # each compiles up to ten files in parallel, with 2 to 3 GB 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelNeeds:
-    """The properties of a model that decide which attention kernels it needs."""
+    """The properties of a model that determine its attention kernels."""
 
     dtype: str
     head_dim: int

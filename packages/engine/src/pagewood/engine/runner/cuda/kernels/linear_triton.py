@@ -1,7 +1,7 @@
 """A projection that computes each row in the same way for any number of rows: one kernel, one tile, one order.
 
-Libraries of matrix products choose a kernel by the number of rows, and with it the order in which the products of a row
-are added. Here the shape of a tile depends on the weights only, and each tile adds along the whole depth from start to
+Libraries of matrix products choose a kernel, and so the order in which the products of a row are added, by the number
+of rows. Here the shape of a tile depends on the weights only, and each tile adds along the whole depth from start to
 end. So the sums of a row depend neither on the number of rows nor on the row's place in its tile.
 
 Source: "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025) describes the cause.
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 64  # rows of a tile: what one group of warps multiplies at a time
+_ROWS = 64  # rows of a tile, which one group of warps multiplies at a time
 _DEPTH = 64  # products added per round
 _MANY_COLUMNS = 16_384  # from here on, wide tiles are enough to occupy all multiprocessors
 
