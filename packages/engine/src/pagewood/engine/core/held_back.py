@@ -104,7 +104,8 @@ class HeldBack:
         """
         tenant = self._tenants.get(request.tenant)
         is_behind = tenant is not None and -tenant.ranked[0][0] > request.priority
-        if not is_behind and self._fits(request, [one for one in claimants if one.tenant == request.tenant]):
+        mine = [one for one in claimants if one.tenant == request.tenant]
+        if not is_behind and self._fits(request, mine):
             return False
         self._num_holds[request.arrival] = self._num_holds.get(request.arrival, 0) + 1
         self._add(request)
