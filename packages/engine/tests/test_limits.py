@@ -458,7 +458,7 @@ def test_scenarios_exercise_what_they_claim() -> None:
 
 
 FAULTS: dict[str, Sequence[Edit]] = {
-    "quota ignored": [(HeldBack, "hold", "if not is_behind and self._quotas.check(request).fits:", "if True:")],
+    "quota ignored": [(HeldBack, "hold", "if not is_behind and self._fits(request, mine):", "if True:")],
     "stop not counted": [(HeldBack, "stop", "self._quotas.stop(request)", "pass")],
     "room not noticed": [(HeldBack, "_note_room", "tenant.has_room = True", "pass")],
     "ended request returns": [(WaitingQueue, "remove", "self._held_back.discard(request)", "pass")],

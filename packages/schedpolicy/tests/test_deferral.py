@@ -283,6 +283,11 @@ class DeferralMachine(RuleBasedStateMachine):
             for request in (*self.waiting, *self.running):
                 assert request not in self.deferral
             assert len(list(self.deferral)) == len(self.deferral)
+            self.check_awaited()
+
+    def check_awaited(self) -> None:
+        for request in self.deferral:
+            assert self.deferral.num_awaited(request) == self.naive.num_awaited(request)
 
     def teardown(self) -> None:
         if hasattr(self, "deferral"):
@@ -309,6 +314,11 @@ class ScarceComparisons(DeferralMachine):
                 and self.window_of(leader, request.num_matched) == self.window_of(request, request.num_matched)
             ]
             assert windows, "a request is parked only on a leader with its window"
+
+    def check_awaited(self) -> None:
+        """A request that has not been compared may be thought to share all of its prompt."""
+        for request in self.deferral:
+            assert 0 <= self.deferral.num_awaited(request) < request.num_tokens
 
     def window_of(self, request: FakeRequest, offset: int) -> bytes:
         return request.window(offset, offset + self.naive.min_shared)

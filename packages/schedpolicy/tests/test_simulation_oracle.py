@@ -365,7 +365,6 @@ class NaiveReplica:
             if not any(parked is request for parked, _ in deferral.parked):
                 request.num_matched = self.page_size * self.match(request)
         skip_ahead.begin_step(self.waiting)
-        reserve = self.policies.reserve.open(self.running, page_size=self.page_size, num_to_complete=0)
         admitted: list[Naive] = []
         deferred: list[Naive] = []
         for request in order.ordered(now_s):
@@ -374,6 +373,14 @@ class NaiveReplica:
             if deferral.defer(request):
                 deferred.append(request)
                 continue
+            claimants = [parked for parked, _ in deferral.parked if parked.priority > request.priority]
+            if len(self.running) + len(claimants) >= self.policies.budget.max_running:
+                if skip_ahead.pass_over(request):
+                    continue
+                break
+            reserve = self.policies.reserve.open(
+                [*self.running, *claimants], page_size=self.page_size, num_to_complete=0
+            )
             before = request.num_matched
             num_matched = self.match(request)
             lease = request.keys[:num_matched]
@@ -385,10 +392,10 @@ class NaiveReplica:
             wanted = self.pages(request.num_tokens) - num_matched
             if self.running:
                 wanted += sum(self.pages(r.num_tokens) - self.held(r) for r in self.running)
+                wanted += sum(self.pages(r.num_tokens) - deferral.num_awaited(r) // self.page_size for r in claimants)
                 wanted += reserve.num_reserved(request)
             if num and wanted <= self.available():
                 self.running.append(request)
-                reserve.admit(request, num_to_complete=0)
                 assert self.grow(request, request.num_matched + num)
                 prefills.append((request, budget.take_prefill(num)))
                 budget.admit()

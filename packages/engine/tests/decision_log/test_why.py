@@ -117,9 +117,20 @@ def test_a_request_that_does_not_fit(echo: Callable[..., Echo]) -> None:
     here.submit("small", prompt(70, 4), max_tokens=4)
     here.steps()
     lines = here.texts("large")
-    assert "8 pages were needed and 1 reserved for the output of running requests, but 5 were available" in lines[1]
+    assert "8 pages were needed and 1 reserved for other requests, but 5 were available" in lines[1]
     assert lines[1].endswith("so requests behind it could go first")
     assert here.texts("small")[1].startswith("0 was admitted")
+
+
+def test_a_place_is_left_to_a_parked_request_of_higher_priority(echo: Callable[..., Echo]) -> None:
+    here = echo(chunked_prefill_size=32)
+    here.submit("low", prompt(0, 80), max_tokens=4)
+    here.steps(1)
+    here.submit("high", prompt(0, 80), max_tokens=4, priority=2)
+    here.submit("middle", prompt(90, 4), max_tokens=4, priority=1)
+    here.steps()
+    (line,) = [line for line in here.texts("middle") if "left" in line]
+    assert "the free places were left to requests of higher priority, as high, that will go on before it" in line
 
 
 def test_a_repeat_is_parked_and_then_cached(echo: Callable[..., Echo]) -> None:

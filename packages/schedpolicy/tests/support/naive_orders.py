@@ -238,6 +238,14 @@ class NaiveDeferral:
                 return True
         return False
 
+    def num_awaited(self, request: Any) -> int:
+        """Return the least number of tokens, whole pages, that wakes a parked request when its leader has them."""
+        leader = next(leader for parked, leader in self.parked if parked is request)
+        if leader is None:
+            return 0
+        num_usable = self.saved_by(request, leader) + self.whole_pages(leader.num_computed)
+        return next(num for num in range(0, num_usable + 1, self.page_size) if num_usable - num < self.min_shared)
+
     def discard(self, request: Any) -> None:
         """Forget a request."""
         self.parked = [entry for entry in self.parked if entry[0] is not request]

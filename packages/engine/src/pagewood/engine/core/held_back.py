@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,15 +92,20 @@ class HeldBack:
         mine = [self._tenants[name] for name in tenants if name in self._tenants]
         return sum(len(tenant.ranked) for tenant in mine if not tenant.has_room)
 
-    def hold(self, request: Request) -> bool:
+    def hold(self, request: Request, claimants: Iterable[Request] = ()) -> bool:
         """Hold a request back if its tenant is at its limit; return whether it is held back.
 
         One that fits is held back behind one of higher priority of its tenant, or a stream of them would take what
         becomes free.
+
+        Args:
+            request: waits in the order.
+            claimants: waiting requests that count as running.
         """
         tenant = self._tenants.get(request.tenant)
         is_behind = tenant is not None and -tenant.ranked[0][0] > request.priority
-        if not is_behind and self._quotas.check(request).fits:
+        mine = [one for one in claimants if one.tenant == request.tenant]
+        if not is_behind and self._fits(request, mine):
             return False
         self._num_holds[request.arrival] = self._num_holds.get(request.arrival, 0) + 1
         self._add(request)
@@ -154,6 +159,14 @@ class HeldBack:
         """Stop counting a request that has ended or was preempted."""
         self._quotas.stop(request)
         self._note_room(request)
+
+    def _fits(self, request: Request, claimants: Iterable[Request]) -> bool:
+        for one in claimants:
+            self._quotas.admit(one)
+        fits = self._quotas.check(request).fits
+        for one in claimants:
+            self._quotas.stop(one)
+        return fits
 
     def _add(self, request: Request) -> None:
         key = self._keys[request.arrival] = (-request.priority, request.arrival, request)

@@ -14,6 +14,7 @@ from pagewood.engine.core.mask_turns import MaskTurns
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.waiting import Claim
 
 _PARTS_OF_STEP = 8
 """Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, so that a long prompt
@@ -449,7 +450,8 @@ class Planner:
     ) -> None:
         """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory.
 
-        `prompts` that are left go on before the first request that is not of higher priority.
+        `prompts` that are left go on before the first request that is not of higher priority. Requests that are parked
+        or wait for copies count as running for those of lower priority.
         """
         kv, waiting = self._kv, state.waiting
         if not len(waiting) or shortage.excluded:
@@ -472,7 +474,8 @@ class Planner:
         is_plain = self._notes is None and self._giving_way is None and kv.tiers is None and not kv.num_retained
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
-        coming: list[tuple[int, int]] = []  # priority of each that waits for copies, and pages that it will need
+        claims: list[Claim] = []
+        claims_of: int | None = None  # the priority that they are above; None: there may be more
         is_declined = False
         num_available, page_size = kv.num_available, kv.page_size
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
@@ -492,7 +495,12 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
                 break
-            if waiting.hold_back(request):
+            if claims_of != request.priority:
+                before, claims_of = claims, request.priority
+                claims = waiting.claims_above(claims_of)
+                if claims != before:
+                    reserve = None
+            if waiting.hold_back(request, claims):
                 continue
             if not has_place:
                 if self._notes is not None:
@@ -503,9 +511,19 @@ class Planner:
             if waiting.defer(request):
                 if self._notes is not None:
                     self._notes.note(Reason.PARKED, request, waiting.parked_on(request), request.num_matched)
+                claims_of = None
                 continue
+            if kv.num_free_rows <= len(claims):
+                is_declined = True
+                if self._notes is not None:
+                    self._notes.note(Reason.PLACE_KEPT, request, claims[0][0], kv.num_free_rows, len(claims))
+                if self._giving_way is not None:
+                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=0)
+                if self._skip_ahead.pass_over(request):
+                    continue
+                break
             if reserve is None:
-                reserve = self._open_reserve(state.running, all_decode=num_decodes == len(state.running))
+                reserve = self._open_reserve(state.running, claims, all_decode=num_decodes == len(state.running))
             num_wanted = -(-request.num_known // page_size) - request.num_matched // page_size
             if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
                 is_declined = True
@@ -515,9 +533,8 @@ class Planner:
                     continue
                 break
             num_reserved = reserve.num_reserved(request, num_available=kv.num_available)
-            num_reserved += sum(num for priority, num in coming if priority > request.priority)
             if waiting.recall(request, num_reserved=num_reserved):
-                coming.append((request.priority, num_wanted))
+                claims_of = None
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
                 continue
@@ -562,11 +579,12 @@ class Planner:
         if is_declined and state.held:  # not before the pass has ended, in which the order must not change
             give_back(state, kv)
 
-    def _open_reserve(self, running: Sequence[Request], *, all_decode: bool) -> StepReserve:
-        page_size, num_to_complete = self._kv.page_size, 0
+    def _open_reserve(self, running: Sequence[Request], claims: Sequence[Claim], *, all_decode: bool) -> StepReserve:
+        page_size, num_to_complete = self._kv.page_size, sum(num_pages for _, num_pages in claims)
         if not all_decode:  # those that do have pages for all tokens already known
             lacking = [request for request in running if request.num_known > request.num_pages * page_size]
-            num_to_complete = sum(map(self._num_to_complete, lacking))
+            num_to_complete += sum(map(self._num_to_complete, lacking))
+        running = [*running, *(claimant for claimant, _ in claims)]
         return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
 
     def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:

@@ -26,8 +26,8 @@ class Reason(IntEnum):
     """As many requests run as may, or the step has as many prompts as it may [requests that run, free rows]; those
     behind it were not examined."""
     NO_MEMORY = 6
-    """It did not fit [pages that it needs, pages reserved for running requests, pages available]; those behind it were
-    not examined."""
+    """It did not fit [pages that it needs, pages reserved for running requests and for claims of higher priority, pages
+    available]; those behind it were not examined."""
     PASSED_OVER = 7
     """It did not fit [the same numbers]; those behind it could go first."""
     PARKED = 8
@@ -63,6 +63,9 @@ class Reason(IntEnum):
     """Its tenant runs as much as it may; it waits apart until another request of the tenant stops."""
     MASKS_OF_OTHERS = 24
     """It got no token, because its grammar is slow, and those of others had the step [milliseconds of a token]."""
+    PLACE_KEPT = 25
+    """The free places are left to `other` and more requests of higher priority, which wait for a prompt or for copies
+    and have a claim to a place and pages [free rows, these requests]."""
     LIMITED_BY_TARGET = 21
     """The step's prompts were limited by the target for its duration [prompt tokens]; it concerns no single request."""
 

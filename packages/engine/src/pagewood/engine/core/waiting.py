@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +17,9 @@ _MAX_EXAMINED = 256
 """Requests that one pass looks at, not counting those that it defers or holds back."""
 _MAX_SET_ASIDE = 1024
 """Requests that one pass parks where tenants have limits, so that a flood of one tenant does not make a step long."""
+Claim = tuple[Request, int]
+"""A waiting request that will be admitted when a prompt or copies of its prefix are done, and the pages that it needs
+then for its known tokens."""
 _MAX_PRIORITIES = 64
 """Priorities whose preemptions are counted by themselves."""
 
@@ -72,6 +75,10 @@ class Deferral(Protocol):
         """Return the running request that a parked one waits for; None: it is not parked, or ready."""
         ...
 
+    def num_awaited(self, request: Request) -> int:
+        """Return how many leading tokens of a parked one `leader_of` holds when it is ready; 0 if that has stopped."""
+        ...
+
     def discard(self, request: Request) -> None:
         """Forget a parked request that has ended."""
         ...
@@ -82,6 +89,10 @@ class Deferral(Protocol):
 
     def __contains__(self, request: Request, /) -> bool:
         """Return whether the request is parked."""
+        ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the parked requests."""
         ...
 
     def __len__(self) -> int:
@@ -183,7 +194,7 @@ class WaitingQueue:
 
     __slots__ = (
         "_deferral", "_entries", "_group", "_held_back", "_is_watching", "_kv", "_lending", "_notes",
-        "_num_by_priority", "_num_recalling", "_order", "_parked", "preempted",
+        "_num_by_priority", "_order", "_parked", "_recalling", "_top_parked", "preempted",
     )  # fmt: skip
 
     def __init__(
@@ -211,7 +222,10 @@ class WaitingQueue:
         """Parked in this pass, still in the order."""  # written by: waiting
         self._num_by_priority: dict[int, int] = {}
         """Priority -> requests in the order."""  # written by: waiting
-        self._num_recalling = 0  # written by: waiting
+        self._recalling: dict[int, Claim] = {}
+        """By arrival, those with a recall."""  # written by: waiting
+        self._top_parked: float = -inf
+        """The highest priority of those parked behind a prompt, or a higher one."""  # written by: waiting
         self.preempted: dict[int, int] = {}
         """Priority -> how often a request that had run was queued again, for a bounded number of priorities; the last
         of them counts for all others."""  # written by: waiting
@@ -247,7 +261,7 @@ class WaitingQueue:
     @property
     def num_recalling(self) -> int:
         """Waiting requests with a recall: their prefix is being copied back from a lower tier."""
-        return self._num_recalling
+        return len(self._recalling)
 
     def is_parked(self, request: Request) -> bool:
         """Return whether a waiting request waits for the prompt of another one, or for its tenant's other requests."""
@@ -318,7 +332,9 @@ class WaitingQueue:
             return
         if self._held_back is not None and request in self._held_back:
             self._held_back.update(request)
-        elif not self.is_parked(request):
+        elif self.is_parked(request):
+            self._top_parked = max(self._top_parked, request.priority)
+        else:
             self._order.update(request)
             self._uncount(entry)
             self._count(entry, request.priority)
@@ -363,9 +379,29 @@ class WaitingQueue:
             if num_examined == _MAX_EXAMINED or (self._held_back is not None and len(self._parked) == _MAX_SET_ASIDE):
                 return
 
-    def hold_back(self, request: Request) -> bool:
-        """Park a request of this pass if its tenant is at its limit; return whether it is parked now."""
-        if self._held_back is None or not self._held_back.hold(request):
+    def claims_above(self, priority: int) -> list[Claim]:
+        """Return the requests of a higher priority that wait for a prompt or for copies, and the pages they will need.
+
+        Requests of this priority leave them a place and these pages, as if they ran: what they wait for was to make
+        them faster, and must not make them wait for what others have taken meanwhile.
+        """
+        claims = {arrival: claim for arrival, claim in self._recalling.items() if claim[0].priority > priority}
+        deferral = self._deferral
+        if deferral is not None and self._top_parked > priority:
+            self._top_parked = max((one.priority for one in deferral), default=-inf)
+            for one in deferral:
+                if one.priority > priority:
+                    claims[one.arrival] = one, self._num_pages(one, deferral.num_awaited(one))
+        return list(claims.values())
+
+    def hold_back(self, request: Request, claims: Sequence[Claim] = ()) -> bool:
+        """Park a request of this pass if its tenant is at its limit; return whether it is parked now.
+
+        Args:
+            request: of this pass.
+            claims: those of its priority; they count as running.
+        """
+        if self._held_back is None or not self._held_back.hold(request, [claimant for claimant, _ in claims]):
             return False
         self._parked.append(request)
         if self._notes is not None:
@@ -379,6 +415,7 @@ class WaitingQueue:
         """
         if self._deferral is None or not len(request.reusable_tokens()) or not self._deferral.defer(request):
             return False
+        self._top_parked = max(self._top_parked, request.priority)
         self._parked.append(request)
         return True
 
@@ -405,22 +442,21 @@ class WaitingQueue:
             entry.recall = tiers.recall(tokens, request.namespace, priority=request.priority)
             if entry.recall is None:
                 return False
-            self._num_recalling += 1
 
         def take(n: int) -> Int32 | None:
-            num_matched = self._kv.peek(request)
-            num_missing = -(-request.num_known // self._kv.page_size) - num_matched // self._kv.page_size
+            num_missing = self._num_pages(request, self._kv.peek(request))
             return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
 
+        self._recalling[request.arrival] = request, self._num_pages(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
-            self._end_recall(entry)
+            self._end_recall(request)
             self._kv.epoch += 1  # the tokens that have arrived can be matched
         return is_coming
 
     def admitted(self, request: Request) -> None:
         """Note that a request of this pass has a row: its watch and recall end, and others may wait for its prompt."""
-        self._end(self._entries[request.arrival])
+        self._end(request)
         if self._deferral is not None:
             self._deferral.start(request)
         if self._held_back is not None:
@@ -500,24 +536,29 @@ class WaitingQueue:
                 del self._num_by_priority[priority]
 
     def _forget(self, request: Request) -> None:
-        entry = self._entries.pop(request.arrival)
-        self._uncount(entry)
-        self._end(entry)
+        self._end(request)
+        self._uncount(self._entries.pop(request.arrival))
 
-    def _end(self, entry: _Entry) -> None:
-        self._unwatch(entry)
-        self._end_recall(entry)
+    def _end(self, request: Request) -> None:
+        self._unwatch(self._entries[request.arrival])
+        self._end_recall(request)
 
     def _unwatch(self, entry: _Entry) -> None:
         if entry.watch is not None:
             entry.watch.close()
             entry.watch = None
 
-    def _end_recall(self, entry: _Entry) -> None:
+    def _end_recall(self, request: Request) -> None:
+        entry = self._entries[request.arrival]
         if entry.recall is not None and self._kv.tiers is not None:
             self._kv.tiers.cancel(entry.recall)
-            self._num_recalling -= 1
+            del self._recalling[request.arrival]
         entry.recall = None
+
+    def _num_pages(self, request: Request, num_held: int) -> int:
+        """Return the pages for the known tokens of a request after the first `num_held`, which have theirs."""
+        page_size = self._kv.page_size
+        return -(-request.num_known // page_size) - num_held // page_size
 
     def _new_group(self) -> WatchGroup | None:
         if not self._is_watching:

@@ -22,7 +22,7 @@ CLOSERS = frozenset(
     }
 )  # fmt: skip
 """Reasons why a plan examines no further waiting requests."""
-_LASTING = frozenset({Reason.PASSED_OVER, Reason.PARKED, Reason.RECALLING, Reason.HELD_BACK})
+_LASTING = frozenset({Reason.PASSED_OVER, Reason.PARKED, Reason.RECALLING, Reason.HELD_BACK, Reason.PLACE_KEPT})
 """Reasons that often hold for many steps."""
 _MOST_REMEMBERED = 4096
 """Requests whose lasting reason is remembered, so that it is written once."""

@@ -192,7 +192,7 @@ class _Reader:
         if life is None:
             return
         match reason:
-            case Reason.PASSED_OVER | Reason.PARKED | Reason.RECALLING | Reason.HELD_BACK:
+            case Reason.PASSED_OVER | Reason.PARKED | Reason.RECALLING | Reason.HELD_BACK | Reason.PLACE_KEPT:
                 life.note = note
             case Reason.UNPARKED:
                 life.note = ()

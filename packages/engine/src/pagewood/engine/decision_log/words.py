@@ -47,9 +47,11 @@ def waiting(note: Sequence[int], names: Mapping[int, str]) -> str:
             return f"{_requests(numbers[0])} running, as many as may"
         case Reason.NO_PLACE:
             return "the step computed as many prompts as it may"
+        case Reason.PLACE_KEPT:
+            return f"the free places were left to requests of higher priority, as {name}, that will go on before it"
         case Reason.NO_MEMORY | Reason.PASSED_OVER:
             num_wanted, num_reserved, num_available = numbers
-            text = f"{_pages(num_wanted)} were needed and {num_reserved} reserved for the output of running requests"
+            text = f"{_pages(num_wanted)} were needed and {num_reserved} reserved for other requests"
             text += f", but {num_available} were available"
             return text + (", so requests behind it could go first" if reason == Reason.PASSED_OVER else "")
         case Reason.PARKED:

@@ -32,6 +32,8 @@ class _Parked(Generic[Q]):
     request: Q
     leader: _Leader[Q] | None
     """None once the request is ready."""  # written by: deferral
+    num_awaited: int = 0
+    """Leading tokens that the leader has computed when it wakes the request."""  # written by: deferral
 
 
 class InBatchDeferral(Generic[Q]):
@@ -142,6 +144,14 @@ class InBatchDeferral(Generic[Q]):
         parked = self._parked.get(request.arrival)
         return None if parked is None or parked.leader is None else parked.leader.request
 
+    def num_awaited(self, request: Q) -> int:
+        """Return how many leading tokens of a parked request its leader holds when it is ready, whole pages.
+
+        So they need no memory beside that of the leader. 0 for one that is ready, because its leader has stopped.
+        """
+        parked = self._parked[request.arrival]
+        return 0 if parked.leader is None else parked.num_awaited
+
     def discard(self, request: Q) -> None:
         """Forget a parked request that has ended; other requests are ignored."""
         self._parked.pop(request.arrival, None)
@@ -191,7 +201,7 @@ class InBatchDeferral(Generic[Q]):
         """Park a request on a leader if that saves enough, or provisionally if this is not known yet."""
         parked = _Parked(request=request, leader=leader)
         is_known = self._compare(request, leader)
-        if not self._await(request, leader):
+        if not self._await(parked, leader):
             return False
         self._parked[request.arrival] = parked
         if not is_known:
@@ -204,7 +214,7 @@ class InBatchDeferral(Generic[Q]):
         assert leader is not None, "a ready request needs no comparison"
         del self._unverified[parked.request.arrival]
         self._compare(parked.request, leader)
-        if not self._await(parked.request, leader):
+        if not self._await(parked, leader):
             parked.leader = None
             self._woken.append(parked)
 
@@ -218,14 +228,16 @@ class InBatchDeferral(Generic[Q]):
         leader.num_shared[request.arrival] = request.num_shared(leader.request)
         return True
 
-    def _await(self, request: Q, leader: _Leader[Q]) -> bool:
+    def _await(self, parked: _Parked[Q], leader: _Leader[Q]) -> bool:
         """Record when the leader wakes the request; return False if it need not wait for the leader."""
+        request = parked.request
         num_shared = leader.num_shared.get(request.arrival, request.num_prompt)
         num_usable = min(self._whole_pages(min(num_shared, request.num_tokens - 1)), leader.num_prompt)
         num_computed = self._whole_pages(leader.request.num_computed)
         if num_usable - max(request.num_matched, num_computed) < self._min_shared:
             return False
-        heappush(leader.wake_ups, (num_usable - self._min_shared + 1, request.arrival))
+        parked.num_awaited = num_usable - self._min_shared + self._page_size  # the first whole page that wakes it
+        heappush(leader.wake_ups, (parked.num_awaited, request.arrival))
         return True
 
     def _wake(self, leader: _Leader[Q], arrival: int) -> None:

@@ -22,7 +22,10 @@ class Queue:
     Where the cache has no live matches, each pass matches all requests in the order again.
     """
 
-    __slots__ = ("_cache", "_changed", "_deferral", "_lending", "_memory", "_num_by_priority", "_order", "_waiting")
+    __slots__ = (
+        "_cache", "_changed", "_deferral", "_lending", "_memory", "_num_by_priority", "_order", "_top_parked",
+        "_waiting",
+    )  # fmt: skip
 
     def __init__(
         self, order: Order[SimRequest], memory: Memory, *, deferral: InBatchDeferral[SimRequest] | None = None
@@ -39,6 +42,8 @@ class Queue:
         self._deferral = deferral
         self._lending = Lending[SimRequest]()
         self._num_by_priority = Counter[int]()  # of those in the order
+        # The highest priority of the parked requests, or a higher one; written by: defer, claims_above.
+        self._top_parked: float = -inf
         self._cache = memory.cache if isinstance(memory.cache, BlockCache) else None
         self._waiting: dict[int, SimRequest] = {}  # by arrival, parked requests included
         self._changed: dict[int, SimRequest] = {}  # by arrival, those whose live match changed since the last pass
@@ -87,7 +92,25 @@ class Queue:
 
     def defer(self, request: SimRequest) -> bool:
         """Return whether a request waits for a prompt in progress that it repeats; then call `park` after the pass."""
-        return self._deferral is not None and self._deferral.defer(request)
+        if self._deferral is None or not self._deferral.defer(request):
+            return False
+        self._top_parked = max(self._top_parked, request.priority)
+        return True
+
+    def claims_above(self, priority: int) -> list[tuple[SimRequest, int]]:
+        """Return the parked requests of a higher priority, each with the pages that it will need for its tokens.
+
+        Those of this priority leave them a place and these pages, as if they ran.
+        """
+        deferral, memory = self._deferral, self._memory
+        if deferral is None or self._top_parked <= priority:
+            return []
+        self._top_parked = max((request.priority for request in deferral), default=-inf)
+        return [
+            (request, memory.pages_of(request.num_tokens) - deferral.num_awaited(request) // memory.page_size)
+            for request in deferral
+            if request.priority > priority
+        ]
 
     def park(self, request: SimRequest) -> None:
         """Take a deferred request out of the order; it enters again when it is ready."""

@@ -1,7 +1,7 @@
 """One simulated replica: policies, a queue, counted pages and a machine, in virtual time."""
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -354,7 +354,8 @@ class Replica:
     def _admit(self, prompts: "_Prompts", budget: StepBudget, now_s: float) -> bool:
         """Admit waiting requests while budget and memory last.
 
-        A prompt in progress goes on before the waiting requests that are not of higher priority.
+        A prompt in progress goes on before the waiting requests that are not of higher priority. Parked requests count
+        as running for those of lower priority.
 
         Returns:
             Whether any request was preempted for such a prompt.
@@ -364,7 +365,8 @@ class Replica:
         policies, memory = self._policies, self._memory
         passing = self._queue.ordered(now_s)
         policies.skip_ahead.begin_step(self._queue)
-        reserve = self._open_reserve()
+        reserve: StepReserve | None = None
+        claims: list[tuple[SimRequest, int]] = []
         has_preempted = False
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
@@ -372,14 +374,23 @@ class Replica:
         for request in passing:
             if prompts.left and prompts.left[-1].priority >= request.priority:
                 has_preempted = self._continue_prompts(prompts, budget, least=request.priority)
-                reserve = self._open_reserve()
+                reserve = None
             if has_preempted or not budget.can_admit or policies.skip_ahead.is_barred(request):
                 break
-            if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
+            before, claims = claims, self._queue.claims_above(request.priority)
+            if claims != before:
+                reserve = None
+            if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants, claims):
                 continue
             if self._queue.defer(request):
                 deferred.append(request)
                 continue
+            if len(self._running) + len(claims) >= policies.budget.max_running:
+                if policies.skip_ahead.pass_over(request):
+                    continue
+                break
+            if reserve is None:
+                reserve = self._open_reserve(claims)
             num_reserved = reserve.num_reserved(request, num_available=memory.num_available)
             num_tokens = self._fit(request, budget, num_reserved=num_reserved)
             if num_tokens:
@@ -409,20 +420,31 @@ class Replica:
             self._queue.park(request)
         return has_preempted
 
-    def _open_reserve(self) -> StepReserve:
+    def _open_reserve(self, claims: Sequence[tuple[SimRequest, int]]) -> StepReserve:
         memory = self._memory
-        num_to_complete = sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
+        num_to_complete = sum(num_pages for _, num_pages in claims)
+        num_to_complete += sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
         if not self._is_decoding:  # the decoding requests have no pages for their next tokens yet
             num_to_complete += self._decoding.num_new_pages(1)
-        return self._policies.reserve.open(
-            self._running.values(), page_size=memory.page_size, num_to_complete=num_to_complete
-        )
+        running = (*self._running.values(), *(request for request, _ in claims))
+        return self._policies.reserve.open(running, page_size=memory.page_size, num_to_complete=num_to_complete)
 
-    def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
+    def _has_quota(
+        self,
+        request: SimRequest,
+        quotas: Quotas,
+        full_tenants: set[str],
+        claims: Sequence[tuple[SimRequest, int]],
+    ) -> bool:
         """Return whether the tenant may run a request; checks a tenant at its `max_running` only once in a pass."""
         if request.tenant in full_tenants:
             return False
+        claimants = [claimant for claimant, _ in claims if claimant.tenant == request.tenant]
+        for claimant in claimants:
+            quotas.admit(claimant)
         verdict = quotas.check(request)
+        for claimant in claimants:
+            quotas.stop(claimant)
         if verdict.short_of == "max_running":
             full_tenants.add(request.tenant)
         return verdict.fits
