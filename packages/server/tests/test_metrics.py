@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
-from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, SamplingParams
+from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, RequestOptions, SamplingParams
 from pagewood.engine.observe.histogram import Histogram
 from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
@@ -219,8 +219,7 @@ def generate(request_id: str, *, priority: int = 0, siblings: tuple[str, ...] = 
     return wire.Generate(
         request_id=request_id,
         prompt=wire.TextPrompt(text="x"),
-        sampling=SamplingParams(max_tokens=5),
-        priority=priority,
+        options=RequestOptions(sampling=SamplingParams(max_tokens=5), priority=priority),
         sibling_ids=siblings,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memory_server import MAX_LENGTH, MemoryServer
-from pagewood.engine.api import Overflow, PoolingParams, Refuse, SamplingParams, Submit
+from pagewood.engine.api import Overflow, PoolingParams, Refuse, RequestOptions, Submit
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.stages import text_limit
@@ -48,7 +48,7 @@ def messages(text: str, **options: Any) -> list[wire.WithPrompt]:
         wire.Encode(request_id="a", prompt=prompt, **options),
         wire.Encode(request_id="a", prompt=wire.ChatPrompt(messages=({"role": "user", "content": text},)), **options),
         wire.RetainText(request_id="a", prompt=prompt, seconds=1.0, **options),
-        wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(), **options),
+        wire.Generate(request_id="a", prompt=prompt, **options),
     ]
 
 
@@ -129,12 +129,11 @@ def test_a_prompt_with_too_many_tokens_does_not_fit_the_model(
 
 def test_a_text_that_would_be_cut_is_refused_too(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_limit, "MAX_TOKENS", SMALL)
-    options: dict[str, Any] = {"max_length": 100, "cuts_prompt": True, "pooling": PoolingParams()}
+    options = RequestOptions(pooling=PoolingParams())
     for number, code in ((SMALL, None), (SMALL + 1, "text_too_long")):
         prompt = wire.TextPrompt(text="1" * number)
-        found, lengths = watched(
-            tokenizer, wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(), **options)
-        )
+        message = wire.Generate(request_id="a", prompt=prompt, options=options, max_length=100, cuts_prompt=True)
+        found, lengths = watched(tokenizer, message)
         assert (found.refusal.code if isinstance(found, Refuse) else None) == code
         assert code is None or max(lengths) <= PART
 

@@ -24,6 +24,7 @@ from pagewood.engine.api import (
     Overflow,
     Refusal,
     Refuse,
+    RequestOptions,
     SamplingParams,
     SetPriority,
     Submit,
@@ -40,12 +41,9 @@ def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
     return wire.Generate(
         request_id="a",
         prompt=prompt,
-        sampling=SamplingParams(),
+        options=RequestOptions(priority=3, deadline_s=9.5, tenant="t"),
+        text=wire.TextOptions(stop=("x",)),
         echo=echo,
-        stop=("x",),
-        priority=3,
-        deadline_s=9.5,
-        tenant="t",
     )
 
 
@@ -116,9 +114,8 @@ def test_bad_words_are_tokenized_without_and_with_a_space(tokenizer: Tokenizer) 
 
 
 def test_a_stop_expression_ends_the_text(tokenizer: Tokenizer) -> None:
-    submit = command(
-        tokenizer, msgspec.structs.replace(generate(wire.TextPrompt(text="x")), stop_regex=(r"\n[A-Z][a-z]{1,9}:",))
-    )
+    options = wire.TextOptions(stop_regex=(r"\n[A-Z][a-z]{1,9}:",))
+    submit = command(tokenizer, wire.Generate(request_id="a", prompt=wire.TextPrompt(text="x"), text=options))
     assert isinstance(submit, Submit)
     streams, shown = TextStreams(tokenizer), ""
     for i, token in enumerate(tokenizer.encode("one two three\nUser: four").tolist()):
@@ -378,11 +375,7 @@ class Stage:
 
 def prompt(request_id: str, text: str, *, max_length: int | None = None, group_id: str = "") -> wire.Generate:
     return wire.Generate(
-        request_id=request_id,
-        prompt=wire.TextPrompt(text=text),
-        sampling=SamplingParams(),
-        max_length=max_length,
-        group_id=group_id,
+        request_id=request_id, prompt=wire.TextPrompt(text=text), max_length=max_length, group_id=group_id
     )
 
 

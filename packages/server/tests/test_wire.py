@@ -24,6 +24,7 @@ from pagewood.engine.api import (
     Grammar,
     Refusal,
     Refuse,
+    RequestOptions,
     RequestTimings,
     SamplingParams,
     SetPriority,
@@ -165,8 +166,8 @@ def test_answers(logprobs: wire.Logprobs | None) -> None:
 @given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())
 def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
     generate = wire.Generate(
-        request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo,
-        prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
+        request_id="a", prompt=prompt, options=RequestOptions(sampling=sampling), sibling_ids=stop, echo=echo,
+        text=wire.TextOptions(stop=stop, is_scoring=echo), prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
     )  # fmt: skip
     cancel = Abort(request_id="a")
     prioritize = SetPriority(request_id="a", priority=-3)

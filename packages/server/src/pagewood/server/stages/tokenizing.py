@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagewood.engine.api import (
@@ -158,7 +158,7 @@ class TokenizerStage:
         message, lane = pending.message, self._lane(index) if index else None
         tenant = group = ""
         if isinstance(message, wire.Generate):
-            tenant, group = message.tenant or "", message.group_id
+            tenant, group = message.options.tenant or "", message.group_id
         turns = self._short if lane is None else lane.prompts
         turns.put(pending, tenant=tenant, group=group or message.request_id)
         if lane is not None:
@@ -211,7 +211,7 @@ def _changed(command: _Command, pending: _Pending) -> _Command:
     priority = pending.priorities.get(command.request_id)
     if priority is None or not isinstance(command, Submit):
         return command
-    return msgspec.structs.replace(command, priority=priority)
+    return replace(command, priority=priority)
 
 
 def _cancelled(request_id: str) -> Refuse:
@@ -309,7 +309,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     if limit is not None and len(tokens) > limit:
         if message.cuts_prompt:
             tokens = cut(tokens, tokenizer.encode(text, add_special_tokens=False), limit)
-        elif message.pooling is not None:  # by the engine or by its folder
+        elif message.options.pooling is not None:  # by the engine or by its folder
             return Overflow(num_prompt=len(tokens), max_length=limit).refusal()
         else:
             is_too_long = True  # the engine will refuse it
@@ -317,44 +317,25 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     if isinstance(sampling, Refusal):
         return sampling
     sampling = capped(sampling, message, num_prompt=len(tokens))
-    reading = message.reading
+    reading = message.text.reading
     if reading is not None:
-        reading = msgspec.structs.replace(reading, prompt_tail=text[-TAIL_LENGTH:])
+        reading = replace(reading, prompt_tail=text[-TAIL_LENGTH:])
         sampling = bound(tokenizer, sampling, reading)
         if isinstance(sampling, Refusal):
             return sampling
-    options = wire.TextOptions(
-        stop=message.stop,
-        stop_regex=message.stop_regex,
+    ids = tokens.astype("<i4", copy=False).tobytes()
+    carried = replace(
+        message.text,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
-        is_scoring=message.is_scoring,
-        reports_tokens=message.reports_tokens,
         reading=reading,
-        prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
+        prompt_tokens=ids if message.reports_prompt else b"",
     )
     # The engine reports the log probabilities of a prompt with its first answer only.
-    shows_prompt = message.sampling.prompt_logprobs is not None
-    first = msgspec.structs.replace(options, first_token=int(tokens[0])) if shows_prompt else options
-    submit = Submit(
-        request_id=message.request_id,
-        tokens=tokens.astype("<i4", copy=False).tobytes(),
-        sampling=sampling,
-        pooling=message.pooling,
-        priority=message.priority,
-        deadline_s=message.deadline_s,
-        service_class=message.service_class,
-        tag=message.tag,
-        namespace=message.namespace,
-        tenant=message.tenant,
-        carry=wire.encode(first),
-        explain=message.explains,
-        explain_admission=message.explains_admission,
-        retain_s=message.retain_s,
-        num_output=message.num_output,
-        is_paused=message.is_paused,
-        names=message.names,
-    )
-    return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
+    shows_prompt = sampling.prompt_logprobs is not None
+    first = replace(carried, first_token=int(tokens[0])) if shows_prompt else carried
+    options = replace(message.options, sampling=sampling)
+    submit = Submit.of(options, request_id=message.request_id, tokens=ids, carry=wire.encode(first))
+    return fan_out(submit, message.sibling_ids, carry=wire.encode(carried)) if message.sibling_ids else [submit]
 
 
 def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
@@ -392,7 +373,7 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
     A word is encoded without and with a space before it, because that is another token in most vocabularies.
     """
     if not message.bad_words:
-        return message.sampling
+        return message.options.sampling
     found: dict[tuple[int, ...], None] = {}
     for word in message.bad_words:
         for text in (word.lstrip(" "), " " + word.lstrip(" ")):
@@ -405,7 +386,7 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
                 )
             if tokens:
                 found[tokens] = None
-    return dataclasses.replace(message.sampling, bad_words=tuple(found))
+    return dataclasses.replace(message.options.sampling, bad_words=tuple(found))
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, Pause, Resume
+from pagewood.engine.api import Flush, Pause, RequestOptions, Resume
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
@@ -340,31 +340,31 @@ class NativeEndpoints:
         )
         generation = Generation(
             prompts=prompts,
-            sampling=sampling(
-                chosen,
-                self.service.defaults,
-                max_tokens=extent.max_tokens,
-                vocab_size=model.vocab_size,
-                logprobs=extent.logprobs,
-                prompt_logprobs=extent.prompt_logprobs,
-                grammar=None if structured is None else structured.grammar,
+            options=RequestOptions(
+                sampling=sampling(
+                    chosen,
+                    self.service.defaults,
+                    max_tokens=extent.max_tokens,
+                    vocab_size=model.vocab_size,
+                    logprobs=extent.logprobs,
+                    prompt_logprobs=extent.prompt_logprobs,
+                    grammar=None if structured is None else structured.grammar,
+                ),
+                explain=bool(said.explain),
+                deadline_s=None if said.deadline is None else arrived_s + said.deadline,
+                priority=said.priority or 0,
+                service_class=said.service_class or "",
+                tag=said.tag or "",
+                namespace=said.cache_salt or None,
+                retain_s=said.retain,
             ),
+            text=wire.TextOptions(stop=tuple(chosen.stop), stop_regex=stop_expressions(chosen), reports_tokens=True),
             prompt_param=prompt_param,
             grammar_param=None if structured is None else f"sampling_params.{structured.param}",
             param_names=fields.PARAM_NAMES,
             num_answers=num_answers,
             num_choices=num_answers,
-            stop=tuple(chosen.stop),
-            stop_regex=stop_expressions(chosen),
             bad_words=tuple(chosen.bad_words),
-            reports_tokens=True,
-            explains=bool(said.explain),
-            deadline_s=None if said.deadline is None else arrived_s + said.deadline,
-            priority=said.priority or 0,
-            service_class=said.service_class or "",
-            tag=said.tag or "",
-            namespace=said.cache_salt or None,
-            retain_s=said.retain,
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
