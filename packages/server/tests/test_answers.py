@@ -239,7 +239,8 @@ def test_a_prompt_is_tokenized_once(tokenizer: Tokenizer) -> None:
     for index, submit in enumerate(submits):
         assert isinstance(submit, Submit)
         seeds.append(submit.sampling.seed)
-        options = wire.text_options.decode(submit.carry)
+        options = wire.carried.decode(submit.carry)
+        assert isinstance(options, wire.TextOptions)
         first_token = tokenizer.encode("h").tolist()[0]
         assert options.first_token == (None if index else first_token)
         assert submit.sampling.prompt_logprobs == (None if index else 1)

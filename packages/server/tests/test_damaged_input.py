@@ -74,7 +74,13 @@ MESSAGES: list[tuple[msgspec.msgpack.Decoder[Any], list[Any]]] = [
         ],
     ),
     (wire.to_http, [wire.Answers((wire.Answer("a", "t", FinishReason.LENGTH, True, None, 1, 0, 1),))]),
-    (wire.text_options, [wire.TextOptions(stop=("x",), prefix="y", prompt_tokens=b"\1\0\0\0")]),
+    (
+        wire.carried,
+        [
+            wire.TextOptions(stop=("x",), prefix="y", prompt_tokens=b"\1\0\0\0"),
+            wire.Encoded(tokens=b"\1\0\0\0", text="y", pieces=(b"y",)),
+        ],
+    ),
 ]  # fmt: skip
 HUGE = tuple(kind + b"\xff\xff\xff\xff\1" for kind in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"))
 """Arrays, maps, bytes, texts and extensions that claim four thousand million members."""
@@ -97,7 +103,7 @@ def test_messages_between_processes(tokenizer: Tokenizer, factor: int) -> None:
                 with suppress(UnicodeEncodeError, OverflowError):
                     frame = wire.encode(damaged_json(rng, msgspec.msgpack.decode(frame)))
         start_s = time.monotonic()
-        if decoder is wire.text_options:  # the detokenizer decodes it where one failure is one request's
+        if decoder is wire.carried:  # the detokenizer decodes it where one failure is one request's
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
                 decoder.decode(frame)
             continue

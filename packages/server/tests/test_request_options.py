@@ -18,7 +18,7 @@ from pagewood.server.stages.tokenizing import commands
 SOURCE = Path(str(pagewood.server.__file__)).parent
 READ_ON_THE_WAY = {"sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names"}
 """Options for the engine that the HTTP process or the tokenizer reads, too."""
-FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading", "is_encoding", "shows_pieces"}
+FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading"}
 """Options for the detokenizer that depend on the prompt, so that the tokenizer fills them in."""
 
 
@@ -70,4 +70,4 @@ def test_all_options_arrive(tokenizer: Tokenizer) -> None:
     for submit in commands(tokenizer, msgspec.msgpack.decode(wire.encode(message), type=wire.Generate)):
         assert isinstance(submit, Submit)
         assert {name: getattr(submit, name) for name in RequestOptions.__struct_fields__} == values
-        assert wire.text_options.decode(submit.carry) == text
+        assert wire.carried.decode(submit.carry) == text

@@ -22,6 +22,7 @@ from pagewood.engine.api import (
     Explanation,
     FinishReason,
     Grammar,
+    PassOn,
     Refusal,
     Refuse,
     RequestOptions,
@@ -60,6 +61,7 @@ COMMAND = (
     | st.builds(Abort, request_id=TEXT)
     | st.builds(SetPriority, request_id=TEXT, priority=st.integers(-9, 9))
     | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
+    | st.builds(PassOn, request_id=TEXT, carry=st.binary())
 )
 TOKEN = st.integers(0, 2**31 - 1)
 LOGPROB = st.floats(max_value=0.0, allow_nan=False)

@@ -449,6 +449,15 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
 
     request_id: str
     refusal: Refusal
+
+
+class PassOn(msgspec.Struct, frozen=True, kw_only=True, tag="pass_on"):
+    """Return `carry`, which the engine does not read, behind the answers to all commands before.
+
+    The answer is a `Delta` that ends with `stop`. Nothing is computed.
+    """
+
+    request_id: str
     carry: bytes = b""
 
 
@@ -526,7 +535,9 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume_reque
     request_id: str
 
 
-Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+Command = (
+    Submit | Abort | SetPriority | Refuse | PassOn | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from pagewood.engine.api import (
     FinishReason,
     Flush,
     Overflow,
+    PassOn,
     Pause,
     PauseRequest,
     PoolingParams,
@@ -147,7 +148,9 @@ class Intake:
                 self._set_priority(command)
                 return None
             case Refuse():
-                return refuse(command.request_id, command.refusal, command.carry)
+                return refuse(command.request_id, command.refusal)
+            case PassOn():
+                return Delta(command.request_id, finish=FinishReason.STOP, first=True, carry=command.carry)
             case Flush():
                 if command.when_idle and not self._state.is_idle:
                     self._flushes.append(command.request_id)
@@ -308,7 +311,7 @@ class Intake:
         """Retain the cached prefix of a text, or drop it."""
         if len(command.tokens) % 4 or not command.tokens:
             message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
-            return refuse(command.request_id, Refusal(message=message, param="prompt"), b"")
+            return refuse(command.request_id, Refusal(message=message, param="prompt"))
         tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
         if not command.seconds:
             num_tokens = self._kv.drop(tokens, command.namespace) * self._kv.page_size
@@ -316,7 +319,7 @@ class Intake:
             found = self._kv.retain(tokens, command.namespace, command.seconds)
             if found is None:
                 message = "seconds must be 0: this engine retains nothing, because retained_share is 0"
-                return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"), b"")
+                return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"))
             num_tokens = found
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
 

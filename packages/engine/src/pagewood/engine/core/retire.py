@@ -178,7 +178,7 @@ def end(
     return _answer(state, kv, request, (), reason, refusal)
 
 
-def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
+def refuse(request_id: str, refusal: Refusal, carry: bytes = b"") -> Delta:
     """Return the answer to a request that was refused before it was queued."""
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
 

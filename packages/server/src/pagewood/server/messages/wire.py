@@ -85,7 +85,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """End of the prompt, which may have begun a section of the answer."""
 
 
-class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options"):
     """Options of a request for the detokenizer; they pass the engine in `Submit.carry`. The tokenizer fills in what
     depends on the prompt."""
 
@@ -99,10 +99,6 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
     is_scoring: bool = False
     """Whether the tokens of the answer are not shown, nor counted."""
-    is_encoding: bool = False
-    """Whether the ids of the prompt are the whole answer, so that the request's refusal is its normal end."""
-    shows_pieces: bool = False
-    """Whether the client gets the bytes of each token of the prompt."""
     reports_tokens: bool = False
     """Whether the client gets the ids of the answer."""
     reading: Reading | None = None
@@ -151,7 +147,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
-    """A request for the ids of a prompt. The engine computes nothing for it, but it passes all stages as others do."""
+    """A request for the ids of a prompt. The tokenizer answers it with an `Encoded`, which passes the engine in its
+    turn; nothing is computed for it."""
 
     request_id: str
     prompt: Prompt
@@ -166,6 +163,17 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     """Whether the answer has the bytes of each token."""
     max_length: int | None = None
     """Longest text of the model, in tokens. The prompt may be longer."""
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
+    """The answer to an `Encode`; it passes the engine in `PassOn.carry`."""
+
+    tokens: bytes
+    """Ids of the prompt, int32, little-endian."""
+    text: str = ""
+    """The text of the prompt, if it was asked for."""
+    pieces: tuple[bytes, ...] = ()
+    """The bytes of each token, if they were asked for."""
 
 
 class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
@@ -358,6 +366,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """In the first Answer, if it was asked for."""
     timings: RequestTimings | None = None
     """In the last Answer, if `explanation` was asked for."""
+    encoded: Encoded | None = None
+    """The answer to an `Encode`; None: to another request, or it was refused."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
@@ -377,7 +387,8 @@ to_tokenizer: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToT
 engine_commands: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 to_http: msgspec.msgpack.Decoder[ToHttp] = msgspec.msgpack.Decoder(ToHttp)
-text_options: msgspec.msgpack.Decoder[TextOptions] = msgspec.msgpack.Decoder(TextOptions)
+carried: msgspec.msgpack.Decoder[TextOptions | Encoded] = msgspec.msgpack.Decoder(TextOptions | Encoded)
+"""What passes the engine unread."""
 
 
 def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterator[T]:

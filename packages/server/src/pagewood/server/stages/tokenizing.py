@@ -19,6 +19,7 @@ from pagewood.engine.api import (
     Abort,
     Command,
     Overflow,
+    PassOn,
     PauseRequest,
     Refusal,
     Refuse,
@@ -47,7 +48,7 @@ HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
 MAX_PIECES = 8_192
-"""Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
+"""Most tokens of a prompt whose bytes are shown: each is a value of its own in every process."""
 
 _Hold = PauseRequest | ResumeRequest
 _Command = Command | wire.Profile
@@ -102,8 +103,8 @@ class _Lane:
 class TokenizerStage:
     """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
 
-    Invariant: what the engine gets about a request starts with its `Submit` or its only `Refuse`. A request that is
-    cancelled before it is begun is not tokenized; it is refused, so that its end is confirmed all the same.
+    Invariant: what the engine gets about a request starts with the command for its prompt, or with its only `Refuse`. A
+    request that is cancelled before it is begun is not tokenized; it is refused, so that its end is confirmed.
     """
 
     __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
@@ -225,7 +226,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | Retain]:
+def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | PassOn | Retain]:
     """Return the engine's commands for `message`: one for each of its requests.
 
     Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
@@ -259,7 +260,7 @@ def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit 
     return result
 
 
-def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
+def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[PassOn] | Refusal:
     """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
     prompt = message.prompt
     text = _prompt_text(tokenizer, prompt)
@@ -273,14 +274,12 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refus
         )
     if message.shows_text and isinstance(prompt, wire.TokenPrompt):
         text = tokenizer.decode(tokens, skip_special_tokens=message.skip_special_tokens)
-    options = wire.TextOptions(
-        is_encoding=True,
-        prompt_tokens=tokens.astype("<i4", copy=False).tobytes(),
-        prefix=text if message.shows_text else "",
-        shows_pieces=message.shows_pieces,
+    encoded = wire.Encoded(
+        tokens=tokens.astype("<i4", copy=False).tobytes(),
+        text=text if message.shows_text else "",
+        pieces=tuple(map(tokenizer.bytes_of_tokens(), tokens.tolist())) if message.shows_pieces else (),
     )
-    refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
-    return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
+    return [PassOn(request_id=message.request_id, carry=wire.encode(encoded))]
 
 
 def _retained(tokenizer: Tokenizer, message: wire.RetainText) -> list[Retain]:

@@ -233,9 +233,13 @@ class Service:
         message = wire.Encode(
             request_id=new_request_id("req"), prompt=prompt, max_length=None if model is None else model.max_length
         )
+        return np.frombuffer((await self.encoded(message, prompt_param=prompt_param)).tokens, dtype="<i4")
+
+    async def encoded(self, message: wire.Encode, *, prompt_param: str) -> wire.Encoded:
+        """Return the answer of a tokenizer process; arguments and errors are those of `encode`."""
         answer = await self.ask(message, prompt_param=prompt_param)
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        return np.frombuffer(tokens, dtype="<i4")
+        assert answer.encoded is not None
+        return answer.encoded
 
     async def ask(
         self,

@@ -175,14 +175,12 @@ class NativeEndpoints:
             shows_pieces=bool(said.return_pieces),
             max_length=model.max_length,
         )
-        answer = await self.service.ask(message, prompt_param=param)
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
-        pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
+        encoded = await self.service.encoded(message, prompt_param=param)
+        pieces = [piece.decode(errors="replace") for piece in encoded.pieces]
         return json_response(
             answers.Tokenized(
-                tokens=await written_ids_of(tokens),
-                count=num_ids(tokens),
+                tokens=await written_ids_of(encoded.tokens),
+                count=num_ids(encoded.tokens),
                 max_model_len=model.max_length,
                 pieces=pieces if said.return_pieces else msgspec.UNSET,
             )
@@ -198,7 +196,7 @@ class NativeEndpoints:
             skip_special_tokens=said.skip_special_tokens is not False,
             shows_text=True,
         )
-        text = (await self.service.ask(message, prompt_param="tokens")).text
+        text = (await self.service.encoded(message, prompt_param="tokens")).text
         return json_response(answers.Detokenized(text=text, prompt=text))
 
     async def apply_template(self, request: Request) -> Response:
@@ -211,9 +209,8 @@ class NativeEndpoints:
         message = wire.Encode(
             request_id=new_request_id("req"), prompt=chat, shows_text=True, max_length=model.max_length
         )
-        answer = await self.service.ask(message, prompt_param="messages")
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        return json_response(answers.Templated(text=answer.text, count=num_ids(tokens)))
+        encoded = await self.service.encoded(message, prompt_param="messages")
+        return json_response(answers.Templated(text=encoded.text, count=num_ids(encoded.tokens)))
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
