@@ -362,7 +362,7 @@ async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryS
     assert status.measurement is not None
     status.incarnation = 1  # not ours; so no pulse changes what is set here
     status.measurement = msgspec.structs.replace(  # not ours
-        status.measurement, num_parked=2, num_held_back=3, num_recalling=1, num_compiling=4
+        status.measurement, num_parked=2, num_at_quota=3, num_recalling=1, num_compiling=4
     )
     status.counters = {**status.counters, "num_waiting": 11}  # not ours
     found = await scrape(server)

@@ -32,11 +32,11 @@ from pagewood.engine.api import (
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
-from pagewood.engine.core.held_back import Quotas
-from pagewood.engine.core.holding import hold, hold_compiled, resume, retract_all
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pausing import pause, pause_compiled, resume, retract_all
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.processors import processors_refusal
+from pagewood.engine.core.quota_queue import Quotas
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
@@ -161,7 +161,7 @@ class Intake:
             case PauseRequest():
                 request = self._state.by_id.get(command.request_id)
                 if request is not None:
-                    hold(self._state, request, retract=command.retract)
+                    pause(self._state, request, retract=command.retract)
                 return None
             case ResumeRequest():
                 request = self._state.by_id.get(command.request_id)
@@ -235,7 +235,7 @@ class Intake:
             )
             self._state.compiling.append(request)
         if submit.is_paused:
-            hold(self._state, request, retract=False)
+            pause(self._state, request, retract=False)
         return None
 
     def poll(self) -> list[Delta]:
@@ -258,7 +258,7 @@ class Intake:
             self._state.compiling.remove(request)
             self._state.num_constrained += 1
             if request.pause != "no":
-                hold_compiled(self._state, request)
+                pause_compiled(self._state, request)
             else:
                 self._queue(request)
             if self._notes is not None:

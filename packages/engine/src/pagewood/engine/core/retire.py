@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
-from pagewood.engine.core.holding import forget
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pausing import forget
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.pooling import Float32, Pool
 from pagewood.engine.core.request import Request

@@ -21,7 +21,7 @@ from pagewood.server.protocols.anthropic.errors import OVERLOADED, AnthropicErro
 from pagewood.server.protocols.anthropic.format import Message, MessageEvent, MessageFormat
 from pagewood.server.protocols.anthropic.retention import retain_s
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.sampling import chosen
+from pagewood.server.protocols.common.sampling_fields import chosen
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 
 TAG = "Anthropic"
