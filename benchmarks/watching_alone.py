@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from observability import sink
-from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, SamplingParams
+from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, RequestOptions, SamplingParams
 from pagewood.engine.core.loop import Pending
 from pagewood.server.http.current import current_exchange
 from pagewood.server.http.exchange import Exchange
@@ -88,7 +88,7 @@ def requests_us(metrics: RequestMetrics, num_tokens: int) -> float:
         wire.Generate(
             request_id=f"req-{index:032x}",
             prompt=wire.TextPrompt(text="What is 12 + 7?"),
-            sampling=SamplingParams(max_tokens=num_tokens, temperature=1.0, seed=index),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=num_tokens, temperature=1.0, seed=index)),
         )
         for index in range(STREAMS)
     ]

@@ -10,7 +10,7 @@ from on_gpu.subject import PAGE_SIZE, Plan, Subject
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 
 _WARM_UP = 3  # steps to warm up
 

@@ -49,6 +49,20 @@ def test_prompts_that_cannot_be_computed(llm: LLM, prompts: Any, kind: type[Exce
         llm.generate(prompts)
 
 
+def test_options_that_a_call_does_not_have(llm: LLM) -> None:
+    made: Any = llm
+    messages = [{"role": "user", "content": "a"}]
+    for name, ask in (
+        ("stopp", lambda: made.generate("a", stopp="b")),
+        ("stopp", lambda: made.chat(messages, stopp="b")),
+        ("make_stops", lambda: made.generate("a", make_stops=None)),
+        ("n", lambda: made.stream("a", n=2)),
+        ("n", lambda: made.stream_chat(messages, n=2)),
+    ):
+        with pytest.raises(TypeError, match=f"'{name}'"):
+            ask()
+
+
 CONVERSATIONS: list[tuple[Any, type[Exception], str]] = [
     ("hello", TypeError, "conversations must be a sequence of messages, or of conversations, got 'hello'"),
     ({"role": "user"}, TypeError, "conversations must be a sequence of messages, or of conversations, got {"),

@@ -5,7 +5,7 @@ import pytest
 
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from parts import make_request, make_space
 
 

@@ -19,7 +19,7 @@ from pagewood.engine.runner.cpu.compiled.products.code_tile import emit_codes
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_levels
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
-from pagewood.engine.weights.forms import Int4, Int8Group, Weight, quantise_int4, quantise_int8
+from pagewood.engine.weights.matrix_forms import Int4, Int8Group, Weight, quantise_int4, quantise_int8
 
 _TRIPLE = "aarch64-unknown-linux-gnu"
 _POINTERS = (1, 2, 3, 4, 5, 6, 7, 11)  # among the arguments of a tile

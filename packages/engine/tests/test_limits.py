@@ -26,8 +26,8 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, StepHandle
+from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -163,7 +163,7 @@ def test_what_a_quota_holds_back_is_counted_apart_from_repeats() -> None:
     bench.step()
     found = bench.engine.measurement()
     assert found is not None
-    assert (found.num_held_back, found.num_parked) == (2, 1)
+    assert (found.num_at_quota, found.num_parked) == (2, 1)
     bench.until_done("a1", "a2", "a3", "b", "b2")
 
 
@@ -174,7 +174,7 @@ def test_the_tenant_is_the_namespace_unless_it_is_given() -> None:
         submit("four", "a"),
     )  # fmt: skip
     assert running(bench.engine) == {"one", "three"}
-    assert Bench(quotas=()).engine._state.waiting._held_back is None  # pyright: ignore[reportPrivateUsage]
+    assert Bench(quotas=()).engine._state.waiting._quota_queue is None  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_flood_does_not_keep_the_pass_from_others() -> None:
@@ -184,7 +184,7 @@ def test_a_flood_does_not_keep_the_pass_from_others() -> None:
     assert "b" in bench.running[0]  # although a pass examines 256 requests
     bench.step(submit("c", "c"), submit("late", "a"))
     assert "c" in bench.running[-1]
-    assert len(bench.engine._state.waiting._held_back or ()) > 890  # pyright: ignore[reportPrivateUsage]
+    assert len(bench.engine._state.waiting._quota_queue or ()) > 890  # pyright: ignore[reportPrivateUsage]
     bench.step(*(Abort(request_id=name) for name in flood))
     bench.until_done("b", "c", "late")
 
@@ -458,10 +458,10 @@ def test_scenarios_exercise_what_they_claim() -> None:
 
 
 FAULTS: dict[str, Sequence[Edit]] = {
-    "quota ignored": [(HeldBack, "hold", "if not is_behind and self._fits(request, mine):", "if True:")],
-    "stop not counted": [(HeldBack, "stop", "self._quotas.stop(request)", "pass")],
-    "room not noticed": [(HeldBack, "_note_room", "tenant.has_room = True", "pass")],
-    "ended request returns": [(WaitingQueue, "remove", "self._held_back.discard(request)", "pass")],
+    "quota ignored": [(QuotaQueue, "take", "if not is_behind and self._fits(request, mine):", "if True:")],
+    "stop not counted": [(QuotaQueue, "stop", "self._quotas.stop(request)", "pass")],
+    "room not noticed": [(QuotaQueue, "_note_room", "tenant.has_room = True", "pass")],
+    "ended request returns": [(WaitingQueue, "remove", "self._quota_queue.discard(request)", "pass")],
 }
 
 

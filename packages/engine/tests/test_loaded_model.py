@@ -35,7 +35,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.weights.forms import quantise_int4, quantise_int8, to_bfloat16
+from pagewood.engine.weights.matrix_forms import quantise_int4, quantise_int8, to_bfloat16
 from pagewood.kvpool.storage import KVStorage
 from row_driver import RowDriver
 

@@ -11,6 +11,8 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    PassOn,
+    Pause,
     Refusal,
     Refuse,
     SamplingParams,
@@ -79,6 +81,19 @@ def test_an_abort_frees_everything_one_step_later(overlap: bool) -> None:
     bench.step()
     assert bench.engine.counters().num_free_pages == 32
     assert bench.step(Abort(request_id="a")) == []
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_passed_on_comes_behind_the_answers_to_earlier_commands(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap))
+    bench.step(submit("a", [1, 2, 3], max_tokens=50))
+    bench.step(Pause(request_id="pause"))
+    refuse = Refuse(request_id="b", refusal=Refusal(message="no template"))
+    found = bench.step(Abort(request_id="a"), refuse, PassOn(request_id="c", carry=b"it"), Abort(request_id="d"))
+    assert [(one.request_id, one.finish) for one in found] == [
+        ("a", FinishReason.ABORT), ("b", FinishReason.REFUSED), ("c", FinishReason.STOP)
+    ]  # fmt: skip
+    assert (found[-1].first, found[-1].carry, found[-1].refusal, found[-1].tokens) == (True, b"it", None, ())
 
 
 def test_a_waiting_request_can_be_aborted() -> None:

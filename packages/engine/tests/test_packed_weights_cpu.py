@@ -28,7 +28,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import pack
-from pagewood.engine.weights.forms import (
+from pagewood.engine.weights.matrix_forms import (
     BFloat16,
     Float16,
     Int4,

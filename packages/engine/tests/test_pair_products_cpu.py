@@ -23,7 +23,7 @@ from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.weights.forms import Float16, to_bfloat16
+from pagewood.engine.weights.matrix_forms import Float16, to_bfloat16
 from stand_ins.tapes import write_down
 
 Array = NDArray[np.float32]

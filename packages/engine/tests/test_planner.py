@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner, Shortage, StepPlan, Victim
+from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.waiting import WaitingQueue
@@ -47,7 +47,7 @@ class Bench:
         if quotas is not None:
             queue = WaitingQueue(
                 order=order_named("fcfs", notified=True), kv=self.kv, deferral=None, is_watching=False,
-                held_back=HeldBack(quotas),
+                quota_queue=QuotaQueue(quotas),
             )  # fmt: skip
         self.state = EngineState(waiting=queue, rank=deserving)
         self.reserve = NewTokenRatio(scale=ratio)

@@ -18,7 +18,7 @@ from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.runner.cpu.compiled.products.quantise_weights import quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
-from pagewood.engine.weights.forms import quantise_int4, quantise_int8
+from pagewood.engine.weights.matrix_forms import quantise_int4, quantise_int8
 
 Array = NDArray[np.float32]
 

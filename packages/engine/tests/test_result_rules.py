@@ -17,7 +17,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.result_rules import check_drafts
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -22,7 +22,7 @@ from pagewood.engine.api import Delta, EngineConfig, Grammar, SamplingParams, Su
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo_folder import write_echo_folder
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import RequestOptions, SamplingParams
 from pagewood.engine.text import TextStream, Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.stages.tokenizing import commands
@@ -32,6 +32,8 @@ def test_token(benchmark: Any, tokenizer: Tokenizer, num_before: int, num_stops:
 def test_tokenize_chat(benchmark: Any, tokenizer: Tokenizer) -> None:
     messages = tuple({"role": "user", "content": "word " * 40} for _ in range(10))
     generate = wire.Generate(
-        request_id="a", prompt=wire.ChatPrompt(messages=messages), sampling=SamplingParams(max_tokens=1)
+        request_id="a",
+        prompt=wire.ChatPrompt(messages=messages),
+        options=RequestOptions(sampling=SamplingParams(max_tokens=1)),
     )
     benchmark(commands, tokenizer, generate)

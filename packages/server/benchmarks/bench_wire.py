@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewood.engine.api import Delta, SamplingParams
+from pagewood.engine.api import Delta
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.fields import StreamOptions
 from pagewood.server.protocols.openai.chat import ChatFormat, parse_chat
@@ -24,7 +24,7 @@ ANSWERS = wire.Answers(
     tuple(wire.Answer(delta.request_id, " word", None, False, None, 100, 96, 5) for delta in STEP.deltas)
 )
 PROMPT = wire.Generate(
-    request_id="req", prompt=wire.TokenPrompt(tokens=bytes(4 * 8192)), sampling=SamplingParams(), stop=("\n\n",)
+    request_id="req", prompt=wire.TokenPrompt(tokens=bytes(4 * 8192)), text=wire.TextOptions(stop=("\n\n",))
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine_commands import command_of
 from memory_link import MemoryLink
 from memory_server import MemoryServer
-from pagewood.engine.api import Abort, FinishReason, Refuse, SamplingParams, SetPriority, Submit
+from pagewood.engine.api import Abort, FinishReason, Refuse, RequestOptions, SamplingParams, SetPriority, Submit
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
@@ -210,7 +210,9 @@ async def test_each_answer_has_the_scores_of_the_prompt(server: MemoryServer, pr
 
 def generate(prompt: wire.Prompt, num_siblings: int = 2, **sampling: Any) -> wire.Generate:
     siblings = tuple(f"s{i}" for i in range(num_siblings))
-    return wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(**sampling), sibling_ids=siblings)
+    return wire.Generate(
+        request_id="a", prompt=prompt, options=RequestOptions(sampling=SamplingParams(**sampling)), sibling_ids=siblings
+    )
 
 
 class Counting:
@@ -237,7 +239,8 @@ def test_a_prompt_is_tokenized_once(tokenizer: Tokenizer) -> None:
     for index, submit in enumerate(submits):
         assert isinstance(submit, Submit)
         seeds.append(submit.sampling.seed)
-        options = wire.text_options.decode(submit.carry)
+        options = wire.carried.decode(submit.carry)
+        assert isinstance(options, wire.TextOptions)
         first_token = tokenizer.encode("h").tolist()[0]
         assert options.first_token == (None if index else first_token)
         assert submit.sampling.prompt_logprobs == (None if index else 1)

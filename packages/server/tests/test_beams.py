@@ -191,8 +191,8 @@ async def test_a_priority_holds_for_later_steps(server: MemoryServer) -> None:
         assert response.status_code == 200
         server.gate.open()
         assert (await request).status_code == 200
-    assert sent[0].priority == 1
-    assert sent[-1].priority == 9
+    assert sent[0].options.priority == 1
+    assert sent[-1].options.priority == 9
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_each_step_has_what_changes_logits(fields: dict[str, Any]) -> None:
     )
     prompt = wire.TokenPrompt(tokens=b"")
     first, later = (response._step(prompt, tokens) for tokens in ((), (9, 9, 9)))  # pyright: ignore[reportPrivateUsage]
-    assert (first.num_output, later.num_output) == (0, 3)
+    assert (first.options.num_output, later.options.num_output) == (0, 3)
     for step, min_tokens in ((first, 1), (later, 0)):
-        sampling = step.sampling
+        sampling = step.options.sampling
         assert step.bad_words == ("bad",)
         assert (sampling.logprobs, sampling.logprobs_kind, sampling.stop_token_ids) == (3, "processed", (EOS_ID,))
         if len(fields) > 1:

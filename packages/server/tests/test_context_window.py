@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from pagewood.engine.api import Overflow, PoolingParams, Refuse, SamplingParams, Submit
+from pagewood.engine.api import Overflow, PoolingParams, Refuse, RequestOptions, SamplingParams, Submit
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.stages.tokenizing import commands
@@ -20,9 +20,17 @@ BEGIN, END = 256, 257
 """Ids of the two special tokens."""
 
 
-def generate(prompt: wire.Prompt, *, max_tokens: int | None, max_length: int, **options: Any) -> wire.Generate:
-    sampling = SamplingParams(max_tokens=max_tokens, min_tokens=options.pop("min_tokens", 0))
-    return wire.Generate(request_id="a", prompt=prompt, sampling=sampling, max_length=max_length, **options)
+def generate(
+    prompt: wire.Prompt,
+    *,
+    max_tokens: int | None,
+    max_length: int,
+    min_tokens: int = 0,
+    pooling: PoolingParams | None = None,
+    **more: Any,
+) -> wire.Generate:
+    options = RequestOptions(sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens), pooling=pooling)
+    return wire.Generate(request_id="a", prompt=prompt, options=options, max_length=max_length, **more)
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 5, 128_000, None])

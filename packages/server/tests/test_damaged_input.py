@@ -21,7 +21,17 @@ import pytest
 
 from memory_server import MemoryServer
 from mutation import damaged_bytes, damaged_json
-from pagewood.engine.api import Abort, Delta, FinishReason, Grammar, Pause, SamplingParams, SetPriority, Submit
+from pagewood.engine.api import (
+    Abort,
+    Delta,
+    FinishReason,
+    Grammar,
+    Pause,
+    RequestOptions,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.http.limits import HttpLimits
@@ -41,13 +51,14 @@ QUICK = HttpLimits(max_body_bytes=100_000, head_timeout_s=0.3, body_timeout_s=0.
 many = pytest.mark.parametrize("factor", [1, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"])
 
 _SAMPLING = SamplingParams(max_tokens=5, temperature=0.5, grammar=Grammar.regex("[a-z]+"), logprobs=3)
+_OPTIONS, _READING = RequestOptions(sampling=_SAMPLING), wire.Reading(binds="auto")
 _CHAT = wire.ChatPrompt(messages=({"role": "user", "content": "Hi"},), tools=({"type": "function"},))
 MESSAGES: list[tuple[msgspec.msgpack.Decoder[Any], list[Any]]] = [
     (
         wire.to_tokenizer,
         [
-            wire.Generate(request_id="a", prompt=_CHAT, sampling=_SAMPLING, reading=wire.Reading(binds="auto")),
-            wire.Generate(request_id="a", prompt=wire.TextPrompt(text="Hi"), sampling=_SAMPLING, bad_words=("no",)),
+            wire.Generate(request_id="a", prompt=_CHAT, options=_OPTIONS, text=wire.TextOptions(reading=_READING)),
+            wire.Generate(request_id="a", prompt=wire.TextPrompt(text="Hi"), options=_OPTIONS, bad_words=("no",)),
             wire.Encode(request_id="a", prompt=wire.TokenPrompt(tokens=b"\1\0\0\0\2\0\0\0"), shows_text=True),
             Abort(request_id="a"),
             SetPriority(request_id="a", priority=3),
@@ -63,7 +74,13 @@ MESSAGES: list[tuple[msgspec.msgpack.Decoder[Any], list[Any]]] = [
         ],
     ),
     (wire.to_http, [wire.Answers((wire.Answer("a", "t", FinishReason.LENGTH, True, None, 1, 0, 1),))]),
-    (wire.text_options, [wire.TextOptions(stop=("x",), prefix="y", prompt_tokens=b"\1\0\0\0")]),
+    (
+        wire.carried,
+        [
+            wire.TextOptions(stop=("x",), prefix="y", prompt_tokens=b"\1\0\0\0"),
+            wire.Encoded(tokens=b"\1\0\0\0", text="y", pieces=(b"y",)),
+        ],
+    ),
 ]  # fmt: skip
 HUGE = tuple(kind + b"\xff\xff\xff\xff\1" for kind in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"))
 """Arrays, maps, bytes, texts and extensions that claim four thousand million members."""
@@ -86,7 +103,7 @@ def test_messages_between_processes(tokenizer: Tokenizer, factor: int) -> None:
                 with suppress(UnicodeEncodeError, OverflowError):
                     frame = wire.encode(damaged_json(rng, msgspec.msgpack.decode(frame)))
         start_s = time.monotonic()
-        if decoder is wire.text_options:  # the detokenizer decodes it where one failure is one request's
+        if decoder is wire.carried:  # the detokenizer decodes it where one failure is one request's
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
                 decoder.decode(frame)
             continue

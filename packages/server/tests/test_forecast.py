@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_server import MemoryServer
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import FinishReason, RequestOptions
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -95,7 +95,7 @@ class Nowhere:
 
 def generate(request_id: str, *, priority: int = 0) -> wire.Generate:
     return wire.Generate(
-        request_id=request_id, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams(), priority=priority
+        request_id=request_id, prompt=wire.TextPrompt(text="x"), options=RequestOptions(priority=priority)
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.engine.api import Abort, FinishReason, SamplingParams, SetPriority
+from pagewood.engine.api import Abort, FinishReason, RequestOptions, SamplingParams, SetPriority
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.keys.caller import Caller, set_caller
 from pagewood.server.messages import wire
@@ -42,7 +42,11 @@ class Recorder:
 
 
 def generate(request_id: str) -> wire.Generate:
-    return wire.Generate(request_id=request_id, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams(max_tokens=9))
+    return wire.Generate(
+        request_id=request_id,
+        prompt=wire.TextPrompt(text="x"),
+        options=RequestOptions(sampling=SamplingParams(max_tokens=9)),
+    )
 
 
 def answer(request_id: str, *, finish: FinishReason | None = None, ended: bool = False) -> wire.Answers:
@@ -355,7 +359,7 @@ def test_a_group_between_two_steps_fails_with_the_engine_and_can_be_prioritized(
     live.extend(group, [generate("b")])
     (last,) = [message for message in sender.messages if getattr(message, "request_id", None) == "b"]
     assert isinstance(last, wire.Generate)
-    assert last.priority == 7
+    assert last.options.priority == 7
     live.take(done("b"))
     heard(group)
     live.fail_all(LOST)

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
-from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, SamplingParams
+from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, RequestOptions, SamplingParams
 from pagewood.engine.observe.histogram import Histogram
 from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
@@ -219,8 +219,7 @@ def generate(request_id: str, *, priority: int = 0, siblings: tuple[str, ...] = 
     return wire.Generate(
         request_id=request_id,
         prompt=wire.TextPrompt(text="x"),
-        sampling=SamplingParams(max_tokens=5),
-        priority=priority,
+        options=RequestOptions(sampling=SamplingParams(max_tokens=5), priority=priority),
         sibling_ids=siblings,
     )
 
@@ -363,7 +362,7 @@ async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryS
     assert status.measurement is not None
     status.incarnation = 1  # not ours; so no pulse changes what is set here
     status.measurement = msgspec.structs.replace(  # not ours
-        status.measurement, num_parked=2, num_held_back=3, num_recalling=1, num_compiling=4
+        status.measurement, num_parked=2, num_at_quota=3, num_recalling=1, num_compiling=4
     )
     status.counters = {**status.counters, "num_waiting": 11}  # not ours
     found = await scrape(server)

@@ -22,7 +22,6 @@ from pagewood.engine.api import (
     Refuse,
     ResumeRequest,
     Retain,
-    SamplingParams,
     Submit,
 )
 from pagewood.engine.text import Tokenizer
@@ -217,7 +216,7 @@ def test_a_pause_does_not_overtake_a_prompt_that_is_not_tokenized_yet(tokenizer:
     outbox = Outbox()
     stage = TokenizerStage(tokenizer, outbox)
     for name in ("a", "b", "c"):
-        generate = wire.Generate(request_id=name, prompt=wire.TextPrompt(text="Hi"), sampling=SamplingParams())
+        generate = wire.Generate(request_id=name, prompt=wire.TextPrompt(text="Hi"))
         stage.take(generate, num_bytes=9)
     stage.take(PauseRequest(request_id="a"), num_bytes=9)
     stage.take(PauseRequest(request_id="b", retract=True), num_bytes=9)

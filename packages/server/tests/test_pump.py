@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import FinishReason
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import address
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def generate(request_id: str) -> wire.Generate:
-    return wire.Generate(request_id=request_id, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams())
+    return wire.Generate(request_id=request_id, prompt=wire.TextPrompt(text="x"))
 
 
 def taking(live: LiveRequests) -> Callable[[wire.ToHttp], None]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leaving_client import Client
 from memory_server import MemoryServer
-from pagewood.engine.api import FinishReason, PauseRequest, ResumeRequest, SamplingParams
+from pagewood.engine.api import FinishReason, PauseRequest, RequestOptions, ResumeRequest, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
@@ -49,7 +49,10 @@ def generate(request_id: str, *, siblings: tuple[str, ...] = (), priority: int =
     sampling = SamplingParams(max_tokens=9, temperature=1.0, seed=7)
     prompt = wire.TextPrompt(text=f"prompt of {request_id}")
     return wire.Generate(
-        request_id=request_id, prompt=prompt, sampling=sampling, sibling_ids=siblings, priority=priority
+        request_id=request_id,
+        prompt=prompt,
+        options=RequestOptions(sampling=sampling, priority=priority),
+        sibling_ids=siblings,
     )
 
 
@@ -219,7 +222,7 @@ def test_a_held_request_can_be_cancelled_prioritized_and_failed() -> None:
     assert live.prioritize("b", 5)
     assert (sender.messages, live.num_live, live.num_ending, live.num_held) == ([], 2, 0, 2)
     live.resume()
-    assert [message.priority for message in sender.sent()] == [5, 0]
+    assert [message.options.priority for message in sender.sent()] == [5, 0]
     live.close(groups[1])
     group = live.submit([generate("d")], prompt_param="prompt")
     live.lost(LOST)
@@ -242,15 +245,15 @@ def test_a_request_that_was_paused_is_sent_again_paused() -> None:
         sender.messages.clear()
     live.resume()
     again = {sent.prompt: sent for sender in senders for sent in sender.sent()}
-    assert [again[generate(name).prompt].is_paused for name in "ab"] == [True, False]
+    assert [again[generate(name).prompt].options.is_paused for name in "ab"] == [True, False]
     live.extend(growing, [generate("d")])
     (further,) = [sent for sender in senders for sent in sender.sent()]
-    assert further.is_paused
+    assert further.options.is_paused
     live.lost(LOST)
     assert live.hold("a", "resume") == 1  # while it is held
     live.resume()
     last = {sent.prompt: sent for sender in senders for sent in sender.sent()}
-    assert [last[generate(name).prompt].is_paused for name in "abd"] == [False, False, True]
+    assert [last[generate(name).prompt].options.is_paused for name in "abd"] == [False, False, True]
     for group in (*groups.values(), growing):
         live.close(group)
 
@@ -275,7 +278,7 @@ def test_a_group_between_two_steps_can_be_paused() -> None:
     live.take(answer("a", finish=FinishReason.LENGTH))
     assert live.hold("x", "in_place") == 2
     live.extend(group, [generate("b")])
-    assert [message.is_paused for message in sender.sent()] == [False, True]
+    assert [message.options.is_paused for message in sender.sent()] == [False, True]
 
 
 def test_the_memory_of_what_is_kept_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memory_server import MemoryServer
-from pagewood.engine.api import FinishReason, Grammar, Refusal, SamplingParams
+from pagewood.engine.api import FinishReason, Grammar, Refusal, RequestOptions, SamplingParams
 from pagewood.engine.ebnf import lark_of_ebnf
 from pagewood.server.http.errors import ApiError, failed
 from pagewood.server.messages import wire
@@ -85,7 +85,7 @@ def found(fields: dict[str, Any]) -> tuple[Grammar, str] | None:
 def test_a_field_means_a_grammar(fields: dict[str, Any], param: str, grammar: Grammar) -> None:
     assert found(fields) == (grammar, param)
     sampling = SamplingParams(grammar=grammar)
-    message = wire.Generate(request_id="r", prompt=wire.TextPrompt(text="x"), sampling=sampling)
+    message = wire.Generate(request_id="r", prompt=wire.TextPrompt(text="x"), options=RequestOptions(sampling=sampling))
     assert wire.to_tokenizer.decode(wire.encode(message)) == message
 
 

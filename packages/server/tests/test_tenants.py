@@ -255,7 +255,7 @@ async def test_every_protocol_sends_the_tenant(
     assert response.status_code == 200, response.text
     generating = [one for one in sent if isinstance(one, wire.Generate)]
     assert generating
-    assert {(one.tenant, one.namespace) for one in generating} == {("acme", "@4:acme:")}
+    assert {(one.options.tenant, one.options.namespace) for one in generating} == {("acme", "@4:acme:")}
 
 
 async def test_a_tenant_reads_and_deletes_only_its_own_responses(server: MemoryServer) -> None:

@@ -22,8 +22,10 @@ from pagewood.engine.api import (
     Delta,
     FinishReason,
     Overflow,
+    PassOn,
     Refusal,
     Refuse,
+    RequestOptions,
     SamplingParams,
     SetPriority,
     Submit,
@@ -40,12 +42,9 @@ def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
     return wire.Generate(
         request_id="a",
         prompt=prompt,
-        sampling=SamplingParams(),
+        options=RequestOptions(priority=3, deadline_s=9.5, tenant="t"),
+        text=wire.TextOptions(stop=("x",)),
         echo=echo,
-        stop=("x",),
-        priority=3,
-        deadline_s=9.5,
-        tenant="t",
     )
 
 
@@ -60,7 +59,7 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     assert isinstance(submit, Submit)
     assert np.frombuffer(submit.tokens, "<i4").tolist() == tokenizer.encode("héllo").tolist()
     assert (submit.priority, submit.deadline_s, submit.tenant) == (3, 9.5, "t")
-    assert wire.text_options.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
+    assert wire.carried.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
 
 
 def test_bad_prompts_are_refused(tokenizer: Tokenizer) -> None:
@@ -116,9 +115,8 @@ def test_bad_words_are_tokenized_without_and_with_a_space(tokenizer: Tokenizer) 
 
 
 def test_a_stop_expression_ends_the_text(tokenizer: Tokenizer) -> None:
-    submit = command(
-        tokenizer, msgspec.structs.replace(generate(wire.TextPrompt(text="x")), stop_regex=(r"\n[A-Z][a-z]{1,9}:",))
-    )
+    options = wire.TextOptions(stop_regex=(r"\n[A-Z][a-z]{1,9}:",))
+    submit = command(tokenizer, wire.Generate(request_id="a", prompt=wire.TextPrompt(text="x"), text=options))
     assert isinstance(submit, Submit)
     streams, shown = TextStreams(tokenizer), ""
     for i, token in enumerate(tokenizer.encode("one two three\nUser: four").tolist()):
@@ -378,11 +376,7 @@ class Stage:
 
 def prompt(request_id: str, text: str, *, max_length: int | None = None, group_id: str = "") -> wire.Generate:
     return wire.Generate(
-        request_id=request_id,
-        prompt=wire.TextPrompt(text=text),
-        sampling=SamplingParams(),
-        max_length=max_length,
-        group_id=group_id,
+        request_id=request_id, prompt=wire.TextPrompt(text=text), max_length=max_length, group_id=group_id
     )
 
 
@@ -478,7 +472,7 @@ def test_a_prompt_too_long_by_its_bytes_is_not_encoded(tokenizer: Tokenizer) -> 
     assert isinstance(command(counting, prompt("a", "a" * 872, max_length=1000)), Submit)
 
 
-def test_the_ids_of_a_prompt_pass_the_engine_as_a_refusal_and_are_a_normal_answer(tokenizer: Tokenizer) -> None:
+def test_the_ids_of_a_prompt_pass_the_engine_and_are_the_answer(tokenizer: Tokenizer) -> None:
     messages = ({"role": "user", "content": "héllo"},)
     for prompt, expected in (
         (wire.TextPrompt(text="héllo"), tokenizer.encode("héllo").tolist()),
@@ -489,16 +483,14 @@ def test_the_ids_of_a_prompt_pass_the_engine_as_a_refusal_and_are_a_normal_answe
             tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False).tolist(),
         ),
     ):
-        refuse = command(tokenizer, wire.Encode(request_id="a", prompt=prompt))
-        assert isinstance(refuse, Refuse)
+        pass_on = command(tokenizer, wire.Encode(request_id="a", prompt=prompt))
+        assert isinstance(pass_on, PassOn)
         streams = TextStreams(tokenizer)
-        delta = Delta(
-            request_id="a", finish=FinishReason.REFUSED, refusal=refuse.refusal, first=True, carry=refuse.carry
-        )
+        delta = Delta(request_id="a", finish=FinishReason.STOP, first=True, carry=pass_on.carry)
         (answer,) = answers(streams.take(step(delta)))
         assert (answer.finish, answer.ended, answer.refusal, answer.text) == (FinishReason.STOP, True, None, "")
-        ids = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        assert np.frombuffer(ids, "<i4").tolist() == expected
+        assert answer.encoded is not None
+        assert np.frombuffer(answer.encoded.tokens, "<i4").tolist() == expected
         assert streams.num_open == 0
 
 
@@ -506,4 +498,4 @@ def test_a_prompt_that_cannot_be_encoded_is_refused(tokenizer: Tokenizer) -> Non
     prompt = wire.ChatPrompt(messages=({"role": "user", "content": "refuse me"},))
     refuse = command(tokenizer, wire.Encode(request_id="a", prompt=prompt))
     assert isinstance(refuse, Refuse)
-    assert (refuse.refusal.code, refuse.carry) == ("invalid_messages", b"")
+    assert refuse.refusal.code == "invalid_messages"

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from leaving_client import Client
 from memory_server import MemoryServer
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import FinishReason
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_too_much_is_ended_and_no_other() -> None:
     live = LiveRequests([Nowhere()], limit=9)
     groups = [
         live.submit(
-            [wire.Generate(request_id=name, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams())],
+            [wire.Generate(request_id=name, prompt=wire.TextPrompt(text="x"))],
             prompt_param="prompt",
         )
         for name in "ab"

@@ -22,8 +22,10 @@ from pagewood.engine.api import (
     Explanation,
     FinishReason,
     Grammar,
+    PassOn,
     Refusal,
     Refuse,
+    RequestOptions,
     RequestTimings,
     SamplingParams,
     SetPriority,
@@ -59,6 +61,7 @@ COMMAND = (
     | st.builds(Abort, request_id=TEXT)
     | st.builds(SetPriority, request_id=TEXT, priority=st.integers(-9, 9))
     | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
+    | st.builds(PassOn, request_id=TEXT, carry=st.binary())
 )
 TOKEN = st.integers(0, 2**31 - 1)
 LOGPROB = st.floats(max_value=0.0, allow_nan=False)
@@ -165,8 +168,8 @@ def test_answers(logprobs: wire.Logprobs | None) -> None:
 @given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())
 def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
     generate = wire.Generate(
-        request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo,
-        prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
+        request_id="a", prompt=prompt, options=RequestOptions(sampling=sampling), sibling_ids=stop, echo=echo,
+        text=wire.TextOptions(stop=stop, is_scoring=echo), prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
     )  # fmt: skip
     cancel = Abort(request_id="a")
     prioritize = SetPriority(request_id="a", priority=-3)

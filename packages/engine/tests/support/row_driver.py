@@ -12,7 +12,7 @@ from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 
 
 @dataclass(slots=True, kw_only=True)

@@ -363,16 +363,13 @@ class Refusal:
     """With the code `context_length_exceeded`: the lengths, for protocols with words of their own."""
 
 
-class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the engine, beside its tokens.
 
-    Requests share cached prefixes only within a `namespace`. Higher `priority` goes first. The engine does not read
-    `carry`; it returns it unchanged in the first `Delta` of the request. With `pooling` it answers with a vector
-    instead of tokens, and does not read `sampling`.
+    Requests share cached prefixes only within a `namespace`. Higher `priority` goes first. With `pooling` the engine
+    answers with a vector instead of tokens, and does not read `sampling`.
     """
 
-    request_id: str
-    tokens: bytes
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None
     priority: int = 0
@@ -380,7 +377,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Time by which it should have ended, on the clock of `time.monotonic`. A request that falls behind gets more of
     the drafts; it is not ended at that time, but see `EngineConfig.refuse_late`. None: it has no deadline."""
     namespace: str | None = None
-    carry: bytes = b""
     tenant: str | None = None
     """The tenant whose quotas and share of the engine it uses; None: its namespace."""
     explain: bool = False
@@ -392,7 +388,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     tag: str = ""
     """What it should run next to, for the order "tag", such as the name of an adapter."""
     num_output: int | None = None
-    """For a step of a search: how many of the last `tokens` are output already. Penalties and the grammar begin before
+    """For a step of a search: how many of the last tokens are output already. Penalties and the grammar begin before
     them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
     answer has no token and ends with STOP; if no token is allowed, with LENGTH. None: an ordinary request."""
     retain_s: float | None = None
@@ -408,6 +404,22 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
         """Check the time of retention."""
         if self.retain_s is not None:
             _check_retention("retain_s", self.retain_s)
+
+
+class Submit(RequestOptions, frozen=True, kw_only=True, tag="submit"):
+    """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
+
+    The engine does not read `carry`; it returns it unchanged in the first `Delta` of the request.
+    """
+
+    request_id: str
+    tokens: bytes
+    carry: bytes = b""
+
+    @classmethod
+    def of(cls, options: RequestOptions, *, request_id: str, tokens: bytes, carry: bytes = b"") -> Submit:
+        """Return the request with these options."""
+        return cls(request_id=request_id, tokens=tokens, carry=carry, **msgspec.structs.asdict(options))
 
 
 def _check_retention(name: str, seconds: float) -> None:
@@ -437,6 +449,15 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
 
     request_id: str
     refusal: Refusal
+
+
+class PassOn(msgspec.Struct, frozen=True, kw_only=True, tag="pass_on"):
+    """Return `carry`, which the engine does not read, behind the answers to all commands before.
+
+    The answer is a `Delta` that ends with `stop`. Nothing is computed.
+    """
+
+    request_id: str
     carry: bytes = b""
 
 
@@ -514,7 +535,9 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume_reque
     request_id: str
 
 
-Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+Command = (
+    Submit | Abort | SetPriority | Refuse | PassOn | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

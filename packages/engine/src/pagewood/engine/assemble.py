@@ -17,12 +17,12 @@ from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
 from pagewood.engine.core.giving_way import GivingWay
-from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
@@ -133,7 +133,7 @@ def assemble(
         deferral=policy.deferral,
         lending=Lending[Request]() if config.prefix_cache else None,
         is_watching=policy.is_watching,
-        held_back=None if quotas is None else HeldBack(quotas),
+        quota_queue=None if quotas is None else QuotaQueue(quotas),
         notes=observer,
     )
     state = EngineState(waiting=waiting, rank=deserving, on_end=policy.reserve.on_end)

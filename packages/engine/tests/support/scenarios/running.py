@@ -393,7 +393,7 @@ class _Run:
         assert sum(found.stage_s.values()) + found.step_s[2] <= 2 * self._step
         assert (found.queue.waiting, found.queue.running, found.queue.oldest_s) == ({}, {}, 0.0)
         assert found.num_available_pages + counters.num_retained_pages == self._scenario.num_pages
-        assert found.num_parked == found.num_held_back == found.num_compiling == found.num_recalling == 0
+        assert found.num_parked == found.num_at_quota == found.num_compiling == found.num_recalling == 0
 
     def _check_ends(self) -> None:
         for index, arrival in enumerate(self._scenario.arrivals):

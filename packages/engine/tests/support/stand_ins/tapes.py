@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column

@@ -11,7 +11,7 @@ import numpy as np
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.core.tree_shape import TreeShape
 
 _CONTEXT = 64  # tokens before the computed ones in each row

@@ -18,7 +18,7 @@ from pagewood.engine.core.logprobs import Reports
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.processors import Processors
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 
 Int64 = NDArray[np.int64]
 NUM_STOP_IDS = 8

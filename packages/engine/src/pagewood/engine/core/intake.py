@@ -16,6 +16,7 @@ from pagewood.engine.api import (
     FinishReason,
     Flush,
     Overflow,
+    PassOn,
     Pause,
     PauseRequest,
     PoolingParams,
@@ -31,11 +32,11 @@ from pagewood.engine.api import (
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
-from pagewood.engine.core.held_back import Quotas
-from pagewood.engine.core.holding import hold, hold_compiled, resume, retract_all
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pausing import pause, pause_compiled, resume, retract_all
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.processors import processors_refusal
+from pagewood.engine.core.quota_queue import Quotas
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
@@ -147,7 +148,9 @@ class Intake:
                 self._set_priority(command)
                 return None
             case Refuse():
-                return refuse(command.request_id, command.refusal, command.carry)
+                return refuse(command.request_id, command.refusal)
+            case PassOn():
+                return Delta(command.request_id, finish=FinishReason.STOP, first=True, carry=command.carry)
             case Flush():
                 if command.when_idle and not self._state.is_idle:
                     self._flushes.append(command.request_id)
@@ -158,7 +161,7 @@ class Intake:
             case PauseRequest():
                 request = self._state.by_id.get(command.request_id)
                 if request is not None:
-                    hold(self._state, request, retract=command.retract)
+                    pause(self._state, request, retract=command.retract)
                 return None
             case ResumeRequest():
                 request = self._state.by_id.get(command.request_id)
@@ -232,7 +235,7 @@ class Intake:
             )
             self._state.compiling.append(request)
         if submit.is_paused:
-            hold(self._state, request, retract=False)
+            pause(self._state, request, retract=False)
         return None
 
     def poll(self) -> list[Delta]:
@@ -255,7 +258,7 @@ class Intake:
             self._state.compiling.remove(request)
             self._state.num_constrained += 1
             if request.pause != "no":
-                hold_compiled(self._state, request)
+                pause_compiled(self._state, request)
             else:
                 self._queue(request)
             if self._notes is not None:
@@ -308,7 +311,7 @@ class Intake:
         """Retain the cached prefix of a text, or drop it."""
         if len(command.tokens) % 4 or not command.tokens:
             message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
-            return refuse(command.request_id, Refusal(message=message, param="prompt"), b"")
+            return refuse(command.request_id, Refusal(message=message, param="prompt"))
         tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
         if not command.seconds:
             num_tokens = self._kv.drop(tokens, command.namespace) * self._kv.page_size
@@ -316,7 +319,7 @@ class Intake:
             found = self._kv.retain(tokens, command.namespace, command.seconds)
             if found is None:
                 message = "seconds must be 0: this engine retains nothing, because retained_share is 0"
-                return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"), b"")
+                return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"))
             num_tokens = found
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
 

@@ -168,7 +168,7 @@ class Measurement:
     queue: Queue
     num_parked: int
     """Waiting for the prompt of another request."""
-    num_held_back: int
+    num_at_quota: int
     """Waiting until another request of their tenant stops, because the tenant is at its limit."""
     num_compiling: int
     """Waiting for their grammars."""

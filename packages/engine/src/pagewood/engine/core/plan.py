@@ -8,9 +8,9 @@ from math import inf
 from typing import Protocol
 
 from pagewood.engine.core.giving_way import GivingWay, stop_all
-from pagewood.engine.core.holding import give_back, settle
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.mask_turns import MaskTurns
+from pagewood.engine.core.pausing import give_back, settle
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState

@@ -81,9 +81,9 @@ class Request:
     """The vector that it is answered with; None: with tokens."""  # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     pause: Literal["no", "in_place", "retract"] = "no"
-    """Whether it is paused alone, and whether it then keeps its memory."""  # written by: holding
+    """Whether it is paused alone, and whether it then keeps its memory."""  # written by: pausing
     was_paused: bool = False
-    """Whether it was ever paused alone, so that the limits of the queue do not apply to it."""  # written by: holding
+    """Whether it was ever paused alone, so that the limits of the queue do not apply to it."""  # written by: pausing
     answered: bool = False
     """Whether its first `Delta` has been made."""  # written by: retire
 

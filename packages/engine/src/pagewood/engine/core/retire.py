@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
-from pagewood.engine.core.holding import forget
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pausing import forget
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.pooling import Float32, Pool
 from pagewood.engine.core.request import Request
@@ -178,7 +178,7 @@ def end(
     return _answer(state, kv, request, (), reason, refusal)
 
 
-def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
+def refuse(request_id: str, refusal: Refusal, carry: bytes = b"") -> Delta:
     """Return the answer to a request that was refused before it was queued."""
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
 

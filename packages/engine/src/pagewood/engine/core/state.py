@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, giving_way, holding, retire
+    """Queued, without a row."""  # written by: intake, plan, giving_way, pausing, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     on_end: Callable[[Request], None] | None = None
@@ -40,7 +40,7 @@ class EngineState:
     # written by: intake
     held: list[Request] = field(default_factory=list["Request"])
     """Paused alone, in the order in which they were; those in place hold a row while memory lasts."""
-    # written by: holding
+    # written by: pausing
     paused: Literal["no", "in_place", "retract"] = "no"
     """Whether steps are launched, and if not, whether running requests leave."""  # written by: intake
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
@@ -70,7 +70,7 @@ class EngineState:
         """While none runs: waiting requests whose tenant is at its limit, of which requests are paused in place."""
         if not self.held or not len(self.waiting):
             return 0
-        return self.waiting.num_held_back_of({request.tenant for request in self.held if request.row >= 0})
+        return self.waiting.num_at_quota_of({request.tenant for request in self.held if request.row >= 0})
 
     @property
     def holders(self) -> list[Request]:

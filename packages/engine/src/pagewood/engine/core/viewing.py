@@ -185,7 +185,7 @@ def _queued_stage(request: Request, state: EngineState, kv: KVSpace, *, is_first
         return "paused", "It is paused."
     if state.paused != "no":
         return "waiting", "The engine is paused."
-    if state.waiting.is_held_back(request):
+    if state.waiting.is_at_quota(request):
         return "parked", "Its tenant runs as much as it may, and other requests of it must end first."
     if state.waiting.is_parked(request):
         return "parked", "It repeats a prompt that is being computed, and waits until that is cached."

@@ -8,13 +8,13 @@ from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 
 _MAX_EXAMINED = 256
-"""Requests that one pass looks at, not counting those that it defers or holds back."""
+"""Requests that one pass looks at, not counting those that it defers or that wait for their tenant."""
 _MAX_SET_ASIDE = 1024
 """Requests that one pass parks where tenants have limits, so that a flood of one tenant does not make a step long."""
 Claim = tuple[Request, int]
@@ -185,7 +185,7 @@ class WaitingQueue:
         deferral: parks requests that repeat a prompt in progress; None: requests are never parked.
         lending: lends their priority to those that they are parked on; None: each keeps its own.
         is_watching: whether the order compares requests by how much of them is cached.
-        held_back: holds back requests whose tenant is at its limit; None: tenants have no limits.
+        quota_queue: for requests whose tenant is at its limit; None: tenants have no limits.
         notes: gets the reasons of decisions; None: no reasons are kept.
 
     Raises:
@@ -193,8 +193,8 @@ class WaitingQueue:
     """
 
     __slots__ = (
-        "_deferral", "_entries", "_group", "_held_back", "_is_watching", "_kv", "_lending", "_notes",
-        "_num_by_priority", "_order", "_parked", "_recalling", "_top_parked", "preempted",
+        "_deferral", "_entries", "_group", "_is_watching", "_kv", "_lending", "_notes", "_num_by_priority", "_order",
+        "_parked", "_quota_queue", "_recalling", "_top_parked", "preempted",
     )  # fmt: skip
 
     def __init__(
@@ -205,7 +205,7 @@ class WaitingQueue:
         deferral: Deferral | None,
         is_watching: bool,
         lending: Lending | None = None,
-        held_back: HeldBack | None = None,
+        quota_queue: QuotaQueue | None = None,
         notes: Notes | None = None,
     ) -> None:
         self._notes = notes
@@ -213,7 +213,7 @@ class WaitingQueue:
         self._kv = kv
         self._deferral = deferral
         self._lending = lending
-        self._held_back = held_back
+        self._quota_queue = quota_queue
         self._is_watching = is_watching
         self._group = self._new_group()  # written by: waiting
         self._entries: dict[int, _Entry] = {}
@@ -242,7 +242,7 @@ class WaitingQueue:
     def num_candidates(self) -> int:
         """Waiting requests that are not parked."""
         num_parked = 0 if self._deferral is None else len(self._deferral)
-        return len(self._entries) - num_parked - self.num_held_back
+        return len(self._entries) - num_parked - self.num_at_quota
 
     @property
     def top_priority(self) -> float:
@@ -250,13 +250,13 @@ class WaitingQueue:
         return max(self._num_by_priority, default=-inf)
 
     @property
-    def num_held_back(self) -> int:
+    def num_at_quota(self) -> int:
         """Waiting requests that are parked because their tenant is at its limit."""
-        return 0 if self._held_back is None else len(self._held_back)
+        return 0 if self._quota_queue is None else len(self._quota_queue)
 
-    def num_held_back_of(self, tenants: Collection[str]) -> int:
+    def num_at_quota_of(self, tenants: Collection[str]) -> int:
         """Return how many of these belong to some tenants, and wait until a request of their tenant stops."""
-        return 0 if self._held_back is None else self._held_back.num_of(tenants)
+        return 0 if self._quota_queue is None else self._quota_queue.num_of(tenants)
 
     @property
     def num_recalling(self) -> int:
@@ -265,13 +265,13 @@ class WaitingQueue:
 
     def is_parked(self, request: Request) -> bool:
         """Return whether a waiting request waits for the prompt of another one, or for its tenant's other requests."""
-        if self.is_held_back(request):
+        if self.is_at_quota(request):
             return True
         return self._deferral is not None and request in self._deferral
 
-    def is_held_back(self, request: Request) -> bool:
+    def is_at_quota(self, request: Request) -> bool:
         """Return whether a waiting request waits because its tenant is at its limit."""
-        return self._held_back is not None and request in self._held_back
+        return self._quota_queue is not None and request in self._quota_queue
 
     def is_recalling(self, request: Request) -> bool:
         """Return whether the prefix of a waiting request is being copied back from a lower tier."""
@@ -281,7 +281,7 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Queue a request: a new one, or one that was preempted or paused alone."""
         self._entries[request.arrival] = _Entry()
-        if self._held_back is not None and self._held_back.join(request):
+        if self._quota_queue is not None and self._quota_queue.join(request):
             self._order.add(request)
             self._order.park(request)
             if self._notes is not None:
@@ -292,8 +292,8 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Drop a request that has ended."""
         is_parked = self.is_parked(request)
-        if self._held_back is not None:
-            self._held_back.discard(request)
+        if self._quota_queue is not None:
+            self._quota_queue.discard(request)
         if self._deferral is not None and request in self._deferral:
             self._deferral.discard(request)
             self._take_back(request)
@@ -307,8 +307,8 @@ class WaitingQueue:
         """Note that a running request has ended or was preempted."""
         self.suspended(request)
         self._order.stop(request)
-        if self._held_back is not None:
-            self._held_back.stop(request)
+        if self._quota_queue is not None:
+            self._quota_queue.stop(request)
 
     def suspended(self, request: Request) -> None:
         """Note that a running request is paused alone: nothing is to wait for its prompt."""
@@ -330,8 +330,8 @@ class WaitingQueue:
         entry = self._entries.get(request.arrival)
         if entry is None:
             return
-        if self._held_back is not None and request in self._held_back:
-            self._held_back.update(request)
+        if self._quota_queue is not None and request in self._quota_queue:
+            self._quota_queue.update(request)
         elif self.is_parked(request):
             self._top_parked = max(self._top_parked, request.priority)
         else:
@@ -356,8 +356,8 @@ class WaitingQueue:
     def examine(self, now_s: float, *, first: Request | None = None) -> Iterator[Request]:
         """Begin a pass, after `begin_step`: yield requests in the order of admission, with up-to-date `num_matched`.
 
-        Close the pass with `end_pass`. Until then requests may be held back, deferred and recalled, and none may be
-        added or removed.
+        Close the pass with `end_pass`. Until then requests may be deferred, recalled and left to wait for their tenant,
+        and none may be added or removed.
 
         Args:
             now_s: time on the engine's clock.
@@ -376,7 +376,7 @@ class WaitingQueue:
             num_parked = len(self._parked)
             yield request
             num_examined += len(self._parked) == num_parked
-            if num_examined == _MAX_EXAMINED or (self._held_back is not None and len(self._parked) == _MAX_SET_ASIDE):
+            if num_examined == _MAX_EXAMINED or (self._quota_queue is not None and len(self._parked) == _MAX_SET_ASIDE):
                 return
 
     def claims_above(self, priority: int) -> list[Claim]:
@@ -401,7 +401,7 @@ class WaitingQueue:
             request: of this pass.
             claims: those of its priority; they count as running.
         """
-        if self._held_back is None or not self._held_back.hold(request, [claimant for claimant, _ in claims]):
+        if self._quota_queue is None or not self._quota_queue.take(request, [claimant for claimant, _ in claims]):
             return False
         self._parked.append(request)
         if self._notes is not None:
@@ -459,8 +459,8 @@ class WaitingQueue:
         self._end(request)
         if self._deferral is not None:
             self._deferral.start(request)
-        if self._held_back is not None:
-            self._held_back.admit(request)
+        if self._quota_queue is not None:
+            self._quota_queue.admit(request)
 
     def end_pass(self, admitted: list[Request]) -> None:
         """End a pass: the admitted and the parked requests leave the order."""
@@ -513,8 +513,8 @@ class WaitingQueue:
             ready += self._deferral.ready()
             for request in ready:
                 self._take_back(request)
-        if self._held_back is not None:
-            ready += self._held_back.ready()
+        if self._quota_queue is not None:
+            ready += self._quota_queue.ready()
         for request in ready:
             self._enter(request)
             if self._notes is not None:

@@ -19,6 +19,7 @@ from pagewood.engine.api import (
     FinishReason,
     Grammar,
     LogitsProcessor,
+    PassOn,
     Refuse,
     SamplingParams,
     Submit,
@@ -94,7 +95,9 @@ def plain_command(command: Command, answer: Delta | None, renaming: Renaming) ->
                 carry=b"",
             )
         case Refuse():
-            command = msgspec.structs.replace(command, refusal=replace(command.refusal, message=""), carry=b"")
+            command = msgspec.structs.replace(command, refusal=replace(command.refusal, message=""))
+        case PassOn():
+            command = msgspec.structs.replace(command, carry=b"")
         case _:
             pass
     return _plain_fields(command)

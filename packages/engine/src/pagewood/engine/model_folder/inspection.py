@@ -28,7 +28,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packer import Packer, packed_bytes, rounded
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight, to_bfloat16
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, to_bfloat16
 from pagewood.engine.weights.nearest import joined
 
 _PAGE = 16

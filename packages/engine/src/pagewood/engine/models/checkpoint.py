@@ -23,8 +23,8 @@ from pagewood.engine.models.naming import Naming
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import check_copy, stored_name
-from pagewood.engine.weights.formats import FLOATS, Array, Format, part_names
-from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
+from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, part_names
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight
 from pagewood.engine.weights.nearest import joined
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
-from pagewood.engine.weights.formats import Format
+from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
 from pagewood.engine.weights.quantisation import read_quantisation

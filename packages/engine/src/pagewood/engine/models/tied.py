@@ -11,7 +11,7 @@ from pathlib import Path
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.tensor_files import TensorFiles
-from pagewood.engine.weights.formats import FLOATS
+from pagewood.engine.weights.checkpoint_formats import FLOATS
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"

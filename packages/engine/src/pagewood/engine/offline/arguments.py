@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.fan_out import fan_out
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
+from pagewood.engine.offline.calls import Call
 from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -26,6 +27,9 @@ Prompts = Prompt | Sequence[Prompt]
 
 Conversation = Sequence[ChatMessage]
 """Messages, each with a `role` and a `content`."""
+
+Conversations = Conversation | Sequence[Conversation]
+"""One conversation or several."""
 
 
 def engine_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
@@ -68,15 +72,15 @@ def stop_expressions(stop_regex: object) -> tuple[str, ...]:
     return _strings("stop_regex", stop_regex)
 
 
-def num_answers(n: object) -> int:
-    """Return the number of answers to each prompt; None means one.
+def _num_each(n: object) -> int | None:
+    """Return the number of answers to each prompt.
 
     Raises:
         TypeError: it is not an integer.
         ValueError: it is below 1.
     """
     if n is None:
-        return 1
+        return None
     if not _is_int(n):
         raise TypeError(f"n must be an int or None, got {_short(n)}")
     if cast("int", n) < 1:
@@ -168,6 +172,32 @@ class Arguments:
         except ChatTemplateError as error:
             raise ChatTemplateError(f"{name}: {error}") from error
         return self._text(name, text, add_special_tokens=False)
+
+    def call(
+        self,
+        prompts: Sequence[bytes],
+        sampling: object,
+        n: object = None,
+        /,
+        *,
+        stop: object = (),
+        stop_regex: object = (),
+        priority: object = 0,
+    ) -> Call:
+        """Return the call that answers prompts, with `n` answers to each; it is not submitted yet.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument has a wrong value.
+        """
+        num_each = _num_each(n)
+        return Call(
+            self.submits(prompts, sampling, priority, num_answers=num_each or 1),
+            tokenizer=self.tokenizer,
+            num_each=num_each,
+            stop=stop_strings(stop),
+            stop_regex=stop_expressions(stop_regex),
+        )
 
     def submits(
         self, prompts: Sequence[bytes], sampling: object, priority: object, *, num_answers: int = 1

@@ -6,23 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
-from pagewood.engine.api import Abort, PoolingParams, SamplingParams, Submit
+from pagewood.engine.api import Abort, PoolingParams, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.offline.arguments import (
-    Conversation,
-    Prompt,
-    Prompts,
-    engine_config,
-    num_answers,
-    stop_expressions,
-    stop_strings,
-)
+from pagewood.engine.offline.arguments import Conversation, Conversations, Prompt, Prompts, engine_config
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
-from pagewood.engine.offline.calls import Call, Completion, by_prompt
+from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.engine_thread import EngineThread
+from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
 from pagewood.engine.text import ReadStops, Tokenizer
 
@@ -94,37 +87,16 @@ class AsyncLLM:
 
     @overload
     async def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: None = None, **options: Unpack[CallOptions[Each]]
     ) -> list[Completion]: ...
 
     @overload
     async def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: int, **options: Unpack[CallOptions[Each]]
     ) -> list[list[Completion]]: ...
 
     async def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: int | None = None, **options: Unpack[CallOptions[Each]]
     ) -> list[Completion] | list[list[Completion]]:
         """Complete prompts; arguments and result are those of `LLM.generate`.
 
@@ -137,54 +109,37 @@ class AsyncLLM:
         """
         # In another thread, because tokenizing a long text takes long.
         tokens = await asyncio.to_thread(self._engine.arguments.prompts, prompts)
-        return await self._complete(tokens, sampling, n, stop, stop_regex, priority)
+        return (await self._answered(self._engine.arguments.call(tokens, sampling, n, **options))).results()
 
     @overload
     async def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        conversations: Conversations,
+        sampling: Sampling = None,
         *,
         n: None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        **options: Unpack[CallOptions[Each]],
     ) -> list[Completion]: ...
 
     @overload
     async def chat(
-        self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, conversations: Conversations, sampling: Sampling = None, *, n: int, **options: Unpack[CallOptions[Each]]
     ) -> list[list[Completion]]: ...
 
     async def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        conversations: Conversations,
+        sampling: Sampling = None,
         *,
         n: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        **options: Unpack[CallOptions[Each]],
     ) -> list[Completion] | list[list[Completion]]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`."""
         tokens = await asyncio.to_thread(self._engine.arguments.conversations, conversations)
-        return await self._complete(tokens, sampling, n, stop, stop_regex, priority)
+        return (await self._answered(self._engine.arguments.call(tokens, sampling, n, **options))).results()
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int = 0,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions[int]]
     ) -> AsyncStream:
         """Return an asynchronous iterator over the text of one completion, in pieces as they are computed.
 
@@ -192,7 +147,8 @@ class AsyncLLM:
         string ends the request when it is read. Raises what `generate` raises; if the engine refuses the prompt, the
         first read raises a ValueError.
         """
-        return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
+        arguments = self._engine.arguments
+        return AsyncStream(self._engine, arguments.call([arguments.prompt("prompt", prompt)], sampling, **options))
 
     def stream_read(
         self,
@@ -203,24 +159,17 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncStream:
         """Return a stream as `stream` does; the result of `make_stops` finds the end of the text."""
-        arguments, news = self._engine.arguments, asyncio.Event()
+        arguments = self._engine.arguments
         submits = arguments.submits([arguments.prompt("prompt", prompt)], sampling, priority)
-        call = Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops, notify=news.set)
-        return AsyncStream(self._engine, call, news)
+        return AsyncStream(self._engine, Call(submits, tokenizer=self.tokenizer, make_stops=make_stops))
 
     def stream_chat(
-        self,
-        messages: Conversation,
-        sampling: SamplingParams | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int = 0,
+        self, messages: Conversation, sampling: SamplingParams | None = None, **options: Unpack[CallOptions[int]]
     ) -> AsyncStream:
         """Return an asynchronous iterator over the text of the answer to a conversation; otherwise like `stream`."""
-        return self._stream(
-            self._engine.arguments.conversation("messages", messages), sampling, stop, stop_regex, priority
-        )
+        arguments = self._engine.arguments
+        tokens = arguments.conversation("messages", messages)
+        return AsyncStream(self._engine, arguments.call([tokens], sampling, **options))
 
     async def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, *, priority: int | Sequence[int] = 0
@@ -233,7 +182,7 @@ class AsyncLLM:
         tokens = await asyncio.to_thread(arguments.prompts, prompts)
         searches = BeamSearches(tokens, params, priority, arguments=arguments, info=self.info)
         while submits := searches.submits():
-            call = await self._answered(submits)
+            call = await self._answered(Call(submits, tokenizer=self.tokenizer))
             searches.take(call.completions())
         return searches.results()
 
@@ -251,7 +200,7 @@ class AsyncLLM:
         """
         requests = VectorRequests(self._engine.arguments, self.info)
         submits = await asyncio.to_thread(requests.of_prompts, prompts, pooling, prompt_name, priority)
-        return requests.vectors(await self._answered(submits))
+        return requests.vectors(await self._answered(Call(submits, tokenizer=self.tokenizer)))
 
     async def rerank(
         self,
@@ -268,52 +217,12 @@ class AsyncLLM:
         """
         requests = VectorRequests(self._engine.arguments, self.info)
         submits = await asyncio.to_thread(requests.of_query, query, documents, instruction, priority, top_n=top_n)
-        return requests.ranked(await self._answered(submits), top_n)
+        return requests.ranked(await self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
 
-    async def _answered(self, submits: Sequence[Submit]) -> Call:
-        """Run these requests, and return their call when it has all answers."""
+    async def _answered(self, call: Call) -> Call:
+        """Return a call when it has all answers; an exception or a cancellation aborts its requests."""
         news = asyncio.Event()
-        call = Call(submits, tokenizer=self.tokenizer, stop=(), notify=news.set)
-        await self._answer(call, news)
-        return call
-
-    def _call(
-        self,
-        prompts: Sequence[bytes],
-        sampling: object,
-        stop: object,
-        stop_regex: object,
-        priority: object,
-        *,
-        num_answers: int = 1,
-    ) -> tuple[Call, asyncio.Event]:
-        """Return a call, and the event that is set when there is something to read or the engine has ended."""
-        arguments, news = self._engine.arguments, asyncio.Event()
-        submits = arguments.submits(prompts, sampling, priority, num_answers=num_answers)
-        return Call(
-            submits,
-            tokenizer=arguments.tokenizer,
-            stop=stop_strings(stop),
-            stop_regex=stop_expressions(stop_regex),
-            notify=news.set,
-        ), news
-
-    async def _complete(
-        self,
-        prompts: Sequence[bytes],
-        sampling: object,
-        n: int | None,
-        stop: object,
-        stop_regex: object,
-        priority: object,
-    ) -> list[Completion] | list[list[Completion]]:
-        num_each = num_answers(n)
-        call, news = self._call(prompts, sampling, stop, stop_regex, priority, num_answers=num_each)
-        await self._answer(call, news)
-        return call.completions() if n is None else by_prompt(call.completions(), num_each)
-
-    async def _answer(self, call: Call, news: asyncio.Event) -> None:
-        """Run the requests of a call until they are answered; an exception or a cancellation aborts them."""
+        call.notify = news.set
         self._engine.submit(call)
         try:
             while call.num_open:
@@ -323,11 +232,7 @@ class AsyncLLM:
                 self._engine.leave(call.read().ended)
         finally:
             self._engine.leave(call.request_ids)
-
-    def _stream(
-        self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object
-    ) -> AsyncStream:
-        return AsyncStream(self._engine, *self._call([prompt], sampling, stop, stop_regex, priority))
+        return call
 
 
 class AsyncStream:
@@ -339,15 +244,16 @@ class AsyncStream:
     Args:
         engine: computes the answer.
         call: one request, not yet submitted.
-        news: set when the call has something to read, or the engine has ended.
     """
 
     __slots__ = ("_abort", "_call", "_engine", "_is_done", "_news")
 
-    def __init__(self, engine: EngineThread, call: Call, news: asyncio.Event) -> None:
+    def __init__(self, engine: EngineThread, call: Call) -> None:
         self._engine = engine
         self._call = call
-        self._news = news
+        self._news = asyncio.Event()
+        """Set when the call has something to read, or the engine has ended."""
+        call.notify = self._news.set
         self._abort = Abort(request_id=call.request_ids[0])
         self._is_done = False  # written by: aclose
         engine.submit(call)

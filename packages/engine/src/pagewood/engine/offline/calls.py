@@ -92,26 +92,28 @@ class Call:
     Args:
         submits: the requests, in the order of the prompts.
         tokenizer: decodes the answers.
+        num_each: how many answers each prompt gets, which then are lists in the result; None: one, which is no list.
         stop: strings at which a text ends.
         stop_regex: regular expressions at whose matches a text ends.
         make_stops: makes a finder of the end of a text in place of both; None: no finder.
-        notify: called after each Delta that arrives, and when the call can expect no more.
     """
 
-    __slots__ = ("_answers", "_deltas", "notify", "num_open", "submits")
+    __slots__ = ("_answers", "_deltas", "notify", "num_each", "num_open", "submits")
 
     def __init__(
         self,
         submits: Sequence[Submit],
         *,
         tokenizer: Tokenizer,
-        stop: Sequence[str],
+        num_each: int | None = None,
+        stop: Sequence[str] = (),
         stop_regex: Sequence[str] = (),
         make_stops: Callable[[], ReadStops] | None = None,
-        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self.submits = submits
-        self.notify = notify
+        self.num_each = num_each
+        self.notify: Callable[[], None] = lambda: None
+        """Called after each Delta that arrives, and when the call can expect no more."""  # written by: async_llm
         self.num_open = len(submits)
         """Requests whose answers are not complete."""  # written by: calls
         self._answers = {
@@ -160,6 +162,10 @@ class Call:
     def completions(self) -> list[Completion]:
         """Return the complete answers, in the order of the prompts."""
         return [answer.completion() for answer in self._answers.values()]
+
+    def results(self) -> list[Completion] | list[list[Completion]]:
+        """Return the complete answers as the caller of `generate` gets them."""
+        return self.completions() if self.num_each is None else by_prompt(self.completions(), self.num_each)
 
 
 class Router:

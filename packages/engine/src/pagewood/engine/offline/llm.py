@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from tqdm import tqdm
 
-from pagewood.engine.api import Abort, PoolingParams, SamplingParams, Submit
+from pagewood.engine.api import Abort, PoolingParams, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
-from pagewood.engine.offline.arguments import (
-    Arguments,
-    Conversation,
-    Prompt,
-    Prompts,
-    engine_config,
-    num_answers,
-    stop_expressions,
-    stop_strings,
-)
+from pagewood.engine.offline.arguments import Arguments, Conversation, Conversations, Prompt, Prompts, engine_config
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
-from pagewood.engine.offline.calls import Call, Completion, by_prompt
+from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
 from pagewood.engine.text import ReadStops, Tokenizer
@@ -91,37 +83,16 @@ class LLM:
 
     @overload
     def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: None = None, **options: Unpack[CallOptions[Each]]
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: int, **options: Unpack[CallOptions[Each]]
     ) -> list[list[Completion]]: ...
 
     def generate(
-        self,
-        prompts: Prompts,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, prompts: Prompts, sampling: Sampling = None, *, n: int | None = None, **options: Unpack[CallOptions[Each]]
     ) -> list[Completion] | list[list[Completion]]:
         """Complete prompts. A progress bar appears if it takes longer than two seconds.
 
@@ -130,10 +101,8 @@ class LLM:
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
             n: answers to each prompt, which is computed once. If `sampling` has a seed, the first answer has that seed,
                 and the others have seeds derived from it (`fan_out.answer_seed`). None: one answer.
-            stop: string or strings at which a text ends.
-            stop_regex: regular expression or expressions of RE2 at whose first match a text ends. A match must be
-                limited to 256 characters; a stream holds back as many characters as the longest match may have.
-            priority: for all prompts, or one for each; if not all can run at once, higher priorities go first.
+            options: `stop` and `stop_regex` end a text, and `priority` is for all prompts, or one for each; see
+                `CallOptions`.
 
         Returns:
             One completion for each prompt, in the order of the prompts. If `n` is given, also if it is 1, a list of n
@@ -148,41 +117,31 @@ class LLM:
             EngineFailedError: the engine has failed.
         """
         self._engine.check()
-        return self._complete(self._arguments.prompts(prompts), sampling, n, stop, stop_regex, priority)
+        call = self._arguments.call(self._arguments.prompts(prompts), sampling, n, **options)
+        return self._answered(call).results()
 
     @overload
     def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        conversations: Conversations,
+        sampling: Sampling = None,
         *,
         n: None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        **options: Unpack[CallOptions[Each]],
     ) -> list[Completion]: ...
 
     @overload
     def chat(
-        self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        n: int,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        self, conversations: Conversations, sampling: Sampling = None, *, n: int, **options: Unpack[CallOptions[Each]]
     ) -> list[list[Completion]]: ...
 
     def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        conversations: Conversations,
+        sampling: Sampling = None,
         *,
         n: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int | Sequence[int] = 0,
+        **options: Unpack[CallOptions[Each]],
     ) -> list[Completion] | list[list[Completion]]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`.
 
@@ -190,21 +149,14 @@ class LLM:
             conversations: lists of `{"role": ..., "content": ...}`.
             sampling: see `generate`.
             n: see `generate`.
-            stop: see `generate`.
-            stop_regex: see `generate`.
-            priority: see `generate`.
+            options: see `generate`.
         """
         self._engine.check()
-        return self._complete(self._arguments.conversations(conversations), sampling, n, stop, stop_regex, priority)
+        call = self._arguments.call(self._arguments.conversations(conversations), sampling, n, **options)
+        return self._answered(call).results()
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int = 0,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions[int]]
     ) -> Stream:
         """Return an iterator over the text of one completion, in pieces as they are computed.
 
@@ -212,7 +164,8 @@ class LLM:
         raises; if the engine refuses the prompt, the first `next` raises a ValueError.
         """
         self._engine.check()
-        return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
+        tokens = self._arguments.prompt("prompt", prompt)
+        return Stream(self._engine, self._arguments.call([tokens], sampling, **options))
 
     def stream_read(
         self,
@@ -225,20 +178,15 @@ class LLM:
         """Return a stream as `stream` does; the result of `make_stops` finds the end of the text."""
         self._engine.check()
         submits = self._arguments.submits([self._arguments.prompt("prompt", prompt)], sampling, priority)
-        return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, stop=(), make_stops=make_stops))
+        return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, make_stops=make_stops))
 
     def stream_chat(
-        self,
-        messages: Conversation,
-        sampling: SamplingParams | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        stop_regex: str | Sequence[str] = (),
-        priority: int = 0,
+        self, messages: Conversation, sampling: SamplingParams | None = None, **options: Unpack[CallOptions[int]]
     ) -> Stream:
         """Return an iterator over the text of the answer to a conversation; otherwise like `stream`."""
         self._engine.check()
-        return self._stream(self._arguments.conversation("messages", messages), sampling, stop, stop_regex, priority)
+        tokens = self._arguments.conversation("messages", messages)
+        return Stream(self._engine, self._arguments.call([tokens], sampling, **options))
 
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, *, priority: int | Sequence[int] = 0
@@ -256,18 +204,13 @@ class LLM:
             One result for each prompt, in the order of the prompts. If a prompt is too long, its `refusal` says so and
             the others are answered.
 
-        Raises:
-            TypeError: an argument has the wrong type. Nothing was computed.
-            ValueError: an argument has a wrong value. Nothing was computed.
-            LLMClosedError: the LLM is closed.
-            LLMBusyError: another thread is using it.
-            EngineFailedError: the engine has failed.
+        Raises what `generate` raises.
         """
         self._engine.check()
         tokens = self._arguments.prompts(prompts)
         searches = BeamSearches(tokens, params, priority, arguments=self._arguments, info=self.info)
         while submits := searches.submits():
-            call = Call(submits, tokenizer=self.tokenizer, stop=())
+            call = Call(submits, tokenizer=self.tokenizer)
             self._engine.complete(call, lambda _: None)
             searches.take(call.completions())
         return searches.results()
@@ -293,16 +236,12 @@ class LLM:
         Returns:
             `[num_prompts, dim] float32`, in the order of the prompts.
 
-        Raises:
-            TypeError: an argument has the wrong type. Nothing was computed.
-            ValueError: an argument has a wrong value, or a prompt is too long.
-            LLMClosedError: the LLM is closed.
-            LLMBusyError: another thread is using it.
-            EngineFailedError: the engine has failed.
+        Raises what `generate` raises; a prompt that is too long is a ValueError, too.
         """
         self._engine.check()
         requests = VectorRequests(self._arguments, self.info)
-        return requests.vectors(self._answered(requests.of_prompts(prompts, pooling, prompt_name, priority)))
+        submits = requests.of_prompts(prompts, pooling, prompt_name, priority)
+        return requests.vectors(self._answered(Call(submits, tokenizer=self.tokenizer)))
 
     def rerank(
         self,
@@ -325,17 +264,12 @@ class LLM:
             instruction: for a reranker, about the query; None: the reranker's own.
             priority: of the requests.
 
-        Raises:
-            TypeError: an argument has the wrong type. Nothing was computed.
-            ValueError: an argument has a wrong value, or a text is too long.
-            LLMClosedError: the LLM is closed.
-            LLMBusyError: another thread is using it.
-            EngineFailedError: the engine has failed.
+        Raises what `generate` raises; a text that is too long is a ValueError, too.
         """
         self._engine.check()
         requests = VectorRequests(self._arguments, self.info)
         submits = requests.of_query(query, documents, instruction, priority, top_n=top_n)
-        return requests.ranked(self._answered(submits), top_n)
+        return requests.ranked(self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
 
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""
@@ -351,41 +285,12 @@ class LLM:
         """Close."""
         self.close()
 
-    def _answered(self, submits: Sequence[Submit]) -> Call:
-        """Run these requests, and return their call when it has all answers."""
-        call = Call(submits, tokenizer=self.tokenizer, stop=())
-        with tqdm(total=len(submits), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
+    def _answered(self, call: Call) -> Call:
+        """Return a call when it has all answers."""
+        unit = "prompt" if call.num_each is None else "answer"
+        with tqdm(total=call.num_open, unit=unit, disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
             self._engine.complete(call, bar.update)
         return call
-
-    def _complete(
-        self,
-        prompts: Sequence[bytes],
-        sampling: object,
-        n: int | None,
-        stop: object,
-        stop_regex: object,
-        priority: object,
-    ) -> list[Completion] | list[list[Completion]]:
-        num_each = num_answers(n)
-        submits = self._arguments.submits(prompts, sampling, priority, num_answers=num_each)
-        call = Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop), stop_regex=stop_expressions(stop_regex))
-        with tqdm(
-            total=len(submits),
-            unit="prompt" if n is None else "answer",
-            disable=None,
-            delay=_PROGRESS_AFTER_S,
-            leave=False,
-        ) as bar:
-            self._engine.complete(call, bar.update)
-        return call.completions() if n is None else by_prompt(call.completions(), num_each)
-
-    def _stream(self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object) -> Stream:
-        submits = self._arguments.submits([prompt], sampling, priority)
-        return Stream(
-            self._engine,
-            Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop), stop_regex=stop_expressions(stop_regex)),
-        )
 
 
 class Stream:

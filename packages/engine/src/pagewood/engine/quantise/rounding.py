@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.quantise.scheme import Scheme
-from pagewood.engine.weights.forms import quantise_int4, quantise_int8
+from pagewood.engine.weights.matrix_forms import quantise_int4, quantise_int8
 
 _BLOCK = 32
 """Inputs whose errors are fed back one by one; inputs after a block get the errors of the whole block at once."""

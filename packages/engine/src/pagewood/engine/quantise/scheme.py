@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pagewood.engine.weights.forms import GROUPS
+from pagewood.engine.weights.matrix_forms import GROUPS
 
 Method = Literal["nearest", "gptq"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagewood.engine.json_fields import Fields
+from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.float4 import MXFP4, NVFP4
 from pagewood.engine.weights.float8 import Float8
-from pagewood.engine.weights.formats import Format
 from pagewood.engine.weights.integers import Bytes, Packed, scales_of
 from pagewood.engine.weights.names import Matches, module_pattern
 

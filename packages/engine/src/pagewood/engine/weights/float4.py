@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagewood.engine.weights.formats import FLOAT8, HALVES, Array, Kept, Part, divided
-from pagewood.engine.weights.forms import F32, Int8Group
+from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Kept, Part, divided
+from pagewood.engine.weights.matrix_forms import F32, Int8Group
 from pagewood.engine.weights.small_floats import E2M1_DOUBLED, E4M3, nibbles, powers_of_two
 
 _MX_GROUP = 32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagewood.engine.weights.formats import FLOAT8, HALVES, Array, Kept, Part
-from pagewood.engine.weights.forms import F32
+from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Kept, Part
+from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_values
 from pagewood.engine.weights.small_floats import E4M3, powers_of_two
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.formats import HALVES, WORDS, Array, Kept, Part, divided
-from pagewood.engine.weights.forms import F32
+from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided
 from pagewood.engine.weights.integers import in_disorder, kept_out_of_order
+from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4, kept_integers
 from pagewood.engine.weights.words import unpack_dense, unpack_words
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from pagewood.engine.weights.formats import HALVES, WORDS, Array, Kept, Part, divided
-from pagewood.engine.weights.forms import F32
+from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided
+from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4, kept_integers, kept_values
 from pagewood.engine.weights.words import unpack_dense
 

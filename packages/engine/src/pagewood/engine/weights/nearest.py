@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.common_form import in_one_form
-from pagewood.engine.weights.formats import Array, Kept
-from pagewood.engine.weights.forms import (
+from pagewood.engine.weights.checkpoint_formats import Array, Kept
+from pagewood.engine.weights.matrix_forms import (
     F32,
     GROUPS,
     SHORT_GROUP,
@@ -28,6 +27,7 @@ from pagewood.engine.weights.forms import (
     to_bfloat16,
 )
 from pagewood.engine.weights.small_floats import nibbles
+from pagewood.engine.weights.stacking import in_one_form
 
 _SLICE = 1 << 16  # numbers that are widened at a time
 _LARGEST_HALF = 65504.0

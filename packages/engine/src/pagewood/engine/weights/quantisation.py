@@ -9,10 +9,10 @@ from typing import cast
 
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.weights.awq import AWQ
+from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.compressed_tensors import compressed_tensors_finder
 from pagewood.engine.weights.float4 import MXFP4, NVFP4
 from pagewood.engine.weights.float8 import Float8
-from pagewood.engine.weights.formats import Format
 from pagewood.engine.weights.gptq import GPTQ
 from pagewood.engine.weights.names import Matches, module_pattern, within
 from pagewood.engine.weights.torchao import torchao_formats

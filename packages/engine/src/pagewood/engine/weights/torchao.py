@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.json_fields import Fields
+from pagewood.engine.weights.checkpoint_formats import HALVES, Array, Format, Kept, Part, divided
 from pagewood.engine.weights.float8 import Float8
-from pagewood.engine.weights.formats import HALVES, Array, Format, Kept, Part, divided
-from pagewood.engine.weights.forms import F32
 from pagewood.engine.weights.integers import Bytes, scales_of
+from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4, kept_values
 from pagewood.engine.weights.small_floats import nibbles
 

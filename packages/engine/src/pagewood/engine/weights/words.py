@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.formats import Array
+from pagewood.engine.weights.checkpoint_formats import Array
 
 
 def unpack_words(words: Array, num_bits: int, *, axis: int) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from pagewood.server.http.root_path import BelowRootPath
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import MetricsEndpoint
-from pagewood.server.observe.profiling import ProfileEndpoint
+from pagewood.server.observe.profile_endpoint import ProfileEndpoint
 from pagewood.server.processes.canary import CanaryEndpoints
 from pagewood.server.protocols.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.protocols.anthropic.errors import anthropic_error

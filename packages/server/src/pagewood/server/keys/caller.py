@@ -41,11 +41,11 @@ class Caller:
             return msgspec.structs.replace(message, namespace=namespace_of(self.tenant, message.namespace))
         if not isinstance(message, wire.Generate):
             return message
-        self.check_priority(message.priority)
-        namespace = namespace_of(self.tenant, message.namespace)
-        if not self.tenant and namespace == message.namespace:
+        self.check_priority(message.options.priority)
+        namespace = namespace_of(self.tenant, message.options.namespace)
+        if not self.tenant and namespace == message.options.namespace:
             return message
-        return msgspec.structs.replace(message, namespace=namespace, tenant=self.tenant or None)
+        return message.with_options(namespace=namespace, tenant=self.tenant or None)
 
     def check_priority(self, priority: int) -> None:
         """Check a priority that the caller asks for.

@@ -29,7 +29,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     preempted: dict[str, int]
     queue: Queue
     num_parked: int
-    num_held_back: int
+    num_at_quota: int
     num_compiling: int
     num_recalling: int
     tiers: dict[str, int]

@@ -22,12 +22,11 @@ from pagewood.engine.api import (
     Flush,
     Pause,
     PauseRequest,
-    PoolingParams,
     Refusal,
+    RequestOptions,
     RequestTimings,
     Resume,
     ResumeRequest,
-    SamplingParams,
     SetPriority,
 )
 from pagewood.engine.observe.view import EngineView
@@ -86,44 +85,47 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """End of the prompt, which may have begun a section of the answer."""
 
 
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options"):
+    """Options of a request for the detokenizer; they pass the engine in `Submit.carry`. The tokenizer fills in what
+    depends on the prompt."""
+
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    prefix: str = ""
+    """Text to show before the answer."""
+    first_token: int | None = None
+    """The first token of the prompt, if the prompt's log probabilities are shown: the engine has none for it."""
+    prompt_tokens: bytes = b""
+    """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
+    is_scoring: bool = False
+    """Whether the tokens of the answer are not shown, nor counted."""
+    reports_tokens: bool = False
+    """Whether the client gets the ids of the answer."""
+    reading: Reading | None = None
+    """None: the answer is plain text."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """A new request."""
 
     request_id: str
     prompt: Prompt
-    sampling: SamplingParams
-    pooling: PoolingParams | None = None
-    """The vector that is asked for instead of tokens."""
+    options: RequestOptions = RequestOptions()
+    """What the engine reads."""
+    text: TextOptions = TextOptions()
+    """What the detokenizer reads."""
     end_token: int | None = None
     """Ends the prompt, unless the tokenizer has appended it."""
     sibling_ids: tuple[str, ...] = ()
     """Ids of further requests for the same prompt; with several, the prompt is still tokenized once."""
-    stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
-    """Texts for `sampling.bad_words`, which has none yet: their tokens are known after the tokenizer."""
+    """Texts for the `bad_words` of its sampling, which has none yet: their tokens are known after the tokenizer."""
     echo: bool = False
     """Whether the answer begins with the text of the prompt."""
-    is_scoring: bool = False
-    """Whether nothing of the answer is shown but the prompt."""
     prefix_tokens: bytes = b""
     """Ids whose text the answer begins with, int32, little-endian; the engine does not get them."""
     reports_prompt: bool = False
     """Whether the answer has the ids of the prompt, in its log probabilities."""
-    reports_tokens: bool = False
-    """Whether the answer has the ids of its tokens."""
-    reading: Reading | None = None
-    """None: the answer is plain text."""
-    namespace: str | None = None
-    """Requests share cached prefixes only within a namespace."""
-    priority: int = 0
-    deadline_s: float | None = None
-    """See `Submit.deadline_s`."""
-    service_class: str = ""
-    """See `Submit.service_class`, and the next."""
-    tag: str = ""
-    tenant: str | None = None
-    """See `Submit.tenant`."""
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     fills_window: bool = False
@@ -131,18 +133,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     it is refused."""
     cuts_prompt: bool = False
     """Whether a text that is longer than `max_length` loses its end; otherwise it is refused."""
-    explains: bool = False
-    """Whether the first Answer reports the cached part of the prompt, and the time of admission."""
-    explains_admission: bool = False
-    """See `Submit.explain_admission`."""
-    num_output: int | None = None
-    """For a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
-    retain_s: float | None = None
-    """See `Submit.retain_s`."""
-    is_paused: bool = False
-    """Whether its requests begin paused, because they were paused before they were sent again."""
-    names: tuple[str, ...] = ()
-    """Ids under which the client knows it, for the decision log."""
     group_id: str = ""
     """Shared by the prompts of an HTTP request, which take turns with those of others; empty: it has one prompt."""
 
@@ -151,9 +141,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         """Ids of the requests of all answers to the prompt, in their order."""
         return (self.request_id, *self.sibling_ids)
 
+    def with_options(self, **options: Any) -> Generate:
+        """Return the request with other options for the engine."""
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **options))
+
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
-    """A request for the ids of a prompt. The engine computes nothing for it, but it passes all stages as others do."""
+    """A request for the ids of a prompt. The tokenizer answers it with an `Encoded`, which passes the engine in its
+    turn; nothing is computed for it."""
 
     request_id: str
     prompt: Prompt
@@ -168,6 +163,17 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
     """Whether the answer has the bytes of each token."""
     max_length: int | None = None
     """Longest text of the model, in tokens. The prompt may be longer."""
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
+    """The answer to an `Encode`; it passes the engine in `PassOn.carry`."""
+
+    tokens: bytes
+    """Ids of the prompt, int32, little-endian."""
+    text: str = ""
+    """The text of the prompt, if it was asked for."""
+    pieces: tuple[bytes, ...] = ()
+    """The bytes of each token, if they were asked for."""
 
 
 class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
@@ -210,29 +216,6 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
 
 
 ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch
-
-
-class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a request for the detokenizer; they pass the engine in `Submit.carry`."""
-
-    stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    prefix: str = ""
-    """Text to show before the answer."""
-    first_token: int | None = None
-    """The first token of the prompt, if the prompt's log probabilities are shown: the engine has none for it."""
-    prompt_tokens: bytes = b""
-    """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
-    is_scoring: bool = False
-    """Whether the tokens of the answer are not shown, nor counted."""
-    is_encoding: bool = False
-    """Whether the ids of the prompt are the whole answer, so that the request's refusal is its normal end."""
-    shows_pieces: bool = False
-    """Whether the client gets the bytes of each token of the prompt."""
-    reports_tokens: bool = False
-    """Whether the client gets the ids of the answer."""
-    reading: Reading | None = None
-    """None: the answer is plain text."""
 
 
 ToEngine = Command | Profile | Watch
@@ -383,6 +366,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """In the first Answer, if it was asked for."""
     timings: RequestTimings | None = None
     """In the last Answer, if `explanation` was asked for."""
+    encoded: Encoded | None = None
+    """The answer to an `Encode`; None: to another request, or it was refused."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
@@ -402,7 +387,8 @@ to_tokenizer: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToT
 engine_commands: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 to_http: msgspec.msgpack.Decoder[ToHttp] = msgspec.msgpack.Decoder(ToHttp)
-text_options: msgspec.msgpack.Decoder[TextOptions] = msgspec.msgpack.Decoder(TextOptions)
+carried: msgspec.msgpack.Decoder[TextOptions | Encoded] = msgspec.msgpack.Decoder(TextOptions | Encoded)
+"""What passes the engine unread."""
 
 
 def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterator[T]:

@@ -17,7 +17,7 @@ from pagewood.server.requests.status import EngineStatus
 
 _NO_MEASUREMENT = Measurement(
     stage_s={}, step_s=((), (0,), 0.0), step_tokens=((), (0,), 0.0), num_prefill_tokens=0, num_decode_tokens=0,
-    num_available_pages=0, num_evicted_pages=0, preempted={}, queue=Queue(), num_parked=0, num_held_back=0,
+    num_available_pages=0, num_evicted_pages=0, preempted={}, queue=Queue(), num_parked=0, num_at_quota=0,
     num_compiling=0, num_recalling=0, tiers={},
 )  # fmt: skip
 _NO_MODEL = wire.Model(max_length=1, vocab_size=0)

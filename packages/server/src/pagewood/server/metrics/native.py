@@ -40,7 +40,7 @@ def _engine(families: Families, facts: Facts) -> None:
     families.gauge("num_requests_waiting", "Requests that are queued.", counters.get("num_waiting", 0))
     families.gauge("num_requests_draining", "Ended requests that a step still reads.", counters.get("num_draining", 0))
     num_waiting = counters.get("num_waiting", 0)
-    num_capacity = max(0, num_waiting - found.num_parked - found.num_held_back - found.num_recalling)
+    num_capacity = max(0, num_waiting - found.num_parked - found.num_at_quota - found.num_recalling)
     families.gauge(
         "num_requests_waiting_by_reason",
         "Requests that are not running by why they wait: for room (capacity), for the prompt of another request "
@@ -49,7 +49,7 @@ def _engine(families: Families, facts: Facts) -> None:
         [
             ({"reason": "capacity"}, num_capacity),
             ({"reason": "repeated_prompt"}, found.num_parked),
-            ({"reason": "quota"}, found.num_held_back),
+            ({"reason": "quota"}, found.num_at_quota),
             ({"reason": "recall"}, found.num_recalling),
             ({"reason": "grammar"}, found.num_compiling),
         ],

@@ -128,7 +128,7 @@ class RequestMetrics:
 
     def submitted(self, message: wire.NewRequest) -> None:
         """Begin to measure the requests of a message."""
-        if not isinstance(message, wire.Generate) or message.num_output is not None:
+        if not isinstance(message, wire.Generate) or message.options.num_output is not None:
             return
         now_s, account = self._clock(), self._account(message)
         context = None if self._tracer is None else self._tracer.begin(message)
@@ -137,7 +137,7 @@ class RequestMetrics:
                 request_id=request_id,
                 account=account,
                 submitted_s=now_s,
-                max_tokens=message.sampling.max_tokens,
+                max_tokens=message.options.sampling.max_tokens,
                 context=context,
             )
         self.num_answers.add(len(wire.ids_of(message)))
@@ -182,7 +182,7 @@ class RequestMetrics:
             self._close(timing, "error" if has_failed else "abort", self._clock())
 
     def _account(self, message: wire.Generate) -> Account:
-        key = (self._tenants.of(tenant_of(message)), self._priorities.of(message.priority))
+        key = (self._tenants.of(tenant_of(message)), self._priorities.of(message.options.priority))
         account = self._accounts.get(key)
         if account is None:
             self._accounts[key] = account = Account(tenant=key[0], priority=key[1])

@@ -17,7 +17,7 @@ def vllm_families(facts: Facts) -> Families:
         "num_requests_running", "Number of requests in model execution batches.", counters.get("num_running", 0)
     )
     num_waiting = counters.get("num_waiting", 0) + found.num_compiling
-    num_deferred = found.num_parked + found.num_held_back + found.num_recalling + found.num_compiling
+    num_deferred = found.num_parked + found.num_at_quota + found.num_recalling + found.num_compiling
     families.gauge("num_requests_waiting", "Number of requests waiting to be processed.", num_waiting)
     families.gauge(
         "num_requests_waiting_by_reason",

@@ -179,14 +179,14 @@ def traces_url(endpoint: str) -> str:
 
 
 def _operation(message: wire.Generate) -> str:
-    if message.pooling is not None:
+    if message.options.pooling is not None:
         return "embeddings"
     return "chat" if isinstance(message.prompt, wire.ChatPrompt) else "text_completion"
 
 
 def _asked(message: wire.Generate) -> dict[str, AttributeValue]:
     """Return the attributes of a request."""
-    sampling = message.sampling
+    sampling = message.options.sampling
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,

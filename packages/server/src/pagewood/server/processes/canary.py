@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import RequestOptions, SamplingParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
@@ -92,9 +92,9 @@ class Canary:
         message = wire.Generate(
             request_id=new_request_id("canary"),
             prompt=wire.TokenPrompt(tokens=bytes(4)),
-            sampling=SamplingParams(max_tokens=1, temperature=0.0),
-            namespace=NAMESPACE,
-            priority=1,
+            options=RequestOptions(
+                sampling=SamplingParams(max_tokens=1, temperature=0.0), namespace=NAMESPACE, priority=1
+            ),
             max_length=model.max_length,
         )
         group = self._live.submit([message], prompt_param="prompt", is_probe=True)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -253,9 +253,9 @@ class LiveRequests:
         assert not group.open_ids
         assert sum(len(wire.ids_of(prompt)) for prompt in prompts) <= group.room
         if group.priority is not None:
-            prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
+            prompts = [prompt.with_options(priority=group.priority) for prompt in prompts]
         if group.is_paused:
-            prompts = [msgspec.structs.replace(prompt, is_paused=True) for prompt in prompts]
+            prompts = [prompt.with_options(is_paused=True) for prompt in prompts]
         stamped = _stamped(group.caller, prompts)
         frames = _frames(stamped)
         self._keep(group, stamped, sum(map(len, frames)))
@@ -307,7 +307,7 @@ class LiveRequests:
                 self._tokenizers[request.tokenizer].send(wire.encode(message))
         for group in {request.group for _, request in named}:
             if group.repeat is not None:
-                group.repeat.prompts = [_prioritized(prompt, priority) for prompt in group.repeat.prompts]
+                group.repeat.prompts = [_with_options(prompt, priority=priority) for prompt in group.repeat.prompts]
         growing = [group for group in self._growing if _is_named(group, name, caller)]
         for group in growing:
             group.priority = priority
@@ -325,7 +325,9 @@ class LiveRequests:
         for group in {*(request.group for _, request in named), *between}:
             group.hold = mode
             if group.repeat is not None:
-                group.repeat.prompts = [_paused(prompt, group.is_paused) for prompt in group.repeat.prompts]
+                group.repeat.prompts = [
+                    _with_options(prompt, is_paused=group.is_paused) for prompt in group.repeat.prompts
+                ]
         return len(named) + sum(group.room for group in between)
 
     def watch(self, message: wire.Watch) -> None:
@@ -669,15 +671,11 @@ class LiveRequests:
 
 
 def _priority(prompt: wire.NewRequest) -> int:
-    return prompt.priority if isinstance(prompt, wire.Generate) else 0
+    return prompt.options.priority if isinstance(prompt, wire.Generate) else 0
 
 
-def _prioritized(prompt: wire.Generate | wire.Encode, priority: int) -> wire.Generate | wire.Encode:
-    return msgspec.structs.replace(prompt, priority=priority) if isinstance(prompt, wire.Generate) else prompt
-
-
-def _paused(prompt: wire.Generate | wire.Encode, is_paused: bool) -> wire.Generate | wire.Encode:
-    return msgspec.structs.replace(prompt, is_paused=is_paused) if isinstance(prompt, wire.Generate) else prompt
+def _with_options(prompt: wire.Generate | wire.Encode, **options: Any) -> wire.Generate | wire.Encode:
+    return prompt.with_options(**options) if isinstance(prompt, wire.Generate) else prompt
 
 
 def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:

@@ -16,7 +16,7 @@ from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, T
 from pagewood.server.dashboard.branch_text import with_text
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
-from pagewood.server.messages.token_ids import bytes_of, ids_of
+from pagewood.server.messages.token_ids import bytes_of
 from pagewood.server.observe.logs import request_fields
 from pagewood.server.stages.token_entries import TokenEntries
 
@@ -51,8 +51,6 @@ class _Open:
     """Whether log probabilities of reasoning are hidden from the client."""
     is_scoring: bool
     """Whether its answer is not shown."""
-    is_encoding: bool
-    """Whether the ids of its prompt are the whole answer."""
     reports_tokens: bool
     """Whether its client gets the ids of its tokens."""
     prefix: str
@@ -92,8 +90,6 @@ class _Open:
                 logprobs = wire.Logprobs(tokens, prompt, prompt_tokens)
         if self.has_ended and finish in _ENDS_OF_TEXT:
             finish = FinishReason.STOP
-        elif self.is_encoding:
-            finish, refusal = FinishReason.STOP, None
         return _answer_to(
             delta,
             finish,
@@ -242,7 +238,10 @@ class TextStreams:
                 return _answer_to(delta, finish, delta.refusal)
             try:
                 if open_ is None:
-                    streams[request_id] = open_ = self._open(delta)
+                    carried = wire.carried.decode(delta.carry) if delta.carry else wire.TextOptions()
+                    if isinstance(carried, wire.Encoded):
+                        return _answer_to(delta, finish, encoded=carried)
+                    streams[request_id] = open_ = self._open(delta, carried)
                 answer = open_.read(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error concerns this request only
                 logger.exception(
@@ -261,16 +260,13 @@ class TextStreams:
             return _answer_to(delta, FinishReason.ERROR, error)
         return _answer_to(delta, finish, delta.refusal)
 
-    def _open(self, delta: Delta) -> _Open:
+    def _open(self, delta: Delta, options: wire.TextOptions) -> _Open:
         """Return the state of a request at its first `delta`."""
-        options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
         parser = self._parser(options)
         entries = TokenEntries(self._tokenizer, start=len(options.prefix))
         prompt = None
         if options.first_token is not None:
             prompt = self._prompt(options.first_token, delta)
-        elif options.shows_pieces:
-            prompt = tuple([entries.first_of_prompt(token) for token in ids_of(options.prompt_tokens)])
         return _Open(
             stream=TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
             if parser is None
@@ -279,7 +275,6 @@ class TextStreams:
             parser=parser,
             hides_reasoning=options.reading is not None and not options.reading.shows_reasoning,
             is_scoring=options.is_scoring,
-            is_encoding=options.is_encoding,
             reports_tokens=options.reports_tokens,
             prefix=options.prefix if parser is None else "",
             prompt=prompt,
@@ -324,6 +319,7 @@ def _answer_to(
     parts: tuple[wire.Part, ...] | None = None,
     stopped_by: str | None = None,
     tokens: bytes = b"",
+    encoded: wire.Encoded | None = None,
 ) -> wire.Answer:
     """Return the answer; `num_unused` of the new tokens are not shown, and do not count."""
     return wire.Answer(
@@ -344,4 +340,5 @@ def _answer_to(
         tokens,
         delta.explanation,
         delta.timings,
+        encoded,
     )

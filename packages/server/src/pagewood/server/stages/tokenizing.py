@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagewood.engine.api import (
@@ -19,6 +19,7 @@ from pagewood.engine.api import (
     Abort,
     Command,
     Overflow,
+    PassOn,
     PauseRequest,
     Refusal,
     Refuse,
@@ -47,7 +48,7 @@ HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
 MAX_PIECES = 8_192
-"""Most tokens of a prompt whose bytes are shown; the detokenizer and the HTTP process take 20 ms each for them."""
+"""Most tokens of a prompt whose bytes are shown: each is a value of its own in every process."""
 
 _Hold = PauseRequest | ResumeRequest
 _Command = Command | wire.Profile
@@ -102,8 +103,8 @@ class _Lane:
 class TokenizerStage:
     """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
 
-    Invariant: the first message about a request to the engine is its `Submit` or its only `Refuse`. A request that is
-    cancelled before it is begun is not tokenized. It is refused, so that its end is still confirmed.
+    Invariant: the first message about a request to the engine is the command for its prompt, or its only `Refuse`. A
+    request that is cancelled before it is begun is not tokenized. It is refused, so that its end is still confirmed.
     """
 
     __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
@@ -158,7 +159,7 @@ class TokenizerStage:
         message, lane = pending.message, self._lane(index) if index else None
         tenant = group = ""
         if isinstance(message, wire.Generate):
-            tenant, group = message.tenant or "", message.group_id
+            tenant, group = message.options.tenant or "", message.group_id
         turns = self._short if lane is None else lane.prompts
         turns.put(pending, tenant=tenant, group=group or message.request_id)
         if lane is not None:
@@ -211,7 +212,7 @@ def _changed(command: _Command, pending: _Pending) -> _Command:
     priority = pending.priorities.get(command.request_id)
     if priority is None or not isinstance(command, Submit):
         return command
-    return msgspec.structs.replace(command, priority=priority)
+    return replace(command, priority=priority)
 
 
 def _cancelled(request_id: str) -> Refuse:
@@ -225,7 +226,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | Retain]:
+def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | PassOn | Retain]:
     """Return the engine's commands for `message`: one for each of its requests.
 
     Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
@@ -259,7 +260,7 @@ def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit 
     return result
 
 
-def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
+def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[PassOn] | Refusal:
     """Return the command that carries the ids of a prompt through the engine, which computes nothing for it."""
     prompt = message.prompt
     text = _prompt_text(tokenizer, prompt)
@@ -273,14 +274,12 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refus
         )
     if message.shows_text and isinstance(prompt, wire.TokenPrompt):
         text = tokenizer.decode(tokens, skip_special_tokens=message.skip_special_tokens)
-    options = wire.TextOptions(
-        is_encoding=True,
-        prompt_tokens=tokens.astype("<i4", copy=False).tobytes(),
-        prefix=text if message.shows_text else "",
-        shows_pieces=message.shows_pieces,
+    encoded = wire.Encoded(
+        tokens=tokens.astype("<i4", copy=False).tobytes(),
+        text=text if message.shows_text else "",
+        pieces=tuple(map(tokenizer.bytes_of_tokens(), tokens.tolist())) if message.shows_pieces else (),
     )
-    refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
-    return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
+    return [PassOn(request_id=message.request_id, carry=wire.encode(encoded))]
 
 
 def _retained(tokenizer: Tokenizer, message: wire.RetainText) -> list[Retain]:
@@ -309,7 +308,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     if limit is not None and len(tokens) > limit:
         if message.cuts_prompt:
             tokens = cut(tokens, tokenizer.encode(text, add_special_tokens=False), limit)
-        elif message.pooling is not None:  # by the engine or by its folder
+        elif message.options.pooling is not None:  # by the engine or by its folder
             return Overflow(num_prompt=len(tokens), max_length=limit).refusal()
         else:
             is_too_long = True  # the engine will refuse it
@@ -317,44 +316,25 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     if isinstance(sampling, Refusal):
         return sampling
     sampling = capped(sampling, message, num_prompt=len(tokens))
-    reading = message.reading
+    reading = message.text.reading
     if reading is not None:
-        reading = msgspec.structs.replace(reading, prompt_tail=text[-TAIL_LENGTH:])
+        reading = replace(reading, prompt_tail=text[-TAIL_LENGTH:])
         sampling = bound(tokenizer, sampling, reading)
         if isinstance(sampling, Refusal):
             return sampling
-    options = wire.TextOptions(
-        stop=message.stop,
-        stop_regex=message.stop_regex,
+    ids = tokens.astype("<i4", copy=False).tobytes()
+    carried = replace(
+        message.text,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
-        is_scoring=message.is_scoring,
-        reports_tokens=message.reports_tokens,
         reading=reading,
-        prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
+        prompt_tokens=ids if message.reports_prompt else b"",
     )
     # The engine reports the log probabilities of a prompt with its first answer only.
-    shows_prompt = message.sampling.prompt_logprobs is not None
-    first = msgspec.structs.replace(options, first_token=int(tokens[0])) if shows_prompt else options
-    submit = Submit(
-        request_id=message.request_id,
-        tokens=tokens.astype("<i4", copy=False).tobytes(),
-        sampling=sampling,
-        pooling=message.pooling,
-        priority=message.priority,
-        deadline_s=message.deadline_s,
-        service_class=message.service_class,
-        tag=message.tag,
-        namespace=message.namespace,
-        tenant=message.tenant,
-        carry=wire.encode(first),
-        explain=message.explains,
-        explain_admission=message.explains_admission,
-        retain_s=message.retain_s,
-        num_output=message.num_output,
-        is_paused=message.is_paused,
-        names=message.names,
-    )
-    return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
+    shows_prompt = sampling.prompt_logprobs is not None
+    first = replace(carried, first_token=int(tokens[0])) if shows_prompt else carried
+    options = replace(message.options, sampling=sampling)
+    submit = Submit.of(options, request_id=message.request_id, tokens=ids, carry=wire.encode(first))
+    return fan_out(submit, message.sibling_ids, carry=wire.encode(carried)) if message.sibling_ids else [submit]
 
 
 def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
@@ -392,7 +372,7 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
     A word is encoded without and with a space before it, because that is another token in most vocabularies.
     """
     if not message.bad_words:
-        return message.sampling
+        return message.options.sampling
     found: dict[tuple[int, ...], None] = {}
     for word in message.bad_words:
         for text in (word.lstrip(" "), " " + word.lstrip(" ")):
@@ -405,7 +385,7 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
                 )
             if tokens:
                 found[tokens] = None
-    return dataclasses.replace(message.sampling, bad_words=tuple(found))
+    return dataclasses.replace(message.options.sampling, bad_words=tuple(found))
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:

@@ -27,7 +27,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import EXCLUDED, StepResult
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.observe.profiling import Span

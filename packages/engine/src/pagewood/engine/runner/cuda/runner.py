@@ -50,7 +50,7 @@ from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, Verif
 from pagewood.engine.runner.cuda.drafts.verify_graphs import VerifyGraphs, capture_verify_graphs
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
-from pagewood.engine.runner.cuda.drawing.sampling import Sampler, is_broken, marked
+from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.formats import Array, Kept, Part
-from pagewood.engine.weights.forms import F32, SHORT_GROUP, Int8Group
+from pagewood.engine.weights.checkpoint_formats import Array, Kept, Part
 from pagewood.engine.weights.gguf.small_blocks import SMALL_BLOCKS
+from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Int8Group
 from pagewood.engine.weights.nearest import kept_integers, kept_with_offsets
 
 Bytes = NDArray[np.uint8]

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.formats import Kept
-from pagewood.engine.weights.forms import F32, Int8Group
+from pagewood.engine.weights.checkpoint_formats import Kept
+from pagewood.engine.weights.matrix_forms import F32, Int8Group
 from pagewood.engine.weights.nearest import kept_values
 
 Bytes = NDArray[np.uint8]

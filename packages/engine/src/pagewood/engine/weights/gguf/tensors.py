@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pagewood.engine.weights.formats import Array, Format
+from pagewood.engine.weights.checkpoint_formats import Array, Format
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import config_of, has_interleaved_heads
 from pagewood.engine.weights.gguf.parts import open_gguf

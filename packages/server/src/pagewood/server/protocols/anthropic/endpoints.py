@@ -11,15 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import RequestOptions
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
+from pagewood.server.messages import wire
 from pagewood.server.protocols.anthropic import fields
 from pagewood.server.protocols.anthropic.conversation import chat_prompt, num_parts
 from pagewood.server.protocols.anthropic.errors import OVERLOADED, AnthropicError
 from pagewood.server.protocols.anthropic.format import Message, MessageEvent, MessageFormat
 from pagewood.server.protocols.anthropic.retention import retain_s
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.sampling import chosen
+from pagewood.server.protocols.common.sampling_fields import chosen
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 
 TAG = "Anthropic"
@@ -89,14 +91,13 @@ class AnthropicEndpoints:
         prompt = await self.service.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
         generation = Generation(
             prompts=[prompt],
-            sampling=sampling,
+            options=RequestOptions(sampling=sampling, retain_s=retain_s(said)),
+            text=wire.TextOptions(stop=tuple(said.stop_sequences or ())),
             prompt_param="messages",
             grammar_param=None if constraint is None else constraint.param,
-            stop=tuple(said.stop_sequences or ()),
             is_chat=True,
             tools=tools,
             fills_window=True,
-            retain_s=retain_s(said),
             stream=bool(said.stream),
         )
         format = MessageFormat(

@@ -12,7 +12,7 @@ from pagewood.server.http.field_limits import MAX_STOPS, Name, StopString
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.protocols.anthropic.blocks import Blocks, Strict, Texts
 from pagewood.server.protocols.common.reasoning import reasoning_kwargs
-from pagewood.server.protocols.common.sampling import INT32_MAX
+from pagewood.server.protocols.common.sampling_fields import INT32_MAX
 from pagewood.server.protocols.common.structured import Constraint, constrained
 from pagewood.server.protocols.common.tools import MAX_TOOLS, Function, Tools
 

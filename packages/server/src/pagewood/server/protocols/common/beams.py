@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from pagewood.engine.api import FinishReason, Refusal, SamplingParams
+from pagewood.engine.api import FinishReason, Refusal, RequestOptions, SamplingParams
 from pagewood.engine.beam_search import (
     NO_SEQUENCE,
     Alternatives,
@@ -144,13 +144,15 @@ class BeamResponse:
         return wire.Generate(
             request_id=new_request_id("req"),
             prompt=prompt,
-            sampling=self.params.step_sampling(
-                self._stop_ids, num_output=num_output, has_bad_words=bool(self.bad_words)
+            options=RequestOptions(
+                sampling=self.params.step_sampling(
+                    self._stop_ids, num_output=num_output, has_bad_words=bool(self.bad_words)
+                ),
+                num_output=num_output if self.params.changes_logits or self.bad_words else None,
+                priority=self.priority,
             ),
-            num_output=num_output if self.params.changes_logits or self.bad_words else None,
             bad_words=self.bad_words,
             reports_prompt=reports_prompt,
-            priority=self.priority,
             max_length=self.model.max_length,
         )
 
@@ -192,10 +194,9 @@ class BeamResponse:
         return wire.Generate(
             request_id=new_request_id("req"),
             prompt=wire.TokenPrompt(tokens=prompt),
-            sampling=_UNUSED_TOKEN,
+            options=RequestOptions(sampling=_UNUSED_TOKEN, priority=self.priority),
+            text=wire.TextOptions(is_scoring=True),
             prefix_tokens=_bytes(beam.tokens),
-            is_scoring=True,
-            priority=self.priority,
             max_length=self.model.max_length,
         )
 

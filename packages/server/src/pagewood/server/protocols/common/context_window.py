@@ -24,9 +24,9 @@ def overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal
             be cut.
     """
     limit = None if message.cuts_prompt else message.max_length
-    max_tokens = None if message.fills_window else message.sampling.max_tokens
+    max_tokens = None if message.fills_window else message.options.sampling.max_tokens
     room = max_tokens or 1
-    if message.pooling is not None:
+    if message.options.pooling is not None:
         max_tokens, room = None, 0
     if limit is not None and len(text) + room > limit:  # a token covers a character, or many
         num_tokens = tokenizer.fewest_tokens(text)

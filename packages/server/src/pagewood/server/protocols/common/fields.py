@@ -31,7 +31,7 @@ from pagewood.server.http.field_limits import (
     StopString,
 )
 from pagewood.server.http.validation import WHOLE, kind
-from pagewood.server.protocols.common.sampling import INT32_MAX, allowed, chosen
+from pagewood.server.protocols.common.sampling_fields import INT32_MAX, allowed, chosen
 from pagewood.server.protocols.common.structured import StructuredFields
 
 MAX_ANSWERS = 128

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, Pause, Resume, SamplingParams
+from pagewood.engine.api import Flush, Pause, RequestOptions, Resume, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
@@ -49,7 +50,10 @@ class Generation:
     """The content of one HTTP request, independent of its protocol."""
 
     prompts: Sequence[wire.Prompt]
-    sampling: SamplingParams
+    options: RequestOptions
+    """What the engine reads of it."""
+    text: wire.TextOptions = field(default_factory=wire.TextOptions)
+    """What the detokenizer reads of it, but for how answers are read."""
     prompt_param: str
     """The client's name of the prompt field."""
     grammar_param: str | None = None
@@ -58,37 +62,19 @@ class Generation:
     """Answers to compute for each prompt."""
     num_choices: int = 1
     """Number of best answers to show for each prompt."""
-    stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     echo: bool = False
     """Whether the text of the prompt is shown."""
-    is_scoring: bool = False
-    """Whether nothing but the prompt is shown."""
     is_chat: bool = False
     """Whether answers are read by the model's response template: into content, reasoning and calls."""
     tools: Tools | None = None
     shows_reasoning: bool = True
     """Whether log probabilities have the tokens of reasoning."""
-    reports_tokens: bool = False
-    """Whether answers have the ids of their tokens."""
-    explains: bool = False
-    """Whether answers report the cached part of their prompt, and the time of their admission."""
-    deadline_s: float | None = None
-    """Time when the request fails unless it is complete, seconds on the clock of `time.monotonic`; None: never.
-    """
     param_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's names of further fields of the engine, where they differ; for errors."""
-    priority: int = 0
-    service_class: str = ""
-    tag: str = ""
-    namespace: str | None = None
-    """Requests share cached prefixes only within a namespace."""
     fills_window: bool = False
-    """Whether `sampling.max_tokens` may exceed the room that the prompt leaves in the model's longest text; see
-    `wire.Generate.fills_window`."""
-    retain_s: float | None = None
-    """Seconds after its end for which its text is likely to return; 0: it will not, None: unknown."""
+    """Whether the `max_tokens` of its sampling may exceed the room that the prompt leaves in the model's longest text;
+    see `wire.Generate.fills_window`."""
     stream: bool = False
 
 
@@ -178,7 +164,7 @@ class Service:
             )
 
     def generate(self, generation: Generation, model: wire.Model, *, names: frozenset[str], format: Format) -> ASGIApp:
-        """Submit a request, and return the response that will send its answers.
+        """Submit a request, and return the response that will send its answers; it ends with an error at its deadline.
 
         Args:
             generation: the content of the request.
@@ -189,7 +175,9 @@ class Service:
         Raises:
             ApiError: the server holds too many requests, or the model cannot call functions.
         """
-        reading = self._reading(generation)
+        options, reading = generation.options, self._reading(generation)
+        asked = replace(options, explain_admission=self.metrics is not None, names=tuple(sorted(names)))
+        text = replace(generation.text, reading=reading)
         grammar_param = generation.grammar_param
         if grammar_param is None and generation.tools is not None:
             grammar_param = generation.tools.param
@@ -198,26 +186,13 @@ class Service:
                 wire.Generate(
                     request_id=new_request_id("req"),
                     prompt=prompt,
-                    sampling=generation.sampling,
+                    options=asked,
+                    text=text,
                     sibling_ids=tuple(new_request_id("req") for _ in range(generation.num_answers - 1)),
-                    stop=generation.stop,
-                    stop_regex=generation.stop_regex,
                     bad_words=generation.bad_words,
                     echo=generation.echo,
-                    is_scoring=generation.is_scoring,
-                    reports_tokens=generation.reports_tokens,
-                    explains=generation.explains,
-                    explains_admission=self.metrics is not None,
-                    reading=reading,
-                    namespace=generation.namespace,
-                    priority=generation.priority,
-                    service_class=generation.service_class,
-                    tag=generation.tag,
-                    deadline_s=generation.deadline_s,
-                    retain_s=generation.retain_s,
                     max_length=model.max_length,
                     fills_window=generation.fills_window,
-                    names=tuple(sorted(names)),
                 )
                 for prompt in generation.prompts
             ],
@@ -226,15 +201,15 @@ class Service:
             param_names=generation.param_names,
             names=names,
         )
-        if generation.deadline_s is not None:
-            self.live.end_at(group, generation.deadline_s)
+        if options.deadline_s is not None:
+            self.live.end_at(group, options.deadline_s)
         return GroupResponse(
             live=self.live,
             group=group,
             num_prompts=len(generation.prompts),
             num_answers=generation.num_answers,
             num_choices=generation.num_choices,
-            shares_prompt=generation.sampling.prompt_logprobs is not None and generation.num_answers > 1,
+            shares_prompt=options.sampling.prompt_logprobs is not None and generation.num_answers > 1,
             format=format,
             stream=generation.stream,
             is_speculating=self.status.speculation is not None,
@@ -258,9 +233,13 @@ class Service:
         message = wire.Encode(
             request_id=new_request_id("req"), prompt=prompt, max_length=None if model is None else model.max_length
         )
+        return np.frombuffer((await self.encoded(message, prompt_param=prompt_param)).tokens, dtype="<i4")
+
+    async def encoded(self, message: wire.Encode, *, prompt_param: str) -> wire.Encoded:
+        """Return the answer of a tokenizer process; arguments and errors are those of `encode`."""
         answer = await self.ask(message, prompt_param=prompt_param)
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        return np.frombuffer(tokens, dtype="<i4")
+        assert answer.encoded is not None
+        return answer.encoded
 
     async def ask(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagewood.engine.api import PoolingParams, SamplingParams
+from pagewood.engine.api import PoolingParams, RequestOptions
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -11,7 +11,6 @@ from pagewood.server.requests.live import new_request_id
 
 MAX_INPUTS = 2048
 """As in OpenAI's API."""
-_UNUSED = SamplingParams()
 
 
 def vector_request(
@@ -41,10 +40,8 @@ def vector_request(
     return wire.Generate(
         request_id=new_request_id("req"),
         prompt=prompt_of(prompt, vocab_size=model.vocab_size, param=param),
-        sampling=_UNUSED,
-        pooling=pooling,
+        options=RequestOptions(pooling=pooling, priority=priority),
         end_token=end_token,
-        priority=priority,
         max_length=recipe.longest(model.max_length),
         cuts_prompt=cuts_prompt,
     )

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, Pause, Resume
+from pagewood.engine.api import Flush, Pause, RequestOptions, Resume
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
@@ -175,14 +175,12 @@ class NativeEndpoints:
             shows_pieces=bool(said.return_pieces),
             max_length=model.max_length,
         )
-        answer = await self.service.ask(message, prompt_param=param)
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
-        pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
+        encoded = await self.service.encoded(message, prompt_param=param)
+        pieces = [piece.decode(errors="replace") for piece in encoded.pieces]
         return json_response(
             answers.Tokenized(
-                tokens=await written_ids_of(tokens),
-                count=num_ids(tokens),
+                tokens=await written_ids_of(encoded.tokens),
+                count=num_ids(encoded.tokens),
                 max_model_len=model.max_length,
                 pieces=pieces if said.return_pieces else msgspec.UNSET,
             )
@@ -198,7 +196,7 @@ class NativeEndpoints:
             skip_special_tokens=said.skip_special_tokens is not False,
             shows_text=True,
         )
-        text = (await self.service.ask(message, prompt_param="tokens")).text
+        text = (await self.service.encoded(message, prompt_param="tokens")).text
         return json_response(answers.Detokenized(text=text, prompt=text))
 
     async def apply_template(self, request: Request) -> Response:
@@ -211,9 +209,8 @@ class NativeEndpoints:
         message = wire.Encode(
             request_id=new_request_id("req"), prompt=chat, shows_text=True, max_length=model.max_length
         )
-        answer = await self.service.ask(message, prompt_param="messages")
-        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
-        return json_response(answers.Templated(text=answer.text, count=num_ids(tokens)))
+        encoded = await self.service.encoded(message, prompt_param="messages")
+        return json_response(answers.Templated(text=encoded.text, count=num_ids(encoded.tokens)))
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
@@ -340,31 +337,31 @@ class NativeEndpoints:
         )
         generation = Generation(
             prompts=prompts,
-            sampling=sampling(
-                chosen,
-                self.service.defaults,
-                max_tokens=extent.max_tokens,
-                vocab_size=model.vocab_size,
-                logprobs=extent.logprobs,
-                prompt_logprobs=extent.prompt_logprobs,
-                grammar=None if structured is None else structured.grammar,
+            options=RequestOptions(
+                sampling=sampling(
+                    chosen,
+                    self.service.defaults,
+                    max_tokens=extent.max_tokens,
+                    vocab_size=model.vocab_size,
+                    logprobs=extent.logprobs,
+                    prompt_logprobs=extent.prompt_logprobs,
+                    grammar=None if structured is None else structured.grammar,
+                ),
+                explain=bool(said.explain),
+                deadline_s=None if said.deadline is None else arrived_s + said.deadline,
+                priority=said.priority or 0,
+                service_class=said.service_class or "",
+                tag=said.tag or "",
+                namespace=said.cache_salt or None,
+                retain_s=said.retain,
             ),
+            text=wire.TextOptions(stop=tuple(chosen.stop), stop_regex=stop_expressions(chosen), reports_tokens=True),
             prompt_param=prompt_param,
             grammar_param=None if structured is None else f"sampling_params.{structured.param}",
             param_names=fields.PARAM_NAMES,
             num_answers=num_answers,
             num_choices=num_answers,
-            stop=tuple(chosen.stop),
-            stop_regex=stop_expressions(chosen),
             bad_words=tuple(chosen.bad_words),
-            reports_tokens=True,
-            explains=bool(said.explain),
-            deadline_s=None if said.deadline is None else arrived_s + said.deadline,
-            priority=said.priority or 0,
-            service_class=said.service_class or "",
-            tag=said.tag or "",
-            namespace=said.cache_salt or None,
-            retain_s=said.retain,
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)

@@ -15,7 +15,7 @@ from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.server.http.validation import WHOLE, kind, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
-from pagewood.server.protocols.common.sampling import INT32_MAX
+from pagewood.server.protocols.common.sampling_fields import INT32_MAX
 from pagewood.server.protocols.common.vectors import MAX_INPUTS, vector_request
 from pagewood.server.protocols.ollama.lenient import Lenient
 from pagewood.server.protocols.ollama.options import OptionsField

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import RequestOptions
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
@@ -217,12 +218,14 @@ class OllamaEndpoints:
         constraint = fields.constraint(said)
         generation = Generation(
             prompts=[prompt],
-            sampling=fields.sampling(
-                said, self.service.defaults, grammar=None if constraint is None else constraint.grammar
+            options=RequestOptions(
+                sampling=fields.sampling(
+                    said, self.service.defaults, grammar=None if constraint is None else constraint.grammar
+                )
             ),
+            text=wire.TextOptions(stop=() if said.options is None else tuple(said.options.stop or ())),
             prompt_param=prompt_param,
             grammar_param=None if constraint is None else constraint.param,
-            stop=() if said.options is None else tuple(said.options.stop or ()),
             is_chat=isinstance(prompt, wire.ChatPrompt),
             tools=tools,
             param_names={"max_tokens": "options.num_predict"},

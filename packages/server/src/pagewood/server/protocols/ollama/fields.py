@@ -14,7 +14,7 @@ from pagewood.server.http.field_limits import Name
 from pagewood.server.http.validation import WHOLE, kind, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.reasoning import reasoning_kwargs
-from pagewood.server.protocols.common.sampling import chosen
+from pagewood.server.protocols.common.sampling_fields import chosen
 from pagewood.server.protocols.common.structured import ANY_OBJECT, Constraint, constrained
 from pagewood.server.protocols.common.tools import MAX_TOOLS, Function, Tools
 from pagewood.server.protocols.ollama.lenient import Lenient, log_ignored

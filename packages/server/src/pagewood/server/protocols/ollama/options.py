@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from pagewood.server.http.field_limits import MAX_STOPS, StopString
 from pagewood.server.http.validation import WHOLE, describe_unused
-from pagewood.server.protocols.common.sampling import INT32_MAX, allowed
+from pagewood.server.protocols.common.sampling_fields import INT32_MAX, allowed
 from pagewood.server.protocols.ollama.lenient import Lenient
 
 IGNORED = frozenset(

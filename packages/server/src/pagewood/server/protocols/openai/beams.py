@@ -9,7 +9,7 @@ from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.fields import Extent, GenerationFields, sampling, stop_expressions
-from pagewood.server.protocols.common.sampling import neutral_values
+from pagewood.server.protocols.common.sampling_fields import neutral_values
 from pagewood.server.protocols.common.structured import StructuredFields, constraint
 
 _FOLLOWED = frozenset(

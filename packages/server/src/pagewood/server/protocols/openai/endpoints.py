@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import RequestOptions
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
@@ -152,31 +153,33 @@ class OpenAIEndpoints:
         structured = constraint(said)
         generation = Generation(
             prompts=prompts,
-            sampling=fields.sampling(
-                said,
-                self.service.defaults,
-                max_tokens=extent.max_tokens,
-                vocab_size=model.vocab_size,
-                logprobs=extent.logprobs,
-                prompt_logprobs=extent.prompt_logprobs,
-                grammar=None if structured is None else structured.grammar,
+            options=RequestOptions(
+                sampling=fields.sampling(
+                    said,
+                    self.service.defaults,
+                    max_tokens=extent.max_tokens,
+                    vocab_size=model.vocab_size,
+                    logprobs=extent.logprobs,
+                    prompt_logprobs=extent.prompt_logprobs,
+                    grammar=None if structured is None else structured.grammar,
+                ),
+                explain=bool(said.return_timings),
+                priority=said.priority or 0,
+                namespace=said.cache_salt or None,
+            ),
+            text=wire.TextOptions(
+                stop=tuple(said.stop), stop_regex=fields.stop_expressions(said), is_scoring=extent.is_scoring
             ),
             prompt_param=prompt_param,
             grammar_param=None if structured is None else structured.param,
             num_answers=extent.num_answers,
             num_choices=extent.num_choices,
-            stop=tuple(said.stop),
-            stop_regex=fields.stop_expressions(said),
             bad_words=tuple(said.bad_words),
             echo=extent.echo,
-            is_scoring=extent.is_scoring,
-            explains=bool(said.return_timings),
             is_chat=is_chat,
             tools=tools,
             shows_reasoning=not isinstance(format, chat.ChatFormat) or format.shows_reasoning,
             param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},
-            priority=said.priority or 0,
-            namespace=said.cache_salt or None,
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names, format=format)

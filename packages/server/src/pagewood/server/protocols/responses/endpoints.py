@@ -15,7 +15,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import RequestOptions, SamplingParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.keys.caller import current_caller
@@ -148,18 +148,19 @@ class ResponsesEndpoints:
                     template_kwargs=_style_kwargs(said) | (said.chat_template_kwargs or {}),
                 )
             ],
-            sampling=sampling,
+            options=RequestOptions(
+                sampling=sampling,
+                priority=said.priority or 0,
+                namespace=said.cache_salt or None,
+                retain_s=said.retain_s,
+            ),
+            text=wire.TextOptions(stop=tuple(said.stop), stop_regex=fields.stop_expressions(said)),
             prompt_param="input",
             grammar_param=None if structured is None else structured.param,
-            stop=tuple(said.stop),
-            stop_regex=fields.stop_expressions(said),
             bad_words=tuple(said.bad_words),
             is_chat=True,
             tools=offered.tools,
             param_names={"max_tokens": "max_output_tokens"},
-            priority=said.priority or 0,
-            namespace=said.cache_salt or None,
-            retain_s=said.retain_s,
             stream=bool(said.stream),
         )
         format = ResponsesFormat(

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from pagewood.engine.api import RequestOptions
 from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe, cosine
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import WHOLE, kind, parse
@@ -230,8 +231,7 @@ def _requests(
             wire.Generate(
                 request_id=new_request_id("req"),
                 prompt=_pair(scoring, *pair, instruct),
-                sampling=scoring.sampling,
-                priority=priority,
+                options=RequestOptions(sampling=scoring.sampling, priority=priority),
                 max_length=model.max_length,
             )
             for pair in zip(queries, second, strict=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import NUM_STOP_IDS
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.splitmix import Domain, seeds_of

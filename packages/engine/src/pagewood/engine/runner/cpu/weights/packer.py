@@ -30,7 +30,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise_weights import (
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import STEP, WeightKind
 from pagewood.engine.runner.cpu.weights.packing import PackedShape, PackedWeight, allocate, shape_of
-from pagewood.engine.weights.forms import (
+from pagewood.engine.weights.matrix_forms import (
     F32,
     BFloat16,
     Float16,

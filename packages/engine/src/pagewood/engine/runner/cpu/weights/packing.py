@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, STEP, WeightKind
-from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Int4, Int8, Int8Group, Weight
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Int4, Int8, Int8Group, Weight
 
 _ALIGNMENT = 64  # bytes of a cache line, and of the longest vector
 _MAX_DEPTH = 1 << 16  # of codes: 255 * 127 * inputs fits into an int32

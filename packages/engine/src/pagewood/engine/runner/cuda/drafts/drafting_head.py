@@ -33,7 +33,7 @@ from pagewood.engine.runner.cuda.attention import (
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, Extension
-from pagewood.engine.runner.cuda.drawing.sampling import Sampler
+from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.kvpool.storage import KVStorage
 

@@ -19,7 +19,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.drawing.sampling import Sampler
+from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
 _NUM_COLUMNS = 3

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.sampling import SamplingColumn
+from pagewood.engine.core.sampling_table import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.noise import exponential, row_key
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import (

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.core.result import EXCLUDED
-from pagewood.engine.core.sampling import NUM_SAMPLING_COLUMNS, SamplingColumn
+from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
 from pagewood.engine.runner.cpu.compiled.machine.kernel import apart, exact, inlined

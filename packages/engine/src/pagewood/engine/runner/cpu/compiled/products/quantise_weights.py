@@ -20,7 +20,7 @@ from pagewood.engine.runner.cpu.compiled.machine.memory import integers, vector
 from pagewood.engine.runner.cpu.compiled.machine.numeric import float_from_bits
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, WeightKind
-from pagewood.engine.weights.forms import INT4_SHARES
+from pagewood.engine.weights.matrix_forms import INT4_SHARES
 
 GROUP = 32
 """Inputs that share a scale in four bits."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.forms import Weight
+from pagewood.engine.weights.matrix_forms import Weight
 
 FLOATS = ("F32", "BF16", "F16", "F64")
 """Dtypes of numbers without a scale, as headers of safetensors name them."""

@@ -11,7 +11,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 
 
-def hold(state: EngineState, request: Request, *, retract: bool) -> None:
+def pause(state: EngineState, request: Request, *, retract: bool) -> None:
     """Pause a request whose last answer has not been made; one that is paused already may still be retracted."""
     is_new = request.pause == "no"
     if is_new or retract:
@@ -40,7 +40,7 @@ def resume(state: EngineState, request: Request) -> None:
         state.go_on(request)
 
 
-def hold_compiled(state: EngineState, request: Request) -> None:
+def pause_compiled(state: EngineState, request: Request) -> None:
     """Hold a request that was paused alone while its grammar was compiled; it was never queued."""
     state.held.append(request)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.forms import (
+from pagewood.engine.weights.matrix_forms import (
     BFloat16,
     Float16,
     Float32,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagewood.engine.weights.common_form import in_one_form
-from pagewood.engine.weights.forms import BFloat16, Int4, Int8Group, Weight, quantise_int4, quantise_int8
+from pagewood.engine.weights.matrix_forms import BFloat16, Int4, Int8Group, Weight, quantise_int4, quantise_int8
 from pagewood.engine.weights.nearest import joined
+from pagewood.engine.weights.stacking import in_one_form
 
 COLUMNS = 128
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.core.result import EXCLUDED
-from pagewood.engine.core.sampling import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
+from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewood.engine.weights.forms import F32, SHORT_GROUP, Int4, Int8, Int8Group, Weight
+from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Int4, Int8, Int8Group, Weight
 
 
 def in_one_form(parts: Sequence[Weight]) -> Sequence[Weight] | None:

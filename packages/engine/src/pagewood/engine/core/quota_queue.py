@@ -11,8 +11,8 @@ from pagewood.engine.core.request import Request
 
 _NUM_RETURNED = 8
 """Requests of a tenant that return to the order when it has room; the order then chooses among them."""
-_MAX_HOLDS = 32
-"""Times that a request is held back while others of its tenant are admitted; after that they wait for it."""
+_MAX_TIMES = 32
+"""Times that a request is taken while others of its tenant are admitted; after that they wait for it."""
 
 
 class Verdict(Protocol):
@@ -51,51 +51,51 @@ class Quotas(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Tenant:
-    """The requests of a tenant that are held back."""
+    """The requests of a tenant that wait here."""
 
     ranked: list[tuple[int, int, Request]] = field(default_factory=list[tuple[int, int, Request]])
-    """(-priority, arrival, request), sorted."""  # written by: held_back
+    """(-priority, arrival, request), sorted."""  # written by: quota_queue
     has_room: bool = False
-    """Whether it may have room since requests returned for the last time."""  # written by: held_back
+    """Whether it may have room since requests returned for the last time."""  # written by: quota_queue
 
 
-class HeldBack:
-    """Holds back requests whose tenant is at its limit, until one of its requests has stopped.
+class QuotaQueue:
+    """Requests whose tenant is at its limit; they wait here until one of its requests has stopped.
 
-    Invariant: a tenant whose requests are held back has running requests, or one that waits in the order, or returns
+    Invariant: a tenant whose requests wait here has running requests, or one that waits in the order, or returns
     requests in the next pass; so it never waits for nothing. Requests return by priority, then by arrival. One that was
-    held back `_MAX_HOLDS` times returns alone when it is first, so smaller ones cannot pass it for ever.
+    taken `_MAX_TIMES` times returns alone when it is first, so smaller ones cannot pass it for ever.
     """
 
-    __slots__ = ("_keys", "_num_holds", "_quotas", "_tenants")
+    __slots__ = ("_keys", "_num_times", "_quotas", "_tenants")
 
     def __init__(self, quotas: Quotas) -> None:
-        """Hold back nothing; from now on `quotas` counts the requests that run."""
+        """Begin empty; from now on `quotas` counts the requests that run."""
         self._quotas = quotas
         self._tenants: dict[str, _Tenant] = {}
-        """Those with requests that are held back."""  # written by: held_back
+        """Those with requests that wait here."""  # written by: quota_queue
         self._keys: dict[int, tuple[int, int, Request]] = {}
-        """By arrival."""  # written by: held_back
-        self._num_holds: dict[int, int] = {}
-        """By arrival, how often a waiting request was held back after it was examined."""  # written by: held_back
+        """By arrival."""  # written by: quota_queue
+        self._num_times: dict[int, int] = {}
+        """By arrival, how often a waiting request was taken after it was examined."""  # written by: quota_queue
 
     def __len__(self) -> int:
-        """Return how many requests are held back."""
+        """Return how many requests wait here."""
         return len(self._keys)
 
     def __contains__(self, request: Request) -> bool:
-        """Return whether a request is held back."""
+        """Return whether a request waits here."""
         return request.arrival in self._keys
 
     def num_of(self, tenants: Collection[str]) -> int:
-        """Return how many requests of these tenants are held back until one of their tenant stops."""
+        """Return how many requests of these tenants wait here until one of their tenant stops."""
         mine = [self._tenants[name] for name in tenants if name in self._tenants]
         return sum(len(tenant.ranked) for tenant in mine if not tenant.has_room)
 
-    def hold(self, request: Request, claimants: Iterable[Request] = ()) -> bool:
-        """Hold a request back if its tenant is at its limit; return whether it is held back.
+    def take(self, request: Request, claimants: Iterable[Request] = ()) -> bool:
+        """Take a request if its tenant is at its limit; return whether it is taken.
 
-        One that fits is held back behind one of higher priority of its tenant, or a stream of them would take what
+        One that fits is taken if one of higher priority of its tenant waits here, or a stream of them would take what
         becomes free.
 
         Args:
@@ -107,12 +107,12 @@ class HeldBack:
         mine = [one for one in claimants if one.tenant == request.tenant]
         if not is_behind and self._fits(request, mine):
             return False
-        self._num_holds[request.arrival] = self._num_holds.get(request.arrival, 0) + 1
+        self._num_times[request.arrival] = self._num_times.get(request.arrival, 0) + 1
         self._add(request)
         return True
 
     def join(self, request: Request) -> bool:
-        """Hold back a request that starts to wait if others of its tenant are; return whether it is held back."""
+        """Take a request that starts to wait if others of its tenant wait here; return whether it is taken."""
         if request.tenant not in self._tenants:
             return False
         self._add(request)
@@ -125,7 +125,7 @@ class HeldBack:
             if not tenant.has_room:
                 continue
             tenant.has_room = False
-            is_due = self._num_holds.get(tenant.ranked[0][1], 0) >= _MAX_HOLDS
+            is_due = self._num_times.get(tenant.ranked[0][1], 0) >= _MAX_TIMES
             num_returned = 1 if is_due else _NUM_RETURNED
             for _, arrival, request in tenant.ranked[:num_returned]:
                 del self._keys[arrival]
@@ -136,15 +136,15 @@ class HeldBack:
         return returned
 
     def update(self, request: Request) -> None:
-        """Note that the priority of a request that is held back has changed."""
+        """Note that the priority of a request that waits here has changed."""
         has_room = self._tenants[request.tenant].has_room
         self._remove(request)
         self._add(request)
         self._tenants[request.tenant].has_room = has_room
 
     def discard(self, request: Request) -> None:
-        """Forget a waiting request that has ended, held back or not."""
-        self._num_holds.pop(request.arrival, None)
+        """Forget a waiting request that has ended, wherever it waits."""
+        self._num_times.pop(request.arrival, None)
         if request in self:
             self._remove(request)
         self._note_room(request)
@@ -152,7 +152,7 @@ class HeldBack:
     def admit(self, request: Request) -> None:
         """Count a request that starts to run."""
         self._quotas.admit(request)
-        self._num_holds.pop(request.arrival, None)
+        self._num_times.pop(request.arrival, None)
         self._note_room(request)
 
     def stop(self, request: Request) -> None:
