@@ -93,29 +93,13 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
             "speculative_model must come with speculative draft or eagle, got 'head' with off",
         ),
         (
-            {"speculative": "suffix", "speculative_topk": 2},
-            "speculative_topk must be 1 unless speculative is draft or eagle, got 2 with suffix",
-        ),
-        (
             {"speculative": "auto", "speculative_verify": "rejection"},
-            "speculative_verify must be exact unless speculative is draft or eagle with chains, "
-            "got rejection with auto and speculative_topk 1",
-        ),
-        (
-            {"speculative": "eagle", "speculative_verify": "rejection", "speculative_topk": 3},
-            "speculative_verify must be exact unless speculative is draft or eagle with chains, "
-            "got rejection with eagle and speculative_topk 3",
+            "speculative_verify must be exact unless speculative is draft or eagle, got rejection with auto",
         ),
         ({"speculative_num_tokens": 0}, "speculative_num_tokens must be >= 1, got 0"),
         ({"speculative_num_tokens": 65}, "speculative_num_tokens must be <= 64, got 65"),
         ({"speculative_num_tokens": 2.0}, "speculative_num_tokens must be an int, got 2.0"),
         ({"speculative_num_tokens": None}, "speculative_num_tokens must be an int, got None"),
-        ({"speculative_topk": 0}, "speculative_topk must be >= 1, got 0"),
-        (
-            {"speculative": "eagle", "speculative_topk": 6},
-            "speculative_topk must be <= speculative_num_tokens, got 6 with 5 tokens",
-        ),
-        ({"speculative_topk": "2"}, "speculative_topk must be an int, got '2'"),
     ],
 )
 def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:
@@ -130,8 +114,7 @@ def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: di
         {"speculative": "suffix"},
         {"speculative": "auto"},
         {"speculative": "draft", "speculative_model": "small", "speculative_verify": "rejection"},
-        {"speculative": "draft", "speculative_topk": 2},
-        {"speculative": "eagle", "speculative_model": "head", "speculative_topk": 4, "speculative_num_tokens": 16},
+        {"speculative": "eagle", "speculative_model": "head", "speculative_num_tokens": 16},
     ],
 )
 def test_options_of_speculation_that_go_together(options: dict[str, object]) -> None:

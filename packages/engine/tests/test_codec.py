@@ -19,7 +19,6 @@ from pagewood.engine.api import LogitsProcessor
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.codec import Drafts, Masks, Message, decode, encode
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree, TreeShape
 from pagewood.engine.testing import EchoRunner, RunnerSize, check_runner
 from pagewood.engine.testing.echo import STATE_SIZE
 
@@ -96,13 +95,8 @@ def test_what_is_not_contiguous_is_sent_as_it_reads() -> None:
     assert_same(decode(encode(Masks(masks=masks.T))), Masks(masks=np.ascontiguousarray(masks.T)))
 
 
-@given(
-    drafts=st.lists(
-        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
-        | st.lists(st.integers(0, 99), max_size=4).map(lambda some: DraftTree(tuple(some), tuple(range(len(some)))))
-    )
-)
-def test_drafts(drafts: list[tuple[int, ...] | DraftTree]) -> None:
+@given(drafts=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)))
+def test_drafts(drafts: list[tuple[int, ...]]) -> None:
     found = decode(encode(Drafts.of(drafts)))
     assert isinstance(found, Drafts)
     assert found.by_grant() == drafts
@@ -146,6 +140,4 @@ def encoded(size: RunnerSize) -> EncodedRunner:
 
 def test_a_runner_behind_messages_conforms() -> None:
     check_runner(encoded, vocab_size=50, page_sizes=(4,), max_drafts=4, vector_size=STATE_SIZE, has_logprobs=True)
-    tree = TreeShape(8, 2)
-    check_runner(encoded, vocab_size=50, page_sizes=(4,), max_drafts=tree.depth, tree=tree)
     check_runner(encoded, vocab_size=50, page_sizes=(4,), has_grammars=True)

@@ -15,7 +15,6 @@ import torch
 import transformers
 
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -52,8 +51,6 @@ def test_the_echo_model_conforms(page_size: int) -> None:
     check_runner(
         echo, vocab_size=VOCAB, page_sizes=(page_size,), max_drafts=4, vector_size=STATE_SIZE, has_logprobs=True
     )
-    tree = TreeShape(8, 2)
-    check_runner(echo, vocab_size=VOCAB, page_sizes=(page_size,), max_drafts=tree.depth, tree=tree)
     check_runner(echo, vocab_size=VOCAB, page_sizes=(page_size,), has_grammars=True)
 
 
@@ -143,10 +140,6 @@ ECHO_FAULTS: dict[str, tuple[Edit, str]] = {
         (EchoRunner, "_compute", "if not is_draft:", "if not is_draft and end > start + 1:"),
         "drafts, chunked_prefill_size=64, .* must get the tokens that it gets alone",
     ),
-    "nodes not moved": (
-        (EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass"),
-        "drafts, .* must get the tokens that it gets alone",
-    ),
     "reports of the place before": (
         (
             EchoRunner,
@@ -177,10 +170,9 @@ def test_a_seeded_fault_of_drafts_reports_vectors_or_masks_is_found(
 ) -> None:
     edit, message = ECHO_FAULTS[fault]
     seed_fault([edit], monkeypatch)
-    tree = TreeShape(8, 2) if "node" in fault else None
     able: dict[str, Any] = {"has_grammars": True}
     if "mask" not in fault:
-        able = {"max_drafts": tree.depth if tree else 4, "tree": tree, "vector_size": STATE_SIZE, "has_logprobs": True}
+        able = {"max_drafts": 4, "vector_size": STATE_SIZE, "has_logprobs": True}
     with pytest.raises(AssertionError, match=message):
         check_runner(echo, vocab_size=VOCAB, **able)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -25,12 +24,10 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason, Grammar, SamplingParams
 from pagewood.engine.core import batch, loop, retire
-from pagewood.engine.core.constrain import fill_tree
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.compiled.drawing.masks import apply_mask
 from pagewood.engine.runner.cuda.drawing.adjust import forbid
-from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, read_mask, write_mask
+from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask, write_mask
 from scenarios.drawing import random_grammar
 from seeded_faults import Edit, seed_fault
 from speculating import arrival, make, plain_answer, random_drafting, random_traffic, run, traffic
@@ -57,8 +54,6 @@ def test_engines_constrain_as_plain_decoding_does(rng: random.Random, kind: str)
     arrivals = tuple(replace(one, sampling=constrained(rng, one.sampling)) for one in scenario.arrivals)
     model, drafter = make("suffix" if kind == "off" else kind, "llama")
     options: dict[str, Any] = {"num_tokens": rng.choice((2, 4, 8)), "make_drafting": random_drafting(rng)}
-    if kind in ("unrelated", "eagle") and rng.random() < 0.5:
-        options |= {"speculative_topk": 2, "make_drafting": None}
     run(replace(scenario, arrivals=arrivals), model=model, drafter=None if kind == "off" else drafter, **options)
 
 
@@ -169,85 +164,22 @@ def test_draws_wait_for_masks_that_come_late(monkeypatch: pytest.MonkeyPatch) ->
         )
 
 
-TREE = DraftTree((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 3, 2, 6))
-"""  0 - 5 - 7 - 9
-   |   \\- 8
-   \\- 6 - 10 - 11"""
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_masks_along_a_tree_are_those_of_its_paths(seed: int) -> None:
-    """Each node has the mask of a matcher that went to it from the start; what a mask forbids is not followed."""
-    grammar = Grammar(kind="regex", text=f"{seed} {1 + seed % 4} 999 0")
-    ends = frozenset({5 + seed % 7})
-    tokens = list(TREE.tokens)
-    for node in range(len(tokens)):  # so that some of the nodes are allowed
-        before = path_to(node + 1, tokens)[:-1]
-        options = allowed_tokens(grammar, before, ends, VOCAB_SIZE)
-        if options and (seed + node) % 3:
-            tokens[node] = options[(seed + node) % len(options)]
-    tree = DraftTree(tuple(tokens), TREE.parents)
-    matcher = EchoMatcher(grammar, ends, VOCAB_SIZE)
-    rows = loop.open_masks(1 + len(tree), VOCAB_SIZE)
-    fill_tree(matcher, tree, rows)
-    num_followed = 0
-    for node in range(1 + len(tree)):
-        path = path_to(node, tokens)
-        is_allowed = all(
-            token in allowed_tokens(grammar, path[:num], ends, VOCAB_SIZE) for num, token in enumerate(path)
-        )
-        if is_allowed and not ends.intersection(path):
-            expected = allowed_tokens(grammar, path, ends, VOCAB_SIZE)
-            assert read_mask(rows[node], VOCAB_SIZE) == expected, (node, path)
-            num_followed += 1
-    assert num_followed >= 1
-    plain = loop.open_masks(1, VOCAB_SIZE)
-    matcher.fill(plain[0])
-    np.testing.assert_array_equal(plain[0], rows[0])  # the state is as before
-
-
-def test_nothing_may_follow_a_node_behind_which_the_matcher_fails() -> None:
-    """The matcher itself has not failed: the text may go another way."""
-    ends = frozenset({7})
-    grammar = Grammar(kind="regex", text="5 40 2 0")
-    [first, *_] = allowed_tokens(grammar, [], ends, VOCAB_SIZE)
-    [second, *_] = allowed_tokens(grammar, [first], ends, VOCAB_SIZE)
-    matcher = EchoMatcher(grammar, ends, VOCAB_SIZE)
-    rows = loop.open_masks(4, VOCAB_SIZE)
-    fill_tree(matcher, DraftTree((first, second, second), (0, 1, 2)), rows)
-    assert [len(read_mask(row, VOCAB_SIZE)) for row in rows[2:]] == [0, VOCAB_SIZE]
-    assert read_mask(rows[1], VOCAB_SIZE) == allowed_tokens(grammar, [first], ends, VOCAB_SIZE)
-    assert matcher.error is None
-    assert matcher.advance([first, second])
-    matcher.fill(rows[0])
-    assert matcher.error == "made to fail"
-
-
-def path_to(node: int, tokens: Sequence[int]) -> list[int]:
-    path: list[int] = []
-    while node > 0:
-        path.insert(0, tokens[node - 1])
-        node = TREE.parents[node - 1]
-    return path
-
-
-def test_requests_with_a_grammar_get_trees() -> None:
+def test_requests_with_a_grammar_get_drafts() -> None:
     """Beside requests without one. The grammar begins behind tokens that come late, if they do."""
     model, drafter = make("perturbed", "llama")
     grammar = Grammar(kind="regex", text="3 40 999 0", after=("<59>",))
     some = [arrival([i, 4], max_tokens=24, temperature=0.0, grammar=grammar if i else None) for i in range(3)]
-    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6, "speculative_topk": 2}
+    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6}
     counts = run(traffic(some[1:], num_pages=160, page_size=4), **options).counts
     assert counts.num_accepted > 10
     run(traffic(some, num_pages=160, page_size=4), **options)
 
 
-@pytest.mark.parametrize("topk", [1, 2])
-def test_a_matcher_that_fails_behind_drafts_ends_its_text_where_plain_decoding_does(topk: int) -> None:
+def test_a_matcher_that_fails_behind_drafts_ends_its_text_where_plain_decoding_does() -> None:
     model, drafter = make("perturbed", "llama")
     grammars = [Grammar(kind="regex", text=f"{i} 40 {4 + i} 0") for i in range(8)]
     some = [arrival([i, 4], max_tokens=24, temperature=1.0, seed=i, grammar=one) for i, one in enumerate(grammars)]
-    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6, "speculative_topk": topk}
+    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6}
     assert run(traffic(some, num_pages=160, page_size=4), **options).counts.num_accepted > 10
     ends = [plain_answer(model, False, one.prompt, one.sampling).finish for one in some]
     assert ends.count(FinishReason.ERROR) > 5

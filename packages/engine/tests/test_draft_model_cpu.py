@@ -110,7 +110,7 @@ class Bench:
     def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> tuple[list[int], list[int]]:
         """Compute a step with drafts; return how many tokens each sequence got, and how many drafts were verified."""
         work = [(one, 1) for one in sequences]
-        result = self.runner.launch(self.driver.batch(work, drafts=[(n, n) for n in drafts])).wait()
+        result = self.runner.launch(self.driver.batch(work, drafts=drafts)).wait()
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
             sequence.tokens.extend(tokens)
             sequence.num_computed = len(sequence.tokens) - 1
@@ -230,7 +230,7 @@ def test_results_say_what_the_drafter_lacked() -> None:
     results.append(bench.runner.launch(bench.driver.batch([(sequence, 64)])).wait())
     sequence.tokens.extend(results[0].tokens.tolist())
     for _ in range(4):
-        results.append(bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])).wait())
+        results.append(bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[3])).wait())
         sequence.tokens.extend(results[-1].tokens.tolist())
         sequence.num_computed = len(sequence.tokens) - 1
     bench.runner.close()
@@ -254,7 +254,7 @@ def test_steps_are_launched_before_accepted_counts_are_known(quality: str) -> No
     sequences = bench.prefilled(prompts_of(3))
     pending = []
     for _ in range(4):
-        pending.append(bench.runner.launch(bench.driver.batch([(one, 1) for one in sequences], drafts=[(4, 4)] * 3)))
+        pending.append(bench.runner.launch(bench.driver.batch([(one, 1) for one in sequences], drafts=[4] * 3)))
         for one in sequences:
             one.tokens.extend([-1] * 5)
             one.num_computed = len(one.tokens) - 1
@@ -282,6 +282,6 @@ def test_a_drafter_from_its_folder() -> None:
     driver = RowDriver(runner, num_pages=100, page_size=4)
     sequence = driver.add(prompts_of(3)[2])
     driver.generate([sequence], num_tokens=1, chunk=64)
-    result = runner.launch(driver.batch([(sequence, 1)], drafts=[(4, 4)])).wait()
+    result = runner.launch(driver.batch([(sequence, 1)], drafts=[4])).wait()
     runner.close()
     assert result.counts.tolist() == [5]

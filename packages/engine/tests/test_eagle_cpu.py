@@ -72,7 +72,7 @@ class Bench:
     def step(self, sequences: list[DrivenSequence], drafts: list[int], *, is_followed: bool = True) -> list[list[int]]:
         """Compute a step with drafts; return the drafts of each sequence."""
         work = [(one, 1) for one in sequences]
-        batch = replace(self.driver.batch(work, drafts=[(n, n) for n in drafts]), is_followed=is_followed)
+        batch = replace(self.driver.batch(work, drafts=drafts), is_followed=is_followed)
         result = self.runner.launch(batch).wait()
         assert (drafts if result.num_drafted is None else result.num_drafted.tolist()) == drafts
         assert result.num_drafted is not None or not any(drafts)
@@ -149,7 +149,7 @@ def test_a_row_without_a_state_drafts_nothing(kind: str) -> None:
     sequence = bench.add([3, 4, 5])
     result = bench.runner.launch(bench.driver.batch([(sequence, 2)])).wait()
     assert len(result.counts) == 0
-    result = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])).wait()
+    result = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[3])).wait()
     assert result.num_drafted is not None
     assert (result.counts.tolist(), result.num_drafted.tolist()) == ([1], [0])
     assert bench.drafter.counts.num_postponed == 1
@@ -228,7 +228,7 @@ def test_a_head_that_is_woken_by_drafts_first_makes_none(kind: str) -> None:
     for _ in range(4):
         bench.step([sequence], [0], is_followed=False)
     begin = len(sequence.tokens) - 1
-    batch = bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])
+    batch = bench.driver.batch([(sequence, 1)], drafts=[3])
     result = bench.runner.launch(batch).wait()
     assert (result.counts.tolist(), result.num_drafted.tolist(), result.num_postponed) == ([1], [0], 1)  # type: ignore[union-attr]
     sequence.tokens.extend(result.tokens.tolist())

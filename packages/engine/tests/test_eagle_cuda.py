@@ -69,7 +69,7 @@ class Bench:
 
     def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> list[list[int]]:
         """Compute a step with drafts; return the drafts of each sequence."""
-        batch = self.driver.batch([(one, 1) for one in sequences], drafts=[(n, n) for n in drafts])
+        batch = self.driver.batch([(one, 1) for one in sequences], drafts=drafts)
         with self.device.watching():
             handle = self.runner.launch(batch)
         assert set(self.device.waits) <= {"event.synchronize"}

@@ -185,7 +185,7 @@ def test_verified_positions_have_the_bits_of_plain_decoding(int8: bool, weights:
         bench.runner.forward(bench.driver.batch(prompts))
     for _ in range(6):
         sizes = [int(n) for n in rng.integers(1, 9, len(rows))]
-        batch = bench.driver.batch([(row, 1) for row in rows], drafts=[(n, n) for n in sizes])
+        batch = bench.driver.batch([(row, 1) for row in rows], drafts=sizes)
         right = [int(rng.integers(0, n + 1)) for n in sizes]
         starts = [len(row.tokens) - 1 for row in rows]
         places = [range(start, start + 1 + n) for start, n in zip(starts, sizes, strict=True)]

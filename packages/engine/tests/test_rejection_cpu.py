@@ -120,7 +120,7 @@ class Bench:
 
     def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> None:
         self.take(
-            sequences, self.driver.batch([(one, 1) for one in sequences], drafts=[(n, n) for n in drafts])
+            sequences, self.driver.batch([(one, 1) for one in sequences], drafts=drafts)
         )  # fmt: skip
 
     def take(self, sequences: list[DrivenSequence], batch: Any) -> None:
@@ -250,7 +250,7 @@ def test_steps_are_launched_before_accepted_counts_are_known(kind: str) -> None:
         bench.admit(sequences)
         drafts, results = [2, 0, 4], []
         for _ in range(6):
-            batch = bench.driver.batch([(one, 1) for one in sequences], drafts=[(n, n) for n in drafts])
+            batch = bench.driver.batch([(one, 1) for one in sequences], drafts=drafts)
             if not overlaps:
                 bench.take(sequences, batch)
                 continue

@@ -18,7 +18,6 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.result_rules import check_drafts
 from pagewood.engine.core.sampling_table import SamplingArrays
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
@@ -159,7 +158,6 @@ WRONG_DRAFTS: dict[str, tuple[object, str]] = {
     "too few": ([], "drafts must return one sequence for each of 1 constrained grants, got 0"),
     "too many": ([(), ()], "drafts must return one sequence for each of 1 constrained grants, got 2"),
     "too long": ([(1,)], "drafts must return at most 0 tokens for a grant that may have 0, got 1"),
-    "a tree that is too large": ([DraftTree((1,), (0,))], "drafts must return at most 0 tokens"),
 }
 
 
@@ -186,7 +184,6 @@ def test_wrong_drafts_end_the_requests_of_their_step_and_not_the_engine(kind: st
     [
         ([(1, 50)], r"drafts must return token ids in \[0, 50\), got \[1, 50\]"),
         ([(1, 2, 3, 4)], "drafts must return at most 3 tokens for a grant that may have 3, got 4"),
-        ([DraftTree((1, 2), (0, 2))], r"the parents of a DraftTree must come before their children, got \[0, 2\]"),
     ],
 )
 def test_drafts_of_a_grant_that_speculates_are_checked(drafts: list[object], message: str) -> None:

@@ -60,11 +60,6 @@ With an engine that speculates, it finds these:
     drafts before the KV is computed       the same, from KV that is missing
     drafts not announced       the pages of drafts are not given to the runner
 
-With trees of drafts, it finds these:
-
-    all nodes promised         as many tokens are expected of a tree as it has nodes
-    all nodes advance          the next step begins behind the nodes of a tree
-    nodes not moved            the KV of accepted nodes stays where it was computed
 """
 
 import random
@@ -92,7 +87,6 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import EchoMatcher
@@ -106,7 +100,6 @@ from scenarios.drawing import (
     with_interruptions,
     with_logprobs,
     with_pooling,
-    with_trees,
     with_urgency,
 )
 from scenarios.faulty import random_faults
@@ -238,12 +231,6 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> N
     run_scenario(scenario_with_drafts(rng, overlap=overlap))
 
 
-@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
-def test_trees_of_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
-    run_scenario(with_trees(random_scenario(rng, overlap=overlap), rng))
-
-
 def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
     make = rng.choice((random_scenario, scenario_with_drafts, scenario_with_faults))
     return with_logprobs(make(rng, overlap=overlap), rng)
@@ -253,7 +240,6 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
-    run_scenario(with_logprobs(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
 
 
 def scenario_with_pooling(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -280,7 +266,6 @@ def one_aborted() -> Scenario:
 def test_vectors_have_every_state_once_and_change_no_other_answer(rng: random.Random, overlap: bool) -> None:
     run_scenario(one_aborted())
     run_scenario(scenario_with_pooling(rng, overlap=overlap))
-    run_scenario(with_pooling(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
 
 
 def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -294,13 +279,7 @@ def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool
     run_scenario(scenario_with_grammars(rng, overlap=overlap))
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
-def test_trees_of_requests_with_a_grammar_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
-    run_scenario(with_grammars(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
-
-
-def failing_in_a_tree() -> Scenario:
+def failing_behind_a_draft() -> Scenario:
     """Return one request whose matcher fails behind a draft that is accepted.
 
     A token that was drawn there from all tokens would be one that the grammar allows, by chance.
@@ -311,21 +290,21 @@ def failing_in_a_tree() -> Scenario:
     arrival = Arrival(at_step=0, abort_at_step=None, prompt=(1, 2, 3), priority=0, namespace=None, sampling=sampling)
     return Scenario(
         config=EngineConfig(page_size=4, max_running=1, overlap=False), num_pages=16, max_length=40,
-        arrivals=(arrival,), eager_steps=frozenset(), tree=TreeShape(3, 2), max_drafts=2, guess_quality=1.0,
+        arrivals=(arrival,), eager_steps=frozenset(), max_drafts=2, guess_quality=1.0,
     )  # fmt: skip
 
 
 def test_no_token_is_drawn_behind_a_draft_where_the_matcher_fails() -> None:
-    assert run_scenario(failing_in_a_tree()).num_failed == 1
+    assert run_scenario(failing_behind_a_draft()).num_failed == 1
 
 
-def test_masks_that_are_not_those_of_a_tree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = (loop, "fill_masks", "fill_tree(matcher, own, rows)", "matcher.fill(rows[0])")
+def test_masks_that_are_not_those_of_drafts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = (loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")
     seed_fault([fault], monkeypatch)
     for seed in range(100):
         rng = random.Random(seed)
         try:
-            run_scenario(with_grammars(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng), rng))
+            run_scenario(with_grammars(with_drafts(random_scenario(rng, overlap=seed % 3 > 0), rng), rng))
         except Exception:  # any error counts
             return
     pytest.fail("the fault was not found")
@@ -334,23 +313,18 @@ def test_masks_that_are_not_those_of_a_tree_are_found(monkeypatch: pytest.Monkey
 @settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
-    make = rng.choice((with_drafts, with_trees))
-    run_scenario(make(scenario_with_faults(rng, overlap=overlap), rng))
+    run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("make", [with_drafts, with_trees])
-def test_scenarios_with_drafts_exercise_what_they_claim(
-    make: Callable[[Scenario, random.Random], Scenario], overlap: bool
-) -> None:
-    randoms = [random.Random(seed) for seed in range(80)]
-    reports = [run_scenario(make(random_scenario(rng, overlap=overlap), rng)) for rng in randoms]
+def test_scenarios_with_drafts_exercise_what_they_claim(overlap: bool) -> None:
+    reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(80)]
     assert sum(report.num_accepted for report in reports) > 600
     assert sum(report.num_drafted - report.num_accepted for report in reports) > 600
     assert sum(report.num_preempted for report in reports) > 6
     assert sum(report.num_cached_tokens for report in reports) > 150
     assert sum(report.num_aborted for report in reports) > 15
-    assert make is with_trees or sum(report.num_rebuilt for report in reports) > 1500
+    assert sum(report.num_rebuilt for report in reports) > 1500
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -518,12 +492,6 @@ FAULTS: dict[str, list[Edit]] = {
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
 }
 
-FAULTS_OF_TREES: dict[str, list[Edit]] = {
-    "all nodes promised": [(speculation.Speculation, "extend", "1 + num, 1 + depth", "1 + num, 1 + num")],
-    "all nodes advance": [(Engine, "_launch_plan", "grant.num_advanced", "grant.num_tokens")],
-    "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
-}
-
 FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "compiled while it waits": [(intake.Intake, "poll", "self._state.compiling.remove(request)", "pass")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
@@ -676,8 +644,8 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         (
             speculation.Speculation,
             "extend",
-            "min(num_wanted if tree is None else tree.num_nodes, request.max_length - 2 - start)",
-            "num_wanted if tree is None else tree.num_nodes",
+            "min(num_wanted, request.max_length - 2 - start)",
+            "num_wanted",
         )
     ],
     "drafts without pages": [
@@ -791,18 +759,6 @@ def test_a_fault_of_holds_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) 
     for seed in range(600):
         try:
             run_scenario(scenario_with_holds(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
-
-
-@pytest.mark.parametrize("fault", FAULTS_OF_TREES)
-def test_a_fault_of_trees_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_TREES[fault], monkeypatch)
-    for seed in range(600):
-        rng = random.Random(seed)
-        try:
-            run_scenario(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

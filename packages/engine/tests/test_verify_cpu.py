@@ -1,6 +1,6 @@
 """Drafts on the CPU: they change how many tokens a step yields, and neither the tokens nor the logits.
 
-Chains come from a lookup that knows the text and errs at random, trees from a drafter in the program.
+Drafts come from a lookup that knows the text and errs at random.
 """
 
 # pyright: basic
@@ -18,28 +18,22 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.drafting import LookupDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.engine.runner.cpu.program.ops import CPUOps
-from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, Pass
-from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.kvpool.storage import KVStorage
 from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
 DIM = 16
-NUM_PAGES, MAX_LENGTH, MAX_NODES = 4000, 96, 24
+NUM_PAGES, MAX_LENGTH = 4000, 96
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
 
 
@@ -73,7 +67,6 @@ class Bench:
         num_threads: int = 2,
         window: int | None = None,
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
-        drafter: ProgramDrafter | None = None,
         nan_token: int | None = None,
     ) -> None:
         config = model(window).config
@@ -81,7 +74,6 @@ class Bench:
         self.runner = CPURunner(
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
             max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,
-            make_drafter=None if drafter is None else lambda _: drafter,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
 
@@ -91,7 +83,7 @@ class Bench:
         self.driver.generate(sequences, num_tokens=1, chunk=64)
         return sequences
 
-    def step(self, sequences: list[DrivenSequence], drafts: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> tuple[list[int], list[int]]:
         """Compute a step with drafts; return how many tokens each sequence got, and how many drafts were verified."""
         result = self.runner.launch(self.driver.batch([(one, 1) for one in sequences], drafts=drafts)).wait()
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
@@ -168,7 +160,7 @@ def test_chains_do_not_change_the_tokens(int8: bool, data: st.DataObject) -> Non
     sequences = bench.prefilled(prompts_of(num))
     while live := [one for one in sequences if len(one.output) < length]:
         drafts = [min(data.draw(st.integers(1, 8)), length - len(one.output)) for one in live]
-        bench.step(live, [(n, n) for n in drafts])
+        bench.step(live, drafts)
     bench.runner.close()
     assert [tuple(one.output[:length]) for one in sequences] == list(expected)
 
@@ -178,8 +170,8 @@ def test_right_drafts_are_all_accepted_and_counted() -> None:
     text = [*prompts_of(1)[0], *expected]
     bench = Bench(make_lookup=lambda tokens: KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True))
     [sequence] = bench.prefilled(prompts_of(1))
-    assert bench.step([sequence], [(5, 5)]) == ([6], [5])
-    assert bench.step([sequence], [(3, 3)]) == ([4], [3])
+    assert bench.step([sequence], [5]) == ([6], [5])
+    assert bench.step([sequence], [3]) == ([4], [3])
     bench.runner.close()
     assert tuple(sequence.output) == expected[:11]
 
@@ -191,8 +183,8 @@ def test_a_chain_ends_at_the_first_wrong_draft() -> None:
         text[3 + 1 + wrong] = (text[3 + 1 + wrong] + 1) % 40
         bench = Bench(make_lookup=lambda tokens, t=text: KnowingLookup(tokens, [t], quality=1.0, seed=0, full=True))
         [sequence] = bench.prefilled(prompts_of(1))
-        assert bench.step([sequence], [(5, 5)]) == ([1 + wrong], [5])
-        assert bench.step([sequence], [(5, 5)])[0] == [6]
+        assert bench.step([sequence], [5]) == ([1 + wrong], [5])
+        assert bench.step([sequence], [5])[0] == [6]
         bench.runner.close()
         assert tuple(sequence.output) == expected[: len(sequence.output)]
 
@@ -207,7 +199,7 @@ def test_drafts_beside_prompts_and_plain_grants() -> None:
     while min(len(one.output) for one in sequences) < 30:
         live = [one for one in sequences if len(one.output) < 30]
         num_drafts = [0 if one is second else 4 for one in live]
-        batch = bench.driver.batch([(one, 3) for one in live], drafts=[(n, n) for n in num_drafts])
+        batch = bench.driver.batch([(one, 3) for one in live], drafts=num_drafts)
         result = bench.runner.launch(batch).wait()
         sampled = [live[i] for i in batch.sampled.tolist()]
         for one, tokens in zip(sampled, result.by_grant(), strict=True):
@@ -231,7 +223,7 @@ def test_steps_are_launched_before_accepted_counts_are_known(quality: float) -> 
     sequences = bench.prefilled(prompts_of(3))
     pending = None
     for _ in range(6):
-        following = bench.runner.launch(bench.driver.batch([(one, 1) for one in sequences], drafts=[(4, 4)] * 3))
+        following = bench.runner.launch(bench.driver.batch([(one, 1) for one in sequences], drafts=[4] * 3))
         bounds = [len(one.tokens) for one in sequences]
         for one in sequences:
             take(one, (-1,) * 5)
@@ -264,10 +256,10 @@ def test_a_run_ends_before_logits_that_are_not_numbers() -> None:
         make_lookup=lambda tokens: KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True),
     )
     [sequence] = bench.prefilled([prompt])
-    assert bench.step([sequence], [(8, 8)]) == ([last], [8])
+    assert bench.step([sequence], [8]) == ([last], [8])
     assert tuple(sequence.output) == expected[: last + 1]
     for _ in range(2):  # and once more, as if launched ahead
-        assert bench.step([sequence], [(3, 3)]) == ([0], [3])
+        assert bench.step([sequence], [3]) == ([0], [3])
     bench.runner.close()
 
 
@@ -282,160 +274,11 @@ def test_the_error_of_a_lookup_is_raised_by_the_wait_for_its_step() -> None:
     bench = Bench(make_lookup=make)
     [sequence] = bench.prefilled(prompts_of(1))
     lookups[0].texts = []
-    broken = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(4, 4)]))
+    broken = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[4]))
     with pytest.raises(IndexError):
         broken.wait()
     lookups[0].texts = [text]
     take(sequence, ())
-    assert bench.step([sequence], [(4, 4)]) == ([5], [4])
+    assert bench.step([sequence], [4]) == ([5], [4])
     bench.runner.close()
     assert sequence.tokens == text[: len(sequence.tokens)]
-
-
-# --- trees ---
-
-
-class GivenTrees:
-    """Drafts what a test has put into its arrays, for all tokens of a step."""
-
-    max_nodes = MAX_NODES
-    has_rest = captures = False
-    counts = DraftCounts()
-
-    def __init__(self, window: int | None = None) -> None:
-        self.window = window
-        self.tokens = np.zeros((512, 1), np.int32)
-        self.parents = np.zeros((512, 1), np.int32)
-        self._places = np.arange(512, dtype=np.int32)[:, None]
-
-    def plan(self, batch: Batch, grants: Grants | None) -> None:
-        """Do nothing."""
-
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
-        """Copy the arrays."""
-        assert verify.parents is not None
-        for source, target in ((self.tokens, verify.tokens), (self.parents, verify.parents)):
-            tape.emit(Operation.TAKE, verify.scope.tokens, source, self._places, target, 1)
-
-    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
-        """Compute the target."""
-        return model(self.window).states(verify.tokens, verify.rotated(), attention, verify.kept)[0]
-
-    def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
-        """Do nothing."""
-
-    def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
-        """Do nothing."""
-        return Outcome.DONE
-
-    def give(self, grants: list[tuple[list[int], list[int]]]) -> None:
-        """Set tokens and parents of all grants."""
-        tokens, parents = ([number for grant in grants for number in grant[i]] for i in (0, 1))
-        self.tokens[: len(tokens), 0] = tokens
-        self.parents[: len(parents), 0] = parents
-
-
-def random_tree(rng: np.random.Generator, root: int, size: int, likely: list[int]) -> tuple[list[int], list[int]]:
-    """Return tokens and parents; children of a node differ, and `likely` is one of its paths."""
-    tokens, parents = [root], [-1]
-    node = 0
-    for token in likely[: max(1, size // 3)]:
-        tokens.append(token)
-        parents.append(node)
-        node = len(tokens) - 1
-        if rng.random() < 0.5:  # a sibling, so that nodes on the path are not consecutive
-            tokens.append((token + 1) % 40)
-            parents.append(parents[node])
-    while len(tokens) < size:
-        parent = int(rng.integers(0, len(tokens)))
-        token = int(rng.integers(0, 40))
-        if all(t != token for t, p in zip(tokens, parents, strict=True) if p == parent):
-            tokens.append(token)
-            parents.append(parent)
-    order = sorted(range(len(tokens)), key=lambda i: (depth_of(parents, i), rng.random()))  # level by level, shuffled
-    places = {old: new for new, old in enumerate(order)}
-    return [tokens[i] for i in order], [-1 if parents[i] < 0 else places[parents[i]] for i in order]
-
-
-def path_of(parents: list[int], node: int) -> list[int]:
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path[::-1]
-
-
-def num_accepted(drafts: list[int], parents: list[int], tokens: tuple[int, ...]) -> int:
-    """Return how many tokens of a text are nodes of a tree, one below the other from its root."""
-    node = 0
-    for depth, token in enumerate(tokens):
-        children = [i for i, parent in enumerate(parents) if parent == node and drafts[i] == token]
-        if not children:
-            return depth
-        [node] = children
-    return len(tokens)
-
-
-def depth_of(parents: list[int], node: int) -> int:
-    return len(path_of(parents, node)) - 1
-
-
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("int8", [False, True])
-@settings(max_examples=10, deadline=None)
-@given(data=st.data())
-def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int8: bool, data: st.DataObject) -> None:
-    """All logits of a step with trees, its tokens, and the logits of the steps after it."""
-    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    options = {
-        "int8": int8,
-        "window": window,
-        "page_size": data.draw(st.sampled_from([1, 4, 16])),
-        "num_threads": data.draw(st.sampled_from([1, 2])),
-    }
-    num = data.draw(st.integers(1, 4))
-    prompts = [rng.integers(0, 40, int(rng.integers(1, 70))).tolist() for _ in range(num)]
-    oracle, drafter = Bench(**options), GivenTrees(window)
-    bench = Bench(**options, drafter=drafter)
-    with_rest = oracle.prefilled(prompts)
-    oracle.driver.generate(with_rest, num_tokens=20, chunk=64)
-    texts = [list(one.tokens) for one in with_rest]
-    sequences = [bench.driver.add(prompt, sampling=SAMPLING, seed=7 + i) for i, prompt in enumerate(prompts)]
-    drafter.give([(prompt, [0] * len(prompt)) for prompt in prompts])
-    result = bench.runner.launch(bench.driver.batch([(one, 99) for one in sequences])).wait()
-    for one, tokens in zip(sequences, result.by_grant(), strict=True):
-        take(one, tokens)
-    for _ in range(2):
-        lengths = [len(one.tokens) for one in sequences]
-        trees = [
-            random_tree(rng, one.tokens[-1], int(rng.integers(4, MAX_NODES)), text[len(one.tokens) :][:5])
-            for one, text in zip(sequences, texts, strict=True)
-        ]
-        drafter.give(trees)
-        depths = [max(depth_of(parents, i) for i in range(len(parents))) for _, parents in trees]
-        shapes = [(len(tokens) - 1, depth) for (tokens, _), depth in zip(trees, depths, strict=True)]
-        batch = bench.driver.batch([(one, 1) for one in sequences], drafts=shapes)
-        logits = np.split(bench.runner.forward(batch), np.cumsum(batch.counts)[:-1])
-        for one, (tokens, parents), of_nodes in zip(sequences, trees, logits, strict=True):
-            for node in rng.permutation(len(tokens))[:4].tolist():
-                path = [*one.tokens[:-1], *(tokens[i] for i in path_of(parents, node))]
-                oracle.driver._num_rows = 9  # one row again and again
-                expected = oracle.runner.forward(oracle.driver.batch([(oracle.driver.add(path), 200)]))[-1]
-                assert np.array_equal(of_nodes[node], expected)
-        result = bench.runner.launch(batch).wait()
-        for one, tokens, (drafts, parents), text in zip(sequences, result.by_grant(), trees, texts, strict=True):
-            take(one, tokens)
-            assert one.tokens == text[: len(one.tokens)]
-            assert len(tokens) == 1 + num_accepted(drafts, parents, tokens)
-        assert result.num_drafted is not None
-        assert result.num_drafted.tolist() == depths
-        assert result.draft_s > 0.0
-        assert result.verify_s > 0.0
-    assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
-    drafter.give([(one.tokens[-1:], [0]) for one in sequences])
-    after = bench.runner.forward(bench.driver.batch([(one, 1) for one in sequences]))
-    for one, logits in zip(sequences, after, strict=True):
-        oracle.driver._num_rows = 9
-        expected = oracle.runner.forward(oracle.driver.batch([(oracle.driver.add(one.tokens), 200)]))[-1]
-        assert np.array_equal(logits, expected)
-    bench.runner.close()
-    oracle.runner.close()

@@ -146,7 +146,6 @@ def test_a_late_result_of_a_forgotten_request_is_not_kept() -> None:
         ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
         ({"max_tokens": 1, "mode": "auto"}, "mode must be one of adaptive, fixed, got 'auto'"),
         ({"max_tokens": 1, "prior_acceptance": 1.0}, r"prior_acceptance must be in \(0, 1\), got 1.0"),
-        ({"max_tokens": 3, "num_nodes": 2}, "num_nodes must be >= max_tokens, got 2 with max_tokens 3"),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
@@ -192,43 +191,3 @@ def test_steps_that_compute_prompts_too_are_compared_at_the_load_at_which_they_a
         )  # fmt: skip
         steps.observe(report)
     assert steps.steps_by_reason["rest"] > 350
-
-
-CHEAP, DEAR = [0.01, 0.0101], [0.01, 0.4]
-
-
-def trees(cost: StepCost, **arguments: Any) -> Control:
-    """Return a policy for trees of 8 nodes, 3 deep."""
-    return control(cost, max_tokens=3, num_nodes=8, **arguments)
-
-
-def test_cheap_trees_are_whole() -> None:
-    cheap = trees(StepCost([1, 64], CHEAP))
-    assert cheap.lengths(requests(0, 0), 0) == [3, 3]
-    assert cheap.reason == "gain"
-
-
-def test_a_tree_costs_all_of_its_nodes() -> None:
-    """A chain of three tokens would pay here."""
-    cost = StepCost([1, 64], [0.01, 0.08])
-    assert trees(cost, prior_acceptance=0.4).lengths(requests(0), 0) == [0]
-    assert trees(cost, prior_acceptance=0.9).lengths(requests(0), 0) == [3]
-
-
-@pytest.mark.parametrize("num", [1, 2, 20])
-def test_dear_trees_are_not_made(num: int) -> None:
-    assert trees(StepCost([1, 64], DEAR)).lengths(requests(*[0] * num), 0) == [0] * num
-
-
-def test_there_are_trees_for_the_likeliest_requests_only() -> None:
-    some = trees(StepCost([1, 2, 10, 11, 64], [0.01, 0.01, 0.0101, 0.08, 0.5]))
-    both = requests(0, 0)
-    assert sorted(some.lengths(both, 0)) == [0, 3]
-    for _ in range(30):
-        some.observe(OneStep.of(both, [3, 3], [3, 3], [0, 3], num_tokens=18))
-    assert some.lengths(both, 0) == [0, 3]
-
-
-def test_trees_of_higher_priorities_come_first() -> None:
-    some = trees(StepCost([1, 2, 10, 11, 64], [0.01, 0.01, 0.0101, 0.08, 0.5]))
-    assert some.lengths(requests(0, 5), 0) == [0, 3]

@@ -59,8 +59,6 @@ def test_options_of_speculation() -> None:
         "head",
         "--speculative-num-tokens",
         "8",
-        "--speculative-topk",
-        "2",
         "--speculative-control",
         "fixed",
     ]
@@ -68,7 +66,6 @@ def test_options_of_speculation() -> None:
         speculative="eagle",
         speculative_model="head",
         speculative_num_tokens=8,
-        speculative_topk=2,
         speculative_control="fixed",
     )
     rejection = ["--speculative", "draft", "--speculative-verify", "rejection"]
@@ -87,10 +84,8 @@ def test_options_of_structured_output() -> None:
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_a_wrong_option_of_speculation_is_a_usage_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [command] if command == "serve" else [command, "Hello"]
-    assert main([*words, "--speculative", "ngram", "--speculative-topk", "2"]) == 2
-    assert capsys.readouterr().err == (
-        "pagewood: error: speculative_topk must be 1 unless speculative is draft or eagle, got 2 with ngram\n"
-    )
+    assert main([*words, "--speculative", "ngram", "--speculative-num-tokens", "65"]) == 2
+    assert capsys.readouterr().err == "pagewood: error: speculative_num_tokens must be <= 64, got 65\n"
     with pytest.raises(SystemExit, match="2"):
         main([*words, "--speculative", "magic"])
     assert "invalid choice: 'magic'" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core import plan
 from pagewood.engine.decision_log.frames import Record
-from pagewood.engine.decision_log.log_file import Log, older
+from pagewood.engine.decision_log.log_file import Log, LogFile, older
 from pagewood.engine.decision_log.replay import replay
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.radixcache import RadixCache
@@ -189,6 +190,17 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
         replay(tmp_path / "log", assemble=assemble)
     with pytest.raises(FileNotFoundError):
         replay(tmp_path / "none", assemble=assemble)
+
+
+def test_a_log_with_an_option_that_this_version_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
+    """Such as those of engines that drafted trees."""
+    run_scenario(scenario_of(1, "drafts", tmp_path / "log"))
+    header = Log.at(tmp_path / "log").header
+    file = LogFile(tmp_path / "other", max_bytes=1 << 20)
+    file.append(msgspec.structs.replace(header, config=header.config | {"speculative_topk": 2}))
+    file.close()
+    with pytest.raises(ValueError, match="EngineConfig must have fields that this version knows, got speculative_topk"):
+        replay(tmp_path / "other", assemble=assemble)
 
 
 TEXT = "The harbour was quiet in the morning. "

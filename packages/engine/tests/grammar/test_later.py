@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from grammars.vocabularies import Vocabulary, embedded
 from grammars.walks import allowed, new_row
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.core.constrain import fill_tree
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.grammar import GrammarCompiler, Matcher, TokenTexts
 from pagewood.engine.grammar.llguidance_backend import LLGuidanceBackend
 from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, behind, read_mask
@@ -191,17 +189,6 @@ def test_a_mark_ends_in_any_division_into_tokens(backend: str, data: st.DataObje
             marks, tokens + drafts[:place]
         )
     assert num == len(drafts) + 1 or drafts[num - 1] not in expected(marks, tokens + drafts[: num - 1])
-    tree = DraftTree(tokens=tuple(drafts), parents=tuple(max(0, node - 2) for node in range(1, len(drafts) + 1)))
-    matcher.fill(row)
-    fill_tree(matcher, tree, in_tree := np.full((len(drafts) + 1, len(row)), -1, np.int32))
-    assert (in_tree[0] == row).all()
-    for node in range(1, len(drafts) + 1):
-        path, at = [], node
-        while at:
-            path, at = [drafts[at - 1], *path], tree.parents[at - 1]
-        if all(token in expected(marks, tokens + path[:num]) and token != 1 for num, token in enumerate(path)):
-            said = set(allowed(in_tree[node])) & set(range(vocabulary().vocab_size))
-            assert said == expected(marks, tokens + path)
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])

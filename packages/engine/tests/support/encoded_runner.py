@@ -9,7 +9,6 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.codec import Drafts, Masks, decode, encode
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 
 
 class EncodedRunner:
@@ -36,7 +35,7 @@ class _EncodedHandle:
         assert isinstance(found, StepResult)
         return found
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         assert isinstance(self._handle, ConstrainedHandle)
         found = decode(encode(Drafts.of(self._handle.drafts())))
         assert isinstance(found, Drafts)

@@ -15,7 +15,6 @@ from scenarios.drawing import (
     with_interruptions,
     with_logprobs,
     with_pooling,
-    with_trees,
 )
 from scenarios.faulty import random_faults
 from scenarios.scenario import Scenario
@@ -26,7 +25,7 @@ MIXES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "interruptions": with_interruptions,
     "grammars": with_grammars,
     "faults": lambda scenario, rng: replace(scenario, faults=random_faults(rng)),
-    "all": lambda scenario, rng: with_trees(with_grammars(with_interruptions(scenario, rng), rng), rng),
+    "all": lambda scenario, rng: with_drafts(with_grammars(with_interruptions(scenario, rng), rng), rng),
     "reports": lambda scenario, rng: with_pooling(with_logprobs(with_drafts(scenario, rng), rng), rng),
 }
 

@@ -88,28 +88,26 @@ class RowDriver:
             seed=seed,
         )
 
-    def batch(
-        self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[tuple[int, int]] | None = None
-    ) -> Batch:
+    def batch(self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[int] | None = None) -> Batch:
         """Build the step that computes the next positions of each sequence, at most the given number.
 
         A sequence samples when the step computes its last token, whose id may still be unknown to the host.
 
         Args:
             work: sequences and numbers of positions.
-            drafts: for each sequence, the nodes and the depth of the drafts that it computes behind its last token, if
-                that is the only other token it computes; None: no drafts.
+            drafts: for each sequence, how many drafts it computes behind its last token, if that is the only other
+                token it computes; None: no drafts.
         """
         pages: list[tuple[int, int, int]] = []
         tokens: list[tuple[int, int, int]] = []
         grants: list[tuple[int, int, int]] = []
         sampled: list[int] = []
         promised: list[int] = []
-        for (sequence, most), (num_nodes, depth) in zip(work, drafts or [(0, 0)] * len(work), strict=True):
+        for (sequence, most), num_wanted in zip(work, drafts or [0] * len(work), strict=True):
             start = sequence.num_computed
             count = min(most, len(sequence.tokens) - start)
             is_sampled = start + count == len(sequence.tokens)
-            num_drafts = num_nodes if is_sampled and count == 1 else 0
+            num_drafts = num_wanted if is_sampled and count == 1 else 0
             while len(sequence.pages) * self._page_size < start + count + num_drafts:
                 sequence.pages.append(self._free.pop())
             pages += [(sequence.row, i, sequence.pages[i]) for i in range(sequence.num_sent_pages, len(sequence.pages))]
@@ -120,7 +118,7 @@ class RowDriver:
             sequence.num_computed += count
             if is_sampled:
                 sampled.append(len(grants))
-                promised.append(1 + depth if num_drafts else 1)
+                promised.append(1 + num_drafts)
             grants.append((sequence.row, start, count + num_drafts))
         chosen = [work[i][0] for i in sampled]
         admitted = [i for i, (sequence, _) in enumerate(work) if not sequence.is_admitted]

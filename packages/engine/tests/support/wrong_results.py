@@ -13,7 +13,6 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.loop import Runner, StepHandle
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +290,7 @@ class _WrongStep:
         self._batch = batch
         self._runner = runner
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         return self._step.drafts()
 
     def constrain(self, masks: Int32) -> None:

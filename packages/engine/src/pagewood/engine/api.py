@@ -691,7 +691,7 @@ _MOST_DRAFT_TOKENS = 64
 
 _COUNTS = (
     "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps", "speculative_num_tokens",
-    "speculative_topk", "stream_interval",
+    "stream_interval",
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
@@ -868,13 +868,10 @@ class EngineConfig:
     speculative_model: str | None = None
     """Folder of the draft model or the head; None: the one in the model's folder (`draft` or `eagle`)."""
     speculative_num_tokens: int = 5
-    """Most draft tokens of a request in one step; with `speculative_topk` > 1, the nodes of its tree."""
-    speculative_topk: int = 1
-    """Most children of a draft token, at most `speculative_num_tokens`; more than 1 makes trees, which only draft and
-    eagle do, on a CPU."""
+    """Most draft tokens of a request in one step."""
     speculative_control: Literal["adaptive", "fixed"] = "adaptive"
-    """adaptive: as many draft tokens as pay by measured acceptance and cost, down to none (a tree is whole or not
-    there); fixed: always `speculative_num_tokens`."""
+    """adaptive: as many draft tokens as pay by measured acceptance and cost, down to none;
+    fixed: always `speculative_num_tokens`."""
     speculative_verify: Literal["exact", "rejection"] = "exact"
     """exact: a draft token is accepted if it is the token that the model draws, so drafts do not change the text;
     rejection: chain rejection sampling, which accepts more drafts and keeps the distribution. Sampled text then differs
@@ -1076,20 +1073,10 @@ class EngineConfig:
                 f"speculative_model must come with speculative draft or eagle, got {self.speculative_model!r} with "
                 f"{self.speculative}"
             )
-        if self.speculative_topk > 1 and not has_model:
+        if self.speculative_verify == "rejection" and not has_model:
             raise ValueError(
-                f"speculative_topk must be 1 unless speculative is draft or eagle, got {self.speculative_topk} with "
+                "speculative_verify must be exact unless speculative is draft or eagle, got rejection with "
                 f"{self.speculative}"
-            )
-        if self.speculative_topk > self.speculative_num_tokens:
-            raise ValueError(
-                f"speculative_topk must be <= speculative_num_tokens, got {self.speculative_topk} with "
-                f"{self.speculative_num_tokens} tokens"
-            )
-        if self.speculative_verify == "rejection" and (not has_model or self.speculative_topk > 1):
-            raise ValueError(
-                "speculative_verify must be exact unless speculative is draft or eagle with chains, got rejection "
-                f"with {self.speculative} and speculative_topk {self.speculative_topk}"
             )
         if self.speculative_num_tokens > _MOST_DRAFT_TOKENS:
             raise ValueError(

@@ -28,7 +28,6 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
 from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
@@ -58,7 +57,6 @@ def assemble(
     make_runner: Callable[[KVSpace], Runner],
     make_cache: Callable[[], PrefixCache] | None = None,
     drafting: Drafting | None = None,
-    tree: TreeShape | None = None,
     compiler: Compiler | None = None,
     drafts_constrained: bool = False,
     processors: Mapping[str, Callable[..., None]] | None = None,
@@ -76,7 +74,6 @@ def assemble(
         make_runner: makes the runner; gets the KV space, for runners that check it.
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
-        tree: the shape of its drafts; None: drafts are chains.
         compiler: compiles grammars; None: requests with a grammar are refused.
         drafts_constrained: see `Speculation`.
         processors: the functions that the runner calls for requests that name them; None: there are none.
@@ -182,7 +179,6 @@ def assemble(
         runner = log.recorder.runner(runner)
         log.begin(
             max_drafts=0 if drafting is None else drafting.max_tokens,
-            tree=tree,
             drafts_constrained=drafts_constrained,
             has_grammars=compiler is not None,
             has_tiers=kv.tiers is not None,
@@ -195,7 +191,7 @@ def assemble(
         planner=planner,
         speculation=None
         if drafting is None
-        else Speculation(drafting=drafting, kv=kv, tree=tree, drafts_constrained=drafts_constrained),
+        else Speculation(drafting=drafting, kv=kv, drafts_constrained=drafts_constrained),
         kv=kv,
         builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
         runner=runner,

@@ -12,7 +12,6 @@ from pagewood.engine.api import (
     SamplingParams,
     TenantQuota,
 )
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.schedpolicy import ORDERS
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
@@ -87,13 +86,6 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
 def with_drafts(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario for an engine that speculates, with a drafter of random quality."""
     return replace(scenario, max_drafts=rng.choice((1, 2, 4, 8)), guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
-
-
-def with_trees(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario for an engine that speculates with trees, with a drafter of random quality."""
-    topk = rng.randint(2, 4)
-    tree = TreeShape(rng.randint(topk, 12), topk)
-    return replace(scenario, max_drafts=tree.depth, tree=tree, guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
 
 
 def with_interruptions(scenario: Scenario, rng: random.Random) -> Scenario:

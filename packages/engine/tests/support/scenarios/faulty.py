@@ -11,7 +11,6 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import StepHandle
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.testing.echo import EchoRunner, EchoStep
 
 
@@ -111,7 +110,7 @@ class _FaultyStep:
         self._end = end
         self._is_raised = False  # written by: faulty
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         """Return the drafts of the constrained grants."""
         return self._step.drafts()
 

@@ -154,15 +154,11 @@ class _Run:
         self._drafting = RandomDrafting(
             max_tokens=scenario.max_drafts,
             seed=len(scenario.arrivals),
-            is_exact=scenario.guess_quality == 1.0
-            and scenario.tree is None
-            and not scenario.faults
-            and make_other_runner is None,
+            is_exact=scenario.guess_quality == 1.0 and not scenario.faults and make_other_runner is None,
         )
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
-            tree=scenario.tree,
             drafts_constrained=True,
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
             info=EngineInfo(

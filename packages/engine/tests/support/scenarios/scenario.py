@@ -10,7 +10,6 @@ from pagewood.engine.api import (
     PoolingParams,
     SamplingParams,
 )
-from pagewood.engine.core.tree_shape import TreeShape
 from scenarios.faulty import Fault
 
 VOCAB_SIZE = 40
@@ -58,8 +57,6 @@ class Scenario:
     """Tokens of a step that is retired before the next one is launched; 0: no step is."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
-    tree: TreeShape | None = None
-    """The shape of drafts, `max_drafts` deep; None: they are chains."""
     guess_quality: float = 0.5
     """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
     leaves_out: bool = False

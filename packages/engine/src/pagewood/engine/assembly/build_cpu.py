@@ -11,7 +11,7 @@ from pathlib import Path
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.draft_control import draft_control, measure_cost, tree_shape
+from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
@@ -140,7 +140,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads,
     )
 
-    control, tree = draft_control(config, are_cores_taken=TakenCores()), tree_shape(config)
+    control = draft_control(config, are_cores_taken=TakenCores())
     if drafter is None:
         storage, make_drafter = KVStorage(layout, num_pages), None
         memory = storage.memory
@@ -151,7 +151,6 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             joint,
             max_tokens=config.speculative_num_tokens,
             uses_rejection=config.speculative_verify == "rejection",
-            tree=tree,
         )
     populator = Populator(memory)
     make_cache = tiered_cache(config, digest, memory, mark=loaded.mark)
@@ -187,7 +186,6 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         make_runner=make_runner,
         make_cache=make_cache,
         drafting=control,
-        tree=tree,
         compiler=grammar_compiler(config, folder, info),
         drafts_constrained=True,
         processors=processors,

@@ -10,17 +10,9 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.step_times import measure_draft_times, measure_step_times
 from pagewood.engine.core.loop import EngineInfo, Runner
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency
 
 _log = logging.getLogger(__name__)
-
-
-def tree_shape(config: EngineConfig) -> TreeShape | None:
-    """Return the shape of an engine's drafts, or None if they are chains."""
-    if config.speculative_topk == 1:
-        return None
-    return TreeShape(config.speculative_num_tokens, config.speculative_topk)
 
 
 def draft_control(
@@ -35,11 +27,9 @@ def draft_control(
     """
     if config.speculative == "off":
         return None
-    tree = tree_shape(config)
     return DraftControl(
-        config.speculative_num_tokens if tree is None else tree.depth,
+        config.speculative_num_tokens,
         mode=config.speculative_control,
-        num_nodes=None if tree is None else tree.num_nodes,
         computes_padding=computes_padding,
         weight=WeightByUrgency(monotonic),
         are_cores_taken=are_cores_taken,
@@ -65,7 +55,6 @@ def measure_cost(control: DraftControl[Request], config: EngineConfig, info: Eng
         num_rows=config.num_rows,
         max_length=info.max_length,
         num_drafts=config.speculative_num_tokens,
-        tree=tree_shape(config),
     )
     draft_cost = _draft_cost(cases)
     control.set_cost(StepCost(times.sizes, times.seconds), draft_cost)

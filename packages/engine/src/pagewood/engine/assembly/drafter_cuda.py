@@ -45,8 +45,6 @@ def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
         raise ValueError(
             "speculative must be off, ngram, draft, eagle or auto on CUDA, got suffix: its index lies on the host"
         )
-    if config.speculative_topk > 1:
-        raise ValueError(f"speculative_topk must be 1 on CUDA, which verifies chains, got {config.speculative_topk}")
     if config.speculative_verify != "exact":
         raise ValueError(f"speculative_verify must be exact on CUDA, got {config.speculative_verify}")
     found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)

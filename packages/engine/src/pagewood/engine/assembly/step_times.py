@@ -12,7 +12,6 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.sampling_table import SamplingArrays
-from pagewood.engine.core.tree_shape import TreeShape
 
 _CONTEXT = 64  # tokens before the computed ones in each row
 _NUM_REPEATS = 4  # the first one also allocates memory, so the least time counts
@@ -66,7 +65,7 @@ def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pa
 
 
 def measure_draft_times(
-    runner: Runner, *, num_rows: int, max_length: int, num_drafts: int, tree: TreeShape | None = None
+    runner: Runner, *, num_rows: int, max_length: int, num_drafts: int
 ) -> tuple[tuple[int, int, float], ...]:
     """Make the runner draft for one row and for several; return (drafts of a row, all drafts, seconds) for each case.
 
@@ -78,22 +77,20 @@ def measure_draft_times(
         num_rows: its rows.
         max_length: longest sequence of a row.
         num_drafts: most draft tokens of a row.
-        tree: the shape of drafts; the depths of trees count as drafts of a row. None: drafts are chains.
     """
     cases: list[tuple[int, int, float]] = []
     for rows, drafts in dict.fromkeys(((1, 1), (1, num_drafts), (min(num_rows, _SEVERAL), num_drafts))):
         if 2 + (_NUM_REPEATS + 1) * (1 + drafts) > max_length:
             continue
         runner.launch(_batch(rows, 1, start=1, page_size=max_length)).wait()
-        depth = drafts if tree is None else tree.depth_of(drafts)
-        batch = _drafting_batch(rows, drafts, start=1, depth=depth)
+        batch = _drafting_batch(rows, drafts, start=1)
         results = [runner.launch(batch).wait() for _ in range(_NUM_REPEATS + 1)]
         seconds = [one.draft_s for one in results if one.num_drafted is not None and one.num_drafted.all()]
-        cases.append((depth, rows * drafts, min(seconds, default=0.0)))
+        cases.append((drafts, rows * drafts, min(seconds, default=0.0)))
     return tuple(cases)
 
 
-def _drafting_batch(num_rows: int, num_drafts: int, *, start: int, depth: int) -> Batch:
+def _drafting_batch(num_rows: int, num_drafts: int, *, start: int) -> Batch:
     """Return a step in which each row continues from position `start`, or from its last token, with drafts."""
     rows, empty = np.arange(num_rows, dtype=np.int32), np.empty(0, np.int32)
     size = np.full(num_rows, 1 + num_drafts, np.int32)
@@ -108,7 +105,7 @@ def _drafting_batch(num_rows: int, num_drafts: int, *, start: int, depth: int) -
         starts=np.full(num_rows, start + _NUM_REPEATS * (1 + num_drafts), np.int32),
         counts=size,
         sampled=rows,
-        num_promised=np.full(num_rows, 1 + depth, np.int32),
+        num_promised=size,
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
     )
 

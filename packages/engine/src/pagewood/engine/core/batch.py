@@ -308,10 +308,8 @@ class BatchBuilder:
 
 
 def num_masks(batch: Batch) -> int:
-    """Return how many masks the constrained grants of a batch need at most: one, or one for each node of its drafts."""
-    promised = batch.num_promised[batch.constrained]
-    counts = batch.counts[batch.sampled[batch.constrained]]
-    return int(np.where(promised > 1, counts, 1).sum())
+    """Return how many masks the constrained grants of a batch need at most: one for each token that they may yield."""
+    return int(batch.num_promised[batch.constrained].sum())
 
 
 def _constrained(grants: Sequence[Grant]) -> list[int]:

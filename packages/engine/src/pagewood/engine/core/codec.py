@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 
 _ALIGNMENT = 8
 _DTYPES = [np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.bool_)]
@@ -43,36 +42,20 @@ class Drafts:
     """[M], drafts of each."""
     tokens: Int32
     """[D], in the order of the grants."""
-    parents: Int32
-    """[D], of the nodes of trees; not read for chains."""
-    is_tree: NDArray[np.bool_]
-    """[M]."""
 
     @classmethod
-    def of(cls, drafts: Sequence[Sequence[int] | DraftTree]) -> Drafts:
+    def of(cls, drafts: Sequence[Sequence[int]]) -> Drafts:
         """Return the drafts of some grants."""
-        trees = [isinstance(one, DraftTree) for one in drafts]
-        tokens = [one.tokens if isinstance(one, DraftTree) else one for one in drafts]
-        parents = [one.parents if isinstance(one, DraftTree) else (0,) * len(one) for one in drafts]
         return cls(
-            counts=np.array([len(one) for one in tokens], np.int32),
-            tokens=np.array([token for one in tokens for token in one], np.int32),
-            parents=np.array([parent for one in parents for parent in one], np.int32),
-            is_tree=np.array(trees, np.bool_),
+            counts=np.array([len(one) for one in drafts], np.int32),
+            tokens=np.array([token for one in drafts for token in one], np.int32),
         )
 
-    def by_grant(self) -> list[tuple[int, ...] | DraftTree]:
+    def by_grant(self) -> list[tuple[int, ...]]:
         """Return the drafts of each grant."""
-        ends: list[int] = np.cumsum(self.counts).tolist()
-        counts: list[int] = self.counts.tolist()
         tokens: list[int] = self.tokens.tolist()
-        parents: list[int] = self.parents.tolist()
-        found: list[tuple[int, ...] | DraftTree] = []
-        for end, count, is_tree in zip(ends, counts, self.is_tree.tolist(), strict=True):
-            part = slice(end - count, end)
-            chain = tuple(tokens[part])
-            found.append(DraftTree(chain, tuple(parents[part])) if is_tree else chain)
-        return found
+        ends = np.cumsum(self.counts).tolist()
+        return [tuple(tokens[end - count : end]) for end, count in zip(ends, self.counts.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.shared_work import SharedWork
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.grammar.matcher import Matcher
 
 
@@ -73,7 +72,7 @@ class Constrained(Protocol):
 
 
 def fill_masks(
-    requests: Sequence[Constrained], drafts: Sequence[Sequence[int] | DraftTree], masks: Int32, *, work: SharedWork
+    requests: Sequence[Constrained], drafts: Sequence[Sequence[int]], masks: Int32, *, work: SharedWork
 ) -> None:
     """Write the tokens that may be drawn next, and after each draft that may be; all, where that does not matter.
 
@@ -89,15 +88,13 @@ def fill_masks(
         work: shares the requests with other threads if they take long.
     """
 
-    def fill(request: Constrained, own: Sequence[int] | DraftTree, rows: Int32) -> None:
+    def fill(request: Constrained, own: Sequence[int], rows: Int32) -> None:
         matcher, foreseen = request.matcher, request.foreseen
         if matcher is None or request.has_ended:
             return
         if foreseen is not None:  # the matcher is ahead of this draw
             rows[0] = 0
             rows[0].view(np.uint32)[foreseen // 32] = 1 << foreseen % 32
-        elif isinstance(own, DraftTree):
-            fill_tree(matcher, own, rows)
         elif own:
             matcher.fill_ahead(own, rows)
         else:
@@ -112,37 +109,6 @@ def fill_masks(
         first += len(rows)
         jobs.append(partial(fill, request, own, rows))
     work.run(jobs)
-
-
-def fill_tree(matcher: Matcher, tree: DraftTree, rows: Int32) -> None:
-    """Write the masks along a tree of drafts: row j holds what may follow node j; open behind what is not allowed.
-
-    Where a copy of the matcher fails behind a draft, nothing may follow: the tokens of the step end there, and if the
-    draft is among them, the matcher itself comes to that place in a later step. The state of the matcher is as before,
-    unless there is an `error`, which is then one of node 0.
-
-    Args:
-        matcher: at node 0.
-        tree: of drafts.
-        rows: `[>= 1 + drafts, words of a mask]`, open, written.
-    """
-    matcher.fill(rows[0])
-    if matcher.error is not None:
-        return
-    last_child = {parent: node for node, parent in enumerate(tree.parents, 1)}
-    states = {0: matcher}
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True), 1):
-        before = states.get(parent)
-        if before is None or not int(rows[parent][token // 32]) >> token % 32 & 1:
-            continue
-        # The state of an inner node is used up by its last child.
-        state = before.copy() if parent == 0 or last_child[parent] != node else before
-        if state.advance((token,)):
-            state.fill(rows[node])
-        if state.error is not None:
-            rows[node] = 0
-        elif not state.is_finished:
-            states[node] = state
 
 
 def open_masks(num: int, vocab_size: int) -> Int32:

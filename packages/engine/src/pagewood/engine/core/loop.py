@@ -39,7 +39,6 @@ from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.step_record import StepRecord
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.core.viewing import view_pool, view_requests, view_tree
 from pagewood.engine.core.watchdog import Watchdog
 from pagewood.engine.observe.view import EngineView
@@ -75,7 +74,7 @@ class StepHandle(Protocol):
 class ConstrainedHandle(StepHandle, Protocol):
     """A launched step some of whose tokens are drawn later; what a runner returns that can follow grammars."""
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         """Wait for the drafts of the M grants of `Batch.constrained`, and return them; called before `constrain`."""
         ...
 
@@ -597,7 +596,7 @@ class Engine:
         else:
             for grant in grants:
                 request = grant.request
-                request.num_launched = grant.start + grant.num_advanced
+                request.num_launched = grant.start + grant.num_tokens
                 request.num_in_flight += 1
                 request.num_unseen += grant.num_promised
         if not is_constraining:

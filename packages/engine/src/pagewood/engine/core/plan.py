@@ -40,11 +40,6 @@ class Grant:
     is_admitted: bool = False
     """Whether the request was admitted in this step, so its row is new to the runner."""  # written by: plan
 
-    @property
-    def num_advanced(self) -> int:
-        """Positions by which it advances at most: those it computes, but of a tree of drafts only one path."""
-        return self.num_promised if self.num_promised > 1 else self.num_tokens
-
 
 @dataclass(slots=True, kw_only=True)
 class _Prompts:

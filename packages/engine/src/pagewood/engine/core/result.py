@@ -37,8 +37,7 @@ class StepResult:
     prompt_logprobs: Logprobs | None = None
     """Those of the prompt tokens of `Batch.scored`, one grant after the other; None: there are none."""
     num_drafted: Int32 | None = None
-    """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; of a tree, the most that
-    could have been accepted, not its nodes. None: no drafts."""
+    """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1. None: no drafts."""
     draft_s: float = 0.0
     """Seconds that the device spent on the drafter, in steps without drafts too; 0: not measured."""
     verify_s: float = 0.0

@@ -15,7 +15,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
@@ -69,7 +68,7 @@ def check_result(
     return result
 
 
-def check_drafts(drafts: Sequence[Sequence[int] | DraftTree], batch: Batch, *, vocab_size: int) -> None:
+def check_drafts(drafts: Sequence[Sequence[int]], batch: Batch, *, vocab_size: int) -> None:
     """Check the drafts for which masks are wanted.
 
     Args:
@@ -84,18 +83,13 @@ def check_drafts(drafts: Sequence[Sequence[int] | DraftTree], batch: Batch, *, v
         num = len(batch.constrained)
         raise ValueError(f"drafts must return one sequence for each of {num} constrained grants, got {len(drafts)}")
     promised = batch.num_promised[batch.constrained]
-    counts = batch.counts[batch.sampled[batch.constrained]]
-    for own, most, num_promised in zip(drafts, (counts - 1).tolist(), promised.tolist(), strict=True):
-        most = most if num_promised > 1 else 0
+    for own, most in zip(drafts, (promised - 1).tolist(), strict=True):
         if len(own) > most:
             raise ValueError(
                 f"drafts must return at most {most} tokens for a grant that may have {most}, got {len(own)}"
             )
-        tokens = own.tokens if isinstance(own, DraftTree) else own
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ValueError(f"drafts must return token ids in [0, {vocab_size}), got {list(tokens)}")
-        if isinstance(own, DraftTree) and not all(0 <= parent <= i for i, parent in enumerate(own.parents)):
-            raise ValueError(f"the parents of a DraftTree must come before their children, got {list(own.parents)}")
+        if len(own) and not 0 <= min(own) <= max(own) < vocab_size:
+            raise ValueError(f"drafts must return token ids in [0, {vocab_size}), got {list(own)}")
 
 
 def _check_drafted(num_drafted: object, counts: Int32, promised: Int32) -> None:

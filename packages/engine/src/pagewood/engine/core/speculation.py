@@ -2,9 +2,6 @@
 
 The host plans with upper bounds. A grant with n drafts promises n + 1 tokens; until its step is retired, the numbers of
 its request assume that all of them come. `settle` then lowers what was launched by the tokens that did not come.
-
-If drafts are trees, a grant computes all nodes of its tree and promises one token more than the tree is deep. The
-lengths of drafts are then depths, also in all counts.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import TreeShape
 
 _LONGEST_STEP = 2.0
 """A step that takes longer than this, relative to what the runner has measured, ..."""
@@ -64,7 +60,7 @@ class Drafting(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most draft tokens of one request in one step; for trees, the depth of the largest."""
+        """The most draft tokens of one request in one step."""
         ...
 
     @property
@@ -87,8 +83,6 @@ class Drafting(Protocol):
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return the number of draft tokens of each decoding request, in [0, max_tokens].
 
-        If drafts are trees, a request gets no tree for 0, otherwise the largest.
-
         Args:
             requests: the decoding requests of one step.
             num_other_tokens: prompt tokens that the same step computes.
@@ -109,7 +103,7 @@ class SpeculationCounts:
     """What has come of drafts since the engine was built."""
 
     num_drafted: int = 0
-    """Draft tokens that were verified; of a tree, its depth."""
+    """Draft tokens that were verified."""
     num_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()
     """[max_tokens], how often the first, the second, ... draft token was accepted."""
@@ -137,15 +131,13 @@ class Speculation:
     Args:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
-        tree: the shape of drafts; None: drafts are chains.
         drafts_constrained: whether requests with a grammar get drafts; only if the runner can tell its drafts before it
             verifies them.
     """
 
     __slots__ = (
         "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_kv", "_num_by_accepted", "_num_by_drafted",
-        "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_report", "_seen", "_settled_s", "_tree",
-        "_verify_s",
+        "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_report", "_seen", "_settled_s", "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -153,7 +145,6 @@ class Speculation:
         *,
         drafting: Drafting,
         kv: KVSpace,
-        tree: TreeShape | None = None,
         drafts_constrained: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -161,7 +152,6 @@ class Speculation:
         self._clock = clock
         self._settled_s = 0.0
         """When the latest step was retired."""  # written by: speculation
-        self._tree = tree
         self._drafts_constrained = drafts_constrained
         self._kv = kv
         self._num_by_drafted = [0] * (1 + drafting.max_tokens)  # contents written by: settle
@@ -205,7 +195,7 @@ class Speculation:
         wanted = self._drafting.lengths(requests, num_other_tokens)
         if not any(wanted):
             return grants
-        extended, tree, page_size = list(grants), self._tree, self._kv.page_size
+        extended, page_size = list(grants), self._kv.page_size
         is_drafting = False
         for index, num_wanted in zip(decoding, wanted, strict=True):
             if not num_wanted:
@@ -213,12 +203,11 @@ class Speculation:
             grant = grants[index]
             request, start = grant.request, grant.start
             # The last draft may be followed by one more token, which ends the request.
-            num = min(num_wanted if tree is None else tree.num_nodes, request.max_length - 2 - start)
+            num = min(num_wanted, request.max_length - 2 - start)
             if start + 1 + num > request.num_pages * page_size:
                 num = self._room(grant, num, num_reserved=len(grants))
             if num > 0:
-                depth = num if tree is None else tree.depth_of(num)
-                extended[index] = Grant(request, start, 1 + num, 1 + depth, grant.is_admitted)
+                extended[index] = Grant(request, start, 1 + num, 1 + num, grant.is_admitted)
                 is_drafting = True
         return tuple(extended) if is_drafting else grants
 
@@ -278,7 +267,7 @@ class Speculation:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
         promised = grants if len(grants) == result.counts.size else [grant for grant in grants if grant.num_promised]
         num_drafted_of = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
-        by_drafted, by_accepted, is_chain = self._num_by_drafted, self._num_by_accepted, self._tree is None
+        by_drafted, by_accepted = self._num_by_drafted, self._num_by_accepted
         requests, granted, drafted, accepted = report.requests, report.granted, report.drafted, report.accepted
         num_missing = 0
         for grant, count, num_drafted in zip(promised, result.counts.tolist(), num_drafted_of, strict=True):
@@ -296,13 +285,9 @@ class Speculation:
             accepted.append(num_accepted)
             by_drafted[num_drafted] += 1
             by_accepted[num_accepted] += 1
-            if not num_drafted:  # then the runner has not computed the positions that were granted
-                num_missing += grant.num_tokens - 1
-                continue
             request.num_drafted += num_drafted
             request.num_accepted += num_accepted
-            if is_chain:
-                num_missing += num_promised - 1 - num_drafted
+            num_missing += num_promised - 1 - num_drafted  # the runner has not computed these positions
         report.num_tokens -= num_missing
         report.num_draft_tokens -= num_missing
         self._num_rebuilt += result.num_rebuilt

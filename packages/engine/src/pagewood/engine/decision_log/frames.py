@@ -28,8 +28,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     """Fields of `EngineInfo`."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
-    tree: tuple[int, int] | None = None
-    """Nodes and most children of trees of drafts; None: drafts are chains."""
     drafts_constrained: bool = False
     has_grammars: bool = False
     has_tiers: bool = False

@@ -18,7 +18,6 @@ from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.decision_log.differences import difference
 from pagewood.engine.decision_log.frames import Header, Record, Result
 from pagewood.engine.decision_log.log_file import Log
@@ -123,7 +122,6 @@ class _Replay:
             make_runner=self._as_runner,
             make_cache=(lambda: ReplayedCache(header.info["page_size"], self._answer)) if header.has_tiers else None,
             drafting=_ReplayedDrafting(header.max_drafts, self.next_drafts) if header.max_drafts else None,
-            tree=None if header.tree is None else TreeShape(*header.tree),
             compiler=_ReplayedCompiler(self) if header.has_grammars else None,
             drafts_constrained=header.drafts_constrained,
             processors={PROCESSOR: _unchanged},

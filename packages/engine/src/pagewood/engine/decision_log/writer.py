@@ -15,7 +15,6 @@ import msgspec
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.decision_log.frames import Header
 from pagewood.engine.decision_log.log_file import LogFile
 from pagewood.engine.decision_log.plain import Renaming, names_in, plain_config
@@ -70,9 +69,7 @@ class DecisionLog:
         self.recorder = Recorder(self._put, close=self._close, clock=clock)
         """The source of the written turns."""
 
-    def begin(
-        self, *, max_drafts: int, tree: TreeShape | None, drafts_constrained: bool, has_grammars: bool, has_tiers: bool
-    ) -> None:
+    def begin(self, *, max_drafts: int, drafts_constrained: bool, has_grammars: bool, has_tiers: bool) -> None:
         """Write the header, and begin to write turns; called before the first turn, with what `assemble` got."""
         info = asdict(self._info)
         info["eos_token_ids"] = self._renaming.ids(self._info.eos_token_ids)
@@ -84,7 +81,6 @@ class DecisionLog:
             config=plain_config(self._config),
             info=info,
             max_drafts=max_drafts,
-            tree=None if tree is None else (tree.num_nodes, tree.topk),
             drafts_constrained=drafts_constrained,
             has_grammars=has_grammars,
             has_tiers=has_tiers,

@@ -26,7 +26,6 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo_grammar import EchoCompiler
 from pagewood.engine.testing.random_drafting import RandomDrafting
@@ -59,7 +58,6 @@ class _Abilities:
     vocab_size: int
     vector_size: int
     max_drafts: int
-    tree: TreeShape | None
     has_logprobs: bool
     has_grammars: bool
 
@@ -113,7 +111,6 @@ def check_runner(
     vocab_size: int,
     page_sizes: Sequence[int] = (4,),
     max_drafts: int = 0,
-    tree: TreeShape | None = None,
     vector_size: int = 0,
     has_logprobs: bool = False,
     has_grammars: bool = False,
@@ -129,7 +126,6 @@ def check_runner(
         vocab_size: token ids are below it.
         page_sizes: those to be checked.
         max_drafts: the most drafts of a grant; 0: the runner drafts nothing.
-        tree: the shape of drafts, `max_drafts` deep; None: drafts are chains.
         vector_size: elements of a hidden state; 0: the runner makes no vectors.
         has_logprobs: whether it reports log probabilities.
         has_grammars: whether its handles are `ConstrainedHandle`s.
@@ -142,7 +138,6 @@ def check_runner(
         vocab_size=vocab_size,
         vector_size=vector_size,
         max_drafts=max_drafts,
-        tree=tree,
         has_logprobs=has_logprobs,
         has_grammars=has_grammars,
     )
@@ -303,7 +298,6 @@ class _Run:
             ),
             make_runner=lambda kv: self._runner,
             drafting=RandomDrafting(max_tokens=able.max_drafts, seed=1) if case.is_drafting else None,
-            tree=able.tree if case.is_drafting else None,
             drafts_constrained=able.has_grammars,
             compiler=EchoCompiler(random.Random(0), able.vocab_size) if able.has_grammars else None,
             inbox=self._inbox,

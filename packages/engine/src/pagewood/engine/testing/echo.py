@@ -19,15 +19,11 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
-from pagewood.engine.grammar.matcher import Matcher
 from pagewood.engine.runner.splitmix import mix
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
-_FIRST_NODE = 2**24
-"""Stands for the root of a tree, in place of a position."""
 _GARBAGE = np.uint64(0xDEADBEEF)
 STATE_SIZE = 4
 """Elements of a hidden state."""
@@ -94,8 +90,7 @@ class EchoRunner:
     A step reads all KV of earlier steps before it writes any.
 
     Grants that speculate get drafts that a guesser makes up: each is the right token with some probability, if the
-    guesser's own KV is that of the text (`EchoDrafts`). Those that compute more nodes than they promise tokens get
-    random trees.
+    guesser's own KV is that of the text (`EchoDrafts`).
 
     Args:
         num_rows: rows of the tables.
@@ -148,7 +143,7 @@ class EchoRunner:
         self._num_top: dict[int, int] = {}
         """By row: alternatives of its tokens, if they are reported."""
         self._allowed: dict[tuple[int, int], list[int]] = {}
-        """By sampled grant of the step that is computed and position, or node of a tree: the tokens of a mask."""
+        """By sampled grant of the step that is computed and position: the tokens of a mask."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -217,15 +212,6 @@ class EchoRunner:
             if self._leaves_out and grant in promised and self._has_ended(row):
                 yielded.append([])
                 drafted.append(0)
-                continue
-            if 1 < promised.get(grant, 0) < count:
-                index, depth = indices[grant], promised[grant] - 1
-                tree = step.trees.get(index)
-                found = self._verify_tree(
-                    batch, index, row, start, count, total, depth, tree, is_broken=grant in broken
-                )
-                yielded.append(found)
-                drafted.append(depth)
                 continue
             if promised.get(grant, 0) > 1:
                 guessed = step.guessed.get(indices[grant])
@@ -317,14 +303,11 @@ class EchoRunner:
         first, limit, stop_ids = self._ends[row]
         return length > first and (length >= limit or not stop_ids.isdisjoint(self._tokens[row, first:length].tolist()))
 
-    def _draw(self, batch: Batch, index: int, total: int, position: int, *, node: int | None = None) -> int | None:
-        """Return the token at a position, after KV that adds up to `total`; None: the mask there allows none.
-
-        `node` is the one before it in a tree.
-        """
+    def _draw(self, batch: Batch, index: int, total: int, position: int) -> int | None:
+        """Return the token at a position, after KV that adds up to `total`; None: the mask there allows none."""
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
-        allowed = self._allowed.get((index, position if node is None else _FIRST_NODE + node))
+        allowed = self._allowed.get((index, position))
         chosen = self._chosen(int(batch.rows[batch.sampled[index]]), position)
         if chosen is not None and (allowed is None or chosen in allowed):
             return chosen
@@ -367,19 +350,16 @@ class EchoRunner:
             grant = int(batch.sampled[index])
             num = step.guessed.get(index, 1)
             first = starts[grant] + (1 if index in step.guessed else int(batch.counts[grant]))
-            if index in step.trees:
-                num = int(batch.counts[grant])
-                first = _FIRST_NODE
             for offset in range(num):
                 self._allowed[index, first + offset] = read_mask(masks[at + offset], self._vocab_size)
             at += num
         assert at <= len(masks), f"{len(masks)} masks for {at} draws"
 
-    def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...] | DraftTree]:
+    def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...]]:
         """Return the drafts of the constrained grants of a step; all steps before have been computed."""
         assert self._queue[0] is step, "a step before has not been waited for"
         by_row = {request.row: request for request in self._requests()} if self._requests is not None else {}
-        batch, drafts = step.batch, list[tuple[int, ...] | DraftTree]()
+        batch, drafts = step.batch, list[tuple[int, ...]]()
         self._update(step)
         for index in batch.constrained.tolist():
             grant = int(batch.sampled[index])
@@ -390,13 +370,6 @@ class EchoRunner:
             start = min(int(batch.starts[grant]), int(self._lengths[row]) - 1)
             matcher = by_row[row].matcher
             matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
-            if count > batch.num_promised[index]:
-                total = _sum(self._kv[self._slots(row, 0, start)])
-                depth = int(batch.num_promised[index]) - 1
-                tokens, paths, _, _ = self._grow_tree(batch, index, row, start, count, total, depth, matcher=matcher)
-                tree = step.trees[index] = DraftTree(tuple(tokens[1:]), tuple(path[-2] for path in paths[1:]))
-                drafts.append(tree)
-                continue
             total = self._drafted_total(row, start)
             count = self._guesses.choice((1, count, count))
             for position in range(start, start + count - 1):
@@ -442,99 +415,6 @@ class EchoRunner:
         self._drafts.note(slot, kv, total + kv)
         return total + kv
 
-    def _grow_tree(
-        self,
-        batch: Batch,
-        index: int,
-        row: int,
-        start: int,
-        count: int,
-        total: int,
-        depth: int,
-        *,
-        tree: DraftTree | None = None,
-        matcher: Matcher | None = None,
-    ) -> tuple[list[int], list[list[int]], list[int | None], _UInt64]:
-        """Return the tokens of `count` nodes, their paths from the root, what `_draw` returns after them, and their KV.
-
-        Args:
-            batch: of the step.
-            index: of the sampled grant.
-            row: of its request.
-            start: position of the root, the last known token.
-            count: nodes, the root included.
-            total: of the KV before the root.
-            depth: of the deepest node.
-            tree: the nodes; None: they are guessed.
-            matcher: of the request, at the root; its masks replace those that the step has not been given yet.
-        """
-        paths, tokens = [[0]], [int(self._tokens[row, start])]
-        draws: list[int | None] = []
-        kv = np.empty(count, np.uint64)
-        states = [matcher]
-        for node in range(count):
-            if node > 0:
-                if tree is not None:
-                    parent = tree.parents[node - 1]
-                    tokens.append(tree.tokens[node - 1])
-                else:
-                    parent = self._guesses.choice([i for i, path in enumerate(paths) if len(path) <= depth])
-                    is_right = self._guesses.random() < self._guess_quality
-                    token = draws[parent]
-                    if token is None or not is_right:
-                        token = self._guesses.randrange(self._vocab_size)
-                    tokens.append(token)
-                paths.append([*paths[parent], node])
-                before = states[parent]
-                states.append(None if before is None else before.copy())
-            state = states[node]
-            if state is not None:
-                if node > 0:
-                    state.advance((tokens[node],))
-                mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
-                state.fill(mask)
-                self._allowed[index, _FIRST_NODE + node] = read_mask(mask, self._vocab_size)
-            position = start + len(paths[node]) - 1
-            kv[node] = _kv_of(np.array(tokens[node:], np.int32), np.array([position], np.int32))[0]
-            draws.append(self._draw(batch, index, total + _sum(kv[paths[node]]), position + 1, node=node))
-        return tokens, paths, draws, kv
-
-    def _verify_tree(
-        self,
-        batch: Batch,
-        index: int,
-        row: int,
-        start: int,
-        count: int,
-        total: int,
-        depth: int,
-        tree: DraftTree | None,
-        *,
-        is_broken: bool,
-    ) -> list[int]:
-        """Compute a tree of `count` nodes, its root the last known token; return the tokens that it yields.
-
-        Node i lies in slot `start` + i. The KV of accepted nodes is moved to consecutive slots.
-        """
-        row_tokens = self._tokens[row]
-        tokens, paths, draws, kv = self._grow_tree(batch, index, row, start, count, total, depth, tree=tree)
-        slots = self._slots(row, start, start + count)
-        if is_broken:
-            self._kv[slots] = _GARBAGE
-            row_tokens[start + 1 : start + depth + 2] = 0  # the next step may have been launched already
-            self._lengths[row] = max(self._lengths[row], start + depth + 2)
-            return []
-        self._kv[slots] = kv
-        best = [0]
-        for node in range(1, count):
-            if paths[node][:-1] == best and tokens[node] == draws[best[-1]]:
-                best = paths[node]
-        self._kv[slots[: len(best)]] = kv[best]
-        found = [token for node in best if (token := draws[node]) is not None]
-        row_tokens[start + 1 : start + 1 + len(found)] = found
-        self._lengths[row] = start + 1 + len(found)
-        return found
-
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)
         pages = self._pages[row, positions // self._page_size].astype(np.int64)
@@ -554,12 +434,10 @@ class EchoStep:
         """None: they are still to come."""  # written by: constrain
         self.is_applied = False  # written by: echo
         self.guessed: dict[int, int] = {}
-        """By constrained grant with a chain of drafts: their number plus one."""  # contents written by: echo
-        self.trees: dict[int, DraftTree] = {}
-        """By constrained grant with a tree of drafts."""  # contents written by: echo
+        """By constrained grant with drafts: their number plus one."""  # contents written by: echo
         self.waited = False
 
-    def drafts(self) -> list[tuple[int, ...] | DraftTree]:
+    def drafts(self) -> list[tuple[int, ...]]:
         """Return the drafts of the constrained grants."""
         return self._runner.guess_constrained(self)
 

@@ -19,7 +19,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.schedpolicy import StepModel
 
 _SPIN_S = 0.0002
@@ -183,7 +182,7 @@ class SimulatedStep:
         self._result: StepResult | None = None  # written by: compute
         self._error: BaseException | None = None  # written by: compute
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         """Return the drafts of the constrained grants."""
         assert isinstance(self._step, ConstrainedHandle)
         return self._step.drafts()

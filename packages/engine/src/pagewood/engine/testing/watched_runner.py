@@ -11,7 +11,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.tree_shape import DraftTree
 
 _NUM_KEPT = 4
 """Results that must not change when later steps are computed."""
@@ -75,7 +74,7 @@ class _WatchedConstrained:
         self._handle = handle
         self._runner = runner
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         return self._handle.drafts()
 
     def constrain(self, masks: Int32) -> None:

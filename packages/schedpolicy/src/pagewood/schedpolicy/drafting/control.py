@@ -116,7 +116,7 @@ class DraftControl(Generic[D]):
 
     __slots__ = (
         "_acceptance", "_are_cores_taken", "_comparisons", "_computes_padding", "_cost", "_draft_cost",
-        "_kept", "_mode", "_num_declined", "_num_declines", "_num_nodes", "_weight", "is_far", "max_tokens", "reason",
+        "_kept", "_mode", "_num_declined", "_num_declines", "_weight", "is_far", "max_tokens", "reason",
         "steps_by_reason",
     )  # fmt: skip
 
@@ -127,7 +127,6 @@ class DraftControl(Generic[D]):
         *,
         mode: Mode = "adaptive",
         draft_cost: DraftCost | None = None,
-        num_nodes: int | None = None,
         weight: Callable[[D], float] = weight_by_priority,
         computes_padding: bool = False,
         prior_acceptance: float = 0.6,
@@ -136,12 +135,10 @@ class DraftControl(Generic[D]):
         """Start without observations.
 
         Args:
-            max_tokens: Most draft tokens of a request in a step, >= 1; for trees, their depth.
+            max_tokens: Most draft tokens of a request in a step, >= 1.
             cost: Cost of steps on this machine; None if not measured yet (nothing is drafted until `set_cost`).
             mode: "adaptive", or "fixed" for always `max_tokens`.
             draft_cost: Cost of drafting; None to learn it.
-            num_nodes: Tokens of a tree of drafts, >= `max_tokens`; a request gets a whole tree of depth `max_tokens`,
-                or no drafts. None: drafts are chains.
             weight: Weight of a request, > 0; read in every decision.
             computes_padding: Whether the step computes granted tokens even if the drafter finds none for them.
             prior_acceptance: Probability of acceptance to assume before the first observation, in (0, 1).
@@ -156,8 +153,6 @@ class DraftControl(Generic[D]):
             raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-        if num_nodes is not None and num_nodes < max_tokens:
-            raise ValueError(f"num_nodes must be >= max_tokens, got {num_nodes} with max_tokens {max_tokens}")
         self.max_tokens = max_tokens
         self.reason: Reason = "idle"
         """The reason for the latest lengths."""  # written by: DraftControl
@@ -166,7 +161,7 @@ class DraftControl(Generic[D]):
         self.is_far = False
         """Whether the next steps get no drafts for some time, if the load does not change."""
         # written by: DraftControl
-        self._mode, self._num_nodes, self._weight = mode, num_nodes, weight
+        self._mode, self._weight = mode, weight
         self._computes_padding = computes_padding
         self._acceptance = Acceptance(max_tokens, prior=prior_acceptance)
         self._cost, self._draft_cost = cost, draft_cost or DraftCost()  # written by: DraftControl
@@ -223,7 +218,7 @@ class DraftControl(Generic[D]):
         return False
 
     def lengths(self, requests: Sequence[D], num_other_tokens: int) -> list[int]:
-        """Return the draft tokens of each request, in [0, max_tokens]; for trees, 0 or `max_tokens`.
+        """Return the draft tokens of each request, in [0, max_tokens].
 
         Args:
             requests: All requests that decode in the step and may get drafts.
@@ -301,7 +296,7 @@ class DraftControl(Generic[D]):
         self, requests: Sequence[D], owns: Sequence[Own], cost: StepCost, num_other_tokens: int
     ) -> tuple[Reason, list[int]]:
         """Return the lengths with the most expected tokens per second; all 0 if they gain nothing."""
-        size, length = len(requests), self.max_tokens
+        size = len(requests)
         drafts = self._sorted_drafts(requests, owns)
         num_plain = size + num_other_tokens
         plain_s, worth_s = cost.seconds(num_plain), cost.seconds(size) / size
@@ -319,16 +314,11 @@ class DraftControl(Generic[D]):
                 best, num_best = speedup, number
         lengths = [0] * size
         if num_best:
-            step = 1 if self._num_nodes is None else length
             for *_, index in drafts[:num_best]:
-                lengths[index] += step
+                lengths[index] += 1
             return "gain", lengths
-        num_computed, num_accepted = (
-            (1, 1) if self._num_nodes is None else (self._num_nodes, length)
-        )  # the least drafts
-        taken_s = cost.seconds(num_plain + num_computed, has_drafts=True)
-        taken_s += self._draft_cost.seconds(num_accepted, num_computed)
-        return "acceptance" if plain_s + num_accepted * worth_s > taken_s else "load", lengths
+        taken_s = cost.seconds(num_plain + 1, has_drafts=True) + self._draft_cost.seconds(1, 1)  # the least drafts
+        return "acceptance" if plain_s + worth_s > taken_s else "load", lengths
 
     def _sorted_drafts(self, requests: Sequence[D], owns: Sequence[Own]) -> list[tuple[float, float, float, int, int]]:
         """Return the possible drafts, best first.
@@ -336,18 +326,13 @@ class DraftControl(Generic[D]):
         Each is (rank, expected tokens, tokens to compute, depth, index of the request). A draft token never comes
         before the one that it follows.
         """
-        acceptance, num_nodes = self._acceptance, self._num_nodes
+        acceptance = self._acceptance
         weights = relative_weights(requests, self._weight) if len(requests) > 1 else None
         drafts: list[tuple[float, float, float, int, int]] = []
         for index, own in enumerate(owns):
             weight, fill = weights[index] if weights else 1.0, acceptance.fill(own)
-            survival = acceptance.survival(own)
-            if num_nodes is not None:
-                expected = fill * sum(survival)
-                drafts.append((expected * weight, expected, num_nodes, self.max_tokens, index))
-                continue
             num_computed = 1.0 if self._computes_padding else fill
-            for depth, value in enumerate(survival, 1):
+            for depth, value in enumerate(acceptance.survival(own), 1):
                 if value < _LEAST_SURVIVAL:
                     break
                 drafts.append((value * weight, value * fill, num_computed, depth, index))

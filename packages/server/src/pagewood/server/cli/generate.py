@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TAKEN = frozenset({
     "--model", "--device", "--threads", "--weights", "--activations", "--dtype", "--kv-cache-dtype",
     "--batch-invariant", "--max-length", "--max-total-tokens", "--mem-fraction", "--max-running-requests",
-    "--chunked-prefill-size", "--speculative", "--speculative-model", "--speculative-num-tokens", "--speculative-topk",
+    "--chunked-prefill-size", "--speculative", "--speculative-model", "--speculative-num-tokens",
     "--speculative-control", "--speculative-verify", "--grammar-backend", "--grammar-timeout", "--random-seed",
     "--decision-log",
 })  # fmt: skip

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import layout
-from pagewood.engine.runner.cpu.compiled.drafting import chains, tree
-from pagewood.engine.runner.cpu.compiled.drafting import passes as drafting
+from pagewood.engine.runner.cpu.compiled.drafting import chains
 from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -46,7 +45,7 @@ def warm_up(
     dims = {head_dim} if draft_head_dim is None else {head_dim, draft_head_dim}
     heads = {dim: heads_kernel(dim, int8=int8) for dim in sorted(dims)}
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
+    drafts = () if draft_head_dim is None else (*plans, draft)
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     products = {packed_variant(*one): packed_kernel(*one) for one in sorted(packed)}
     kernels = (*tables, *heads.values(), *drafts, *products.values(), report, frame, step)

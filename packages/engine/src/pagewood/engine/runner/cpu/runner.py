@@ -28,7 +28,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling_table import SamplingArrays
-from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
@@ -82,7 +81,7 @@ class CPUStepHandle(Generic[Result]):
         self._constraint = constraint
         self._result = result
 
-    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+    def drafts(self) -> Sequence[Sequence[int]]:
         """Help to compute the drafts of the grants of `Batch.constrained`, and return them."""
         if self._constraint is None:
             return ()
@@ -129,7 +128,7 @@ class _Constraint:
     """Whether any of them may have drafts."""
     drafting: Later[Run | MeasuredRun | None] = field(default_factory=Later)
     """The instructions that draft, if `is_drafting`; None: there are none."""
-    drafts: Later[Sequence[Sequence[int] | DraftTree]] = field(default_factory=Later)
+    drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
     """Of each of them."""
     gate: Int64
     """[1 + rows], where the program waits for their masks; see `Column.GATE`."""  # written by: cpu.runner
@@ -148,7 +147,7 @@ class _Constraint:
             constraint.drafts.give([()] * num)
         return constraint
 
-    def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int] | DraftTree]) -> None:
+    def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int]]) -> None:
         """Let the engine fill masks for these drafts of each of them; the program does not read the gate yet."""
         nums = np.array([1 + len(own) for own in drafts])
         self.gate[1 + batch.rows[batch.sampled[batch.constrained]]] = np.cumsum(nums) - nums + 1
@@ -371,7 +370,7 @@ class CPURunner:
         logprobs, prompt_logprobs = None, None
         if scopes[scope.index, Column.NUM_REPORTED] > 0:
             found = tokens[:num_tokens]
-            logprobs = reports.of_drawn(now.reports, now.nodes[:, 0], found, yielded, grants, self._rows)
+            logprobs = reports.of_drawn(now.reports, found, yielded, grants, self._rows)
             prompt_logprobs = reports.of_prompts(now.reports, grants, self._rows)
         if step.kept is not None:
             num_all = len(step.batch.sampled)
@@ -471,7 +470,7 @@ class CPURunner:
                 target = max(first, self._now.target_lines.start)
                 self._work(run(first, target), constraint.drafting)
                 first = target
-                constraint.give_drafts(step.batch, self._drafts(step, scopes))
+                constraint.give_drafts(step.batch, self._drafts(step))
         if processing is not None:
             self._work(run(first, self._now.first_draw), later)
             first, later = self._now.first_draw, processing.rest
@@ -483,25 +482,21 @@ class CPURunner:
                 raise
         self._work(run(first, last), later)
 
-    def _drafts(self, step: _Step, scopes: Int64) -> list[tuple[int, ...] | DraftTree]:
+    def _drafts(self, step: _Step) -> list[tuple[int, ...]]:
         """Return the drafts of the constrained grants; none for one that is left out."""
         grants, tokens = step.grants, self._program.inputs[0].view(np.int32)[:, 0]
-        parents = None
-        if self._pass.parents is not None:
-            parents = integers_at(scopes[self._pass.scope.index, Column.PARENTS], int(grants.counts.sum()))
         firsts = np.cumsum(grants.counts) - grants.counts + 1
         kept = range(len(grants.sampled)) if step.kept is None else step.kept.tolist()
         places = {index: place for place, index in enumerate(kept)}
-        drafts: list[tuple[int, ...] | DraftTree] = []
+        drafts: list[tuple[int, ...]] = []
         for index in step.batch.constrained.tolist():
             place = places.get(index)
             if place is None or grants.promised[place] == 1:
                 drafts.append(())
                 continue
             grant = grants.sampled[place]
-            nodes = slice(firsts[grant], firsts[grant] + grants.counts[grant] - 1)
-            own = tuple(tokens[nodes].tolist())
-            drafts.append(own if parents is None else DraftTree(own, tuple(parents[nodes].tolist())))
+            first = firsts[grant]
+            drafts.append(tuple(tokens[first : first + grants.counts[grant] - 1].tolist()))
         return drafts
 
     def _work(self, run: Run | MeasuredRun, later: Later[Run | MeasuredRun | None]) -> None:

@@ -76,14 +76,6 @@ def _add_drafts(offer: Group) -> None:
         more="1 to 64.",
     )
     offer.add(
-        "--speculative-topk",
-        type=int,
-        default=DEFAULTS.speculative_topk,
-        metavar="K",
-        help="alternatives for each draft token (default: %(default)s)",
-        more="1 to --speculative-num-tokens. More than 1 makes trees, for draft and eagle on a CPU.",
-    )
-    offer.add(
         "--speculative-control",
         choices=("adaptive", "fixed"),
         default=DEFAULTS.speculative_control,
@@ -96,8 +88,8 @@ def _add_drafts(offer: Group) -> None:
         choices=("exact", "rejection"),
         default=DEFAULTS.speculative_verify,
         help="which drafts are accepted (default: %(default)s)",
-        more="exact: those that keep the text. rejection, for draft and eagle without trees: more of them; it keeps "
-        "the distribution of sampled text, but not the text itself.",
+        more="exact: those that keep the text. rejection, for draft and eagle: more of them; it keeps the distribution "
+        "of sampled text, but not the text itself.",
     )
 
 

@@ -57,51 +57,43 @@ class Column(IntEnum):
     """`[G] int32`, position of the first token of each grant."""
     OFFSETS = 16
     """`[G + 1] int32`, first token of each grant in the scope."""
-    TREES = 17
-    """`[G] int32`, 0 if the tokens of the grant are consecutive positions. Otherwise they are nodes of a tree: 1, plus
-    how many slots its root lies before the first of them."""
-    BEGINS = 18
+    BEGINS = 17
     """`[G] int32`, first position that the grant attends to; not there: 0. `lay_out` does not fill it."""
-    ITEMS = 19
+    ITEMS = 18
     """`[items, 4] int32`, see `cut`."""
-    NUM_GRANTS = 20
-    NUM_ITEMS = 21
-    TOKENS = 22
+    NUM_GRANTS = 19
+    NUM_ITEMS = 20
+    TOKENS = 21
     """`[T] int32`, token ids."""
-    COSINES = 23
+    COSINES = 22
     """`[T, F] float32`."""
-    SINES = 24
-    WANTED = 25
+    SINES = 23
+    WANTED = 24
     """`[K] int32`, tokens whose last hidden state is wanted; the first W are those whose logits are wanted."""
-    CHOICES = 26
+    CHOICES = 25
     """`[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each."""
-    SAMPLED = 27
+    SAMPLED = 26
     """`[S] int32`, indices of the sampled grants."""
-    FIRSTS = 28
+    FIRSTS = 27
     """`[S + 1] int32`, first wanted row of each sampled grant."""
-    PARENTS = 29
-    """`[T] int32`, parent of each node of a tree, as an index in its grant; -1 for the root. Filled by the drafter."""
-    PATHS = 30
-    """`[T, PATH_SIZE] int32`, for each node of a tree: its depth, then the nodes from the root to itself."""
-    PATH_SIZE = 31
-    SAMPLES = 32
+    SAMPLES = 28
     """1 if tokens are accepted and written to the tables, 0 if only logits are wanted."""
-    ADJUSTMENTS = 33
+    ADJUSTMENTS = 29
     """`[rows, NUM_ADJUSTMENT_COLUMNS] int64`, how the logits of each row are changed; see `compiled.drawing.adjust`."""
-    NUM_ADJUSTED = 34
+    NUM_ADJUSTED = 30
     """Sampled grants whose logits are changed."""
-    NUM_REPORTED = 35
+    NUM_REPORTED = 31
     """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.drawing.report`."""
-    NUM_SAMPLED = 36
+    NUM_SAMPLED = 32
     """S."""
-    SCORED = 37
+    SCORED = 33
     """`[wanted rows behind those of sampled grants, 2] int32`, the prompt token after each, and its alternatives."""
-    MOST_KEPT = 38
+    MOST_KEPT = 34
     """K for which the scope has memory."""
-    POOLED = 39
+    POOLED = 35
     """`[NUM_POOLED, 2] int32`, of each pooled grant the first of its kept rows, and their number."""
-    NUM_POOLED = 40
-    GATE = 41
+    NUM_POOLED = 36
+    GATE = 37
     """`[1 + rows] int64`: the address of the masks of the step, 0 until they are there; then, for each row that waits
     for some, 1 plus the index of its first mask, and 0 for the others. Not there: no row waits. `lay_out` does not fill
     it."""
@@ -175,8 +167,7 @@ def lay_out_scope(
     """Fill the tables and the inputs of a scope; return an `Outcome`.
 
     A grant begins at `starts`, or at the last known token of its row if that is earlier, plus `ahead`. The wanted
-    tokens of a sampled grant that promises one token are its last one, otherwise all of its tokens. A grant that
-    computes more tokens than it promises is then a tree.
+    tokens of a sampled grant that promises one token are its last one, otherwise all of its tokens.
 
     Args:
         scope: the row of the table of scopes, completed.
@@ -210,7 +201,7 @@ def lay_out_scope(
     width, half, vocab_size = scope[Column.TOKENS_PER_ROW], scope[Column.HALF], scope[Column.VOCAB_SIZE]
     cosine_table, sine_table = scope[Column.COSINE_TABLE], scope[Column.SINE_TABLE]
     row_of, start_of = integers(scope[Column.ROWS], num_grants), integers(scope[Column.STARTS], num_grants)
-    offsets, trees = integers(scope[Column.OFFSETS], num_grants + 1), integers(scope[Column.TREES], num_grants)
+    offsets = integers(scope[Column.OFFSETS], num_grants + 1)
     tokens = integers(scope[Column.TOKENS], num_tokens)
     cosines, sines = floats(scope[Column.COSINES], num_tokens, half), floats(scope[Column.SINES], num_tokens, half)
     token = 0
@@ -218,7 +209,7 @@ def lay_out_scope(
     for g in range(num_grants):
         row = rows[g]
         start = max(0, min(starts[g], lengths[row] - 1) + ahead)
-        row_of[g], start_of[g], offsets[g], trees[g] = row, start, token, 0
+        row_of[g], start_of[g], offsets[g] = row, start, token
         known = integers(scope[Column.TOKEN_TABLE] + 4 * (row * width + start), nums[g])
         for i in range(nums[g]):
             tokens[token] = known[i]
@@ -240,7 +231,6 @@ def lay_out_scope(
         num_adjusted += adjustments[rows[g], Adjustment.IS_ON]
         num_reported += 1 if adjustments[rows[g], Adjustment.REPORTED] > 0 else 0
         n = nums[g] if promised[s] > 1 or all_wanted != 0 else 1
-        trees[g] = 1 if promised[s] > 1 and nums[g] > promised[s] else 0
         for j in range(n):
             i = nums[g] - n + j
             wanted[w] = offsets[g] + i
@@ -421,8 +411,7 @@ def collect(
         promised: `[S]`, the most tokens that each yields.
         tokens: `[W]`, written.
         counts: `[S]`, written: number of tokens of each.
-        drafted: `[S]`, written: draft tokens of each that were verified, of a tree the most that it could yield; or
-            `[0]`.
+        drafted: `[S]`, written: draft tokens of each that were verified; or `[0]`.
     """
     scope, num_sampled = scopes[index], counts.shape[0]
     firsts = integers(scope[Column.FIRSTS], num_sampled + 1)
@@ -434,7 +423,7 @@ def collect(
             tokens[n] = found[firsts[s] + j, 0]
             n += 1
         if drafted.shape[0] > 0:
-            drafted[s] = min(nums[grant_of[s]], promised[s]) - 1 if promised[s] > 1 else 0
+            drafted[s] = nums[grant_of[s]] - 1 if promised[s] > 1 else 0
     return n
 
 

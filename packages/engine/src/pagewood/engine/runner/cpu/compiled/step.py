@@ -27,8 +27,7 @@ import numpy as np
 from pagewood.engine.runner.cpu.compiled import rows
 from pagewood.engine.runner.cpu.compiled.attention.pages import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.drafting import passes as drafting
-from pagewood.engine.runner.cpu.compiled.drafting import tree
-from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, compact, plant, reject
+from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.drawing.report import report as report_token
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, draw
@@ -108,19 +107,14 @@ class Operation(IntEnum):
     CLEAR_FIRST = 13
     """x, sines, size, columns of sines."""
     REPORT = 14
-    """scope, logits `[W, V]`, V, logits before their change `[W, V]`, accepted tokens `[W]`, their numbers `[S]`, their
-    nodes `[W]`, reports `[W, NUM_REPORT_COLUMNS]`; see `report`. The rows are wanted tokens, if any is reported."""
+    """scope, logits `[W, V]`, V, logits before their change `[W, V]`, accepted tokens `[W]`, their numbers `[S]`,
+    reports `[W, NUM_REPORT_COLUMNS]`; see `report`. The rows are wanted tokens, if any is reported."""
     ADJUST = 15
     """scope, logits `[W, V]`, V, logits before their change `[W, V]`; see `adjust`. The rows are sampled grants, if any
     has adjustments."""
     ACCEPT = 16
-    """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
-    rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
-    PLANT = 17
-    """scope."""
-    COMPACT = 18
-    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens
-    `[rows]`."""
+    """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`; see `accept`. The rows are sampled
+    grants."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
     FILL = 20
@@ -145,32 +139,11 @@ class Operation(IntEnum):
     of the draft; see `drafting.hold_logits`."""
     REJECT = 35
     """scope, logits `[W, V]`, held logits `[rows, drafts, V]`, V, drafts, accepted tokens `[W]`, their numbers
-    `[rows]`, their nodes `[W]`, scratch `[rows, 2 V]`; see `accept.reject`."""
+    `[rows]`, scratch `[rows, 2 V]`; see `accept.reject`."""
     STASH = 32
     """scope, x `[T, size]`, size, stash `[rows of the runner, depth, size]`, depth."""
     UNSTASH = 33
     """scope, stash `[rows of the runner, depth, size]`, depth, out `[T, size]`, size."""
-    EXPAND = 40
-    """logits, choices, tokens `[rows, K]`, scores `[rows, K]`, V, K. The rows are wanted tokens; for this and the
-    following see `compiled.drafting.tree`."""
-    SELECT = 41
-    """scope, tokens `[W, K]`, scores `[W, K]`, candidates, beams, K, levels, level, firsts. The rows of this and the
-    following are sampled grants."""
-    CLIMB = 42
-    """scope, candidates, beams, K, levels, level, tags `[pages, page size]`, page size, firsts."""
-    KEEP_BEAM = 43
-    """scope, x `[W, size]`, held states `[rows of the runner, K, size]`, K, nodes of the beam, size."""
-    INHERIT = 44
-    """scope, states `[rows of the runner, size]`, held states, candidates, beams, K, levels, level, out `[T, size]`,
-    size, firsts."""
-    GRAFT = 45
-    """scope of the target, candidates, K, levels."""
-    LINE_UP = 46
-    """scope, scope of the target, places `[T]`; the rows are all grants."""
-    TRACE = 47
-    """scope, scope of the target, places `[T]`, nodes `[W]`, numbers of accepted tokens `[rows]`; the rows are those of
-    the target's scope."""
-
     QUANTISE = 50
     """x `[rows, K]`, codes `[rows, D] int8`, sums `[rows, D / group] int32`, scales `[rows]`, K, D, group, factor,
     variant; see `compiled.products.quantise`. Or x, pairs `[rows, D] bfloat16`, 0, 0, K, D, 0, 0, variant; see
@@ -296,26 +269,6 @@ def packed_variant(kind: WeightKind, level: ProductLevel) -> int:
 
 
 @inlined
-def _grow(op: Any, one: Any, scopes: Any, part: Any) -> None:
-    scope = scopes[one[2]]
-    if op == Operation.SELECT:
-        tree.select(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
-    elif op == Operation.CLIMB:
-        tree.climb(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
-    elif op == Operation.KEEP_BEAM:
-        tree.keep_beam(scope, part, one[3], one[4], one[5], one[6], one[7])
-    elif op == Operation.INHERIT:
-        tree.inherit(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11],
-                     one[12])  # fmt: skip
-    elif op == Operation.GRAFT:
-        tree.graft(scope, part, one[3], one[4], one[5])
-    elif op == Operation.LINE_UP:
-        tree.line_up(scope, scopes[one[3]], part, one[4])
-    else:
-        tree.trace(scope, scopes[one[3]], part, one[4], one[5], one[6])
-
-
-@inlined
 def _hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
     scope = scopes[one[2]]
     if op == Operation.FILL:
@@ -337,7 +290,7 @@ def _hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
     elif op == Operation.HOLD_LOGITS:
         drafting.hold_logits(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
     elif op == Operation.REJECT:
-        reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+        reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
     else:
         drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
 
@@ -346,15 +299,7 @@ def _hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
 def draft(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
     """Compute a part of an instruction of a drafter, `Operation.FILL` or one behind it."""
     one, scopes = longs(one_at, NUM_COLUMNS), long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)
-    if op == Operation.EXPAND:
-        at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
-        tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
-                    integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
-                    vector(one[5] + part * topk * 4, topk))  # fmt: skip
-    elif op > Operation.EXPAND:
-        _grow(op, one, scopes, part)
-    else:
-        _hand_on(op, one, scopes, part)
+    _hand_on(op, one, scopes, part)
 
 
 @kernel(_PART)
@@ -364,7 +309,7 @@ def report(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, par
     if op == Operation.POOL:
         pool(scopes[one[2]], part, one[3], one[4], one[5])
         return
-    report_token(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
+    report_token(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
 
 
 @kernel(_PART)
@@ -399,11 +344,7 @@ def _move(op: Any, one: Any, first: Any, last: Any) -> None:
 @inlined
 def _settle(op: Any, one: Any, scopes: Any, part: Any) -> None:
     if op == Operation.ACCEPT:
-        accept(scopes[one[2]], part, one[3], one[4], one[5], one[6])
-    elif op == Operation.PLANT:
-        plant(scopes[one[2]], part)
-    elif op == Operation.COMPACT:
-        compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
+        accept(scopes[one[2]], part, one[3], one[4], one[5])
     else:
         write_time(one[2])
 

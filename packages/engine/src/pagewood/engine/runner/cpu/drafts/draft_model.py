@@ -38,7 +38,7 @@ class DraftModel:
 
     __slots__ = (
         "_attention", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries", "_rotations", "_rows",
-        "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_nodes", "max_tokens",
+        "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +84,6 @@ class DraftModel:
         self._last: Int32 = np.full(len(rows.lengths), -1, np.int32)  # contents written by: plan
         """First position that each row had not computed when it was planned last; -1: not planned yet."""
         self.captures = self.has_rest = False
-        self.max_nodes = 0
         self.max_tokens = max_tokens
 
     @property
@@ -105,7 +104,7 @@ class DraftModel:
         self._num_entries = plan_model(
             grants.rows, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens, rows.pages,
             slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work, self._last,
-            self._max_rebuilt, int(self.max_nodes == 0), self._entries, self._tally,
+            self._max_rebuilt, self._entries, self._tally,
         )  # fmt: skip
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:

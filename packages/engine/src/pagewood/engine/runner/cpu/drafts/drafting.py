@@ -66,8 +66,6 @@ class ProgramDrafter(Protocol):
     passes get scopes of their own on that tape.
     """
 
-    max_nodes: int
-    """Most nodes of a tree, its root included; 0: drafts are chains."""
     has_rest: bool
     """Whether the step that was planned last runs the instructions of `record_rest`."""
     captures: bool
@@ -93,11 +91,11 @@ class ProgramDrafter(Protocol):
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write instructions that run before the target's, in steps in which a grant promises more than one token.
 
-        They write drafts to `verify.tokens`, and, for trees, parents to `verify.parents`. Until then these tokens are
-        what the token table happens to hold. A draft must be a token of the vocabulary.
+        They write drafts to `verify.tokens`. Until then these tokens are what the token table happens to hold. A draft
+        must be a token of the vocabulary.
 
         Returns:
-            The logits that the drafts, which are then chains, were drawn from, with seeds of `Domain.DRAFT`: rejection
+            The logits that the drafts were drawn from, with seeds of `Domain.DRAFT`: rejection
             sampling verifies them. None: the target's draws are compared with the drafts.
         """
         ...
@@ -107,10 +105,7 @@ class ProgramDrafter(Protocol):
         ...
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
-        """Write instructions that run after tokens have been accepted, in steps with `has_rest`.
-
-        Accepted nodes of trees have been moved in the KV memory of the target; `Pass.compact` moves them elsewhere.
-        """
+        """Write instructions that run after tokens have been accepted, in steps with `has_rest`."""
         ...
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:

@@ -65,7 +65,7 @@ class EagleDrafter:
         "_attention", "_catch_up", "_depth", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden",
         "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_sleeps",
         "_slots", "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection",
-        "captures", "has_rest", "max_nodes", "max_tokens",
+        "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -132,7 +132,6 @@ class EagleDrafter:
         self._entries: Int32 = np.zeros((num_rows, len(Entry)), np.int32)  # contents written by: plan
         self._num_entries = 0  # written by: plan
         self._tally: NDArray[np.int64] = np.zeros(len(Tally), np.int64)  # contents written by: plan
-        self.max_nodes = 0
         self.max_tokens = max_tokens
 
     @property
@@ -233,8 +232,7 @@ class EagleDrafter:
         sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
         outcome = Outcome.DONE
         if self.has_rest:
-            nums = self._extended(grants)
-            outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, nums)
+            outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, grants.counts)
             if (num_late := int(self._num_late[0])) > 0:
                 rows, firsts, nums = self._late[:, :num_late].copy()
                 outcome = max(outcome, self._lay_out_pairs(scopes, counts, self._catch_up, rows, firsts, nums))
@@ -279,14 +277,8 @@ class EagleDrafter:
                 return outcome
             self._rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
 
-    def _extended(self, grants: Grants) -> Int32:
-        """Return how many positions of each grant the pass at the end of a step computes."""
-        return grants.counts
-
-    def _new_pass(self, tape: Tape, *, max_nodes: int = 0) -> Pass:
+    def _new_pass(self, tape: Tape) -> Pass:
         layer = self._head.config.layer
-        one = Pass(
-            tape, self._rows, self._attention, self._rotations, vocab_size=layer.vocab_size, max_nodes=max_nodes
-        )  # fmt: skip
+        one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=layer.vocab_size)
         tape.fill(one.scope, {Column.BEGINS: tape.buffer(one.scope.tokens, 1)})
         return one

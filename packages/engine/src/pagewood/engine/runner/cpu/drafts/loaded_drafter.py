@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
-from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -21,7 +20,6 @@ from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
-from pagewood.engine.runner.cpu.drafts.draft_tree import DraftModelTree, EagleTree
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
@@ -77,23 +75,18 @@ class LoadedDrafter:
         )
 
     def maker(
-        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False, tree: TreeShape | None = None
+        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False
     ) -> Callable[[RowTables], ProgramDrafter]:
         """Return the argument `make_drafter` of `CPURunner`.
 
         Args:
             memory: from `allocate`.
-            max_tokens: most drafts of a row in a step, if they are chains.
-            uses_rejection: whether drafts, which are chains, are verified by rejection sampling.
-            tree: the shape of drafts; None: they are chains.
+            max_tokens: most drafts of a row in a step.
+            uses_rejection: whether drafts are verified by rejection sampling.
         """
 
         def make(rows: RowTables) -> ProgramDrafter:
             model, target = self.model, self.target
-            if tree is not None and isinstance(model, Decoder):
-                return DraftModelTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
-            if tree is not None and isinstance(model, Head):
-                return EagleTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
             if isinstance(model, Decoder):
                 return DraftModel(
                     model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,

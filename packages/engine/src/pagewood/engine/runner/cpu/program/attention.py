@@ -6,14 +6,10 @@ Legend: T tokens of a scope, Q and K elements of all query and key heads of a to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.program.tape import Buffer
-
-if TYPE_CHECKING:
-    from pagewood.engine.runner.cpu.program.passes import Accepted, Pass
 from pagewood.kvpool.storage import KVStorage
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
@@ -52,16 +48,6 @@ class CPUAttention:
     def num_kv_heads(self) -> int:
         """Key heads."""
         return self._storage.layout.num_kv_heads
-
-    def compact(self, one: Pass, accepted: Accepted) -> None:
-        """Move the keys and values of accepted nodes of trees to consecutive slots, in all layers."""
-        layout = self._storage.layout
-        groups = 2 * layout.num_kv_heads
-        for arrays in zip(self._memories, self._scales, strict=True):
-            for array in arrays:
-                if not isinstance(array, int):
-                    pages = array.reshape(self._storage.num_pages, -1)
-                    one.compact(accepted, pages, groups=groups, page_size=layout.page_size)
 
     def run(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
         """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.

@@ -159,8 +159,6 @@ class Accepted:
     """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
     counts: Buffer
     """[S, 1] int32, how many."""
-    nodes: Buffer
-    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +174,7 @@ class HeldLogits:
 class Pass:
     """A forward pass of a model on a tape, in a scope of its own."""
 
-    __slots__ = ("_rotations", "choices", "cosines", "kept", "parents", "scope", "sines", "tokens", "wanted")
+    __slots__ = ("_rotations", "choices", "cosines", "kept", "scope", "sines", "tokens", "wanted")
 
     def __init__(
         self,
@@ -186,7 +184,6 @@ class Pass:
         rotations: Rotations,
         *,
         vocab_size: int,
-        max_nodes: int = 0,
     ) -> None:
         """Add the scope and its inputs to `tape`.
 
@@ -196,7 +193,6 @@ class Pass:
             attention: of the model.
             rotations: of the model.
             vocab_size: of the model.
-            max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
         """
         scope, half = tape.scope(), sum(rotations.widths)
         self._rotations = rotations
@@ -213,8 +209,6 @@ class Pass:
         """[W, 1] int32, tokens whose logits are wanted."""
         self.choices: Buffer = tape.buffer(scope.wanted, NUM_CHOICE_COLUMNS)
         """[W, NUM_CHOICE_COLUMNS], how to draw the token after each."""
-        self.parents: Buffer | None = tape.buffer(scope.tokens, 1) if max_nodes > 0 else None
-        """[T, 1] int32, the parent of each node of a tree, as an index in its grant; `plant` reads it."""
         columns: dict[Column, Operand] = {
             Column.PAGE_TABLE: rows.pages,
             Column.PAGES_PER_ROW: rows.pages.shape[1],
@@ -230,7 +224,6 @@ class Pass:
             Column.ROWS: tape.buffer(scope.tokens, 1),
             Column.STARTS: tape.buffer(scope.tokens, 1),
             Column.OFFSETS: tape.buffer(scope.tokens, 2),
-            Column.TREES: tape.buffer(scope.tokens, 1),
             Column.ITEMS: tape.buffer(scope.tokens, 4 * attention.num_kv_heads),
             Column.TOKENS: self.tokens,
             Column.COSINES: self.cosines,
@@ -242,11 +235,6 @@ class Pass:
             Column.SCORED: tape.buffer(scope.wanted, 2),
             Column.POOLED: tape.buffer(scope.kept, 2),
         }
-        if self.parents is not None:
-            path_size = max_nodes + 1
-            columns[Column.PARENTS] = self.parents
-            columns[Column.PATHS] = tape.buffer(scope.tokens, path_size)
-            columns[Column.PATH_SIZE] = path_size
         tape.fill(scope, columns)
 
     def rotated(self) -> list[tuple[Buffer, Buffer]]:
@@ -259,25 +247,6 @@ class Pass:
             (_columns(self.cosines, start, width), _columns(self.sines, start, width))
             for start, width in zip(starts, widths, strict=True)
         ]
-
-    def plant(self) -> None:
-        """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
-        self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
-
-    def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
-        """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
-
-        Args:
-            accepted: what was accepted in this pass.
-            memory: `[pages, groups, page_size, ...]`, contiguous, in units of four bytes.
-            groups: groups of slots in a page.
-            page_size: slots of a page.
-        """
-        words = memory.nbytes // 4 // (len(memory) * groups * page_size)
-        self.tokens.tape.emit(
-            Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
-            accepted.counts,
-        )  # fmt: skip
 
     def pool(self, states: Buffer) -> Buffer:
         """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
@@ -313,7 +282,7 @@ class Pass:
         out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
         logits.tape.emit(
             Operation.REPORT, logits.rows, self.scope.index, logits, logits.size, raw, accepted.tokens, accepted.counts,
-            accepted.nodes, out,
+            out,
         )  # fmt: skip
         return out
 
@@ -324,9 +293,9 @@ class Pass:
             drawn: `[W, 1] int32`, the token drawn at each wanted row.
         """
         tape, scope = drawn.tape, self.scope
-        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes)
-        return Accepted(tokens=found, counts=counts, nodes=nodes)
+        found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts)
+        return Accepted(tokens=found, counts=counts)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
         """Return memory for the logits of at most `max_tokens` drafts of each sampled grant."""
@@ -348,20 +317,20 @@ class Pass:
         )  # fmt: skip
 
     def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
-        """Write the instruction that verifies drafts, which are chains, by rejection sampling, and draws all tokens.
+        """Write the instruction that verifies drafts by rejection sampling, and draws all tokens.
 
         Args:
             logits: `[W, V]` of the target.
             held: of this pass.
         """
         tape, scope = logits.tape, self.scope
-        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
         tape.emit(
             Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
-            counts, nodes, scratch,
+            counts, scratch,
         )  # fmt: skip
-        return Accepted(tokens=found, counts=counts, nodes=nodes)
+        return Accepted(tokens=found, counts=counts)
 
     def lay_out(
         self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False

@@ -48,7 +48,6 @@ class Processing:
         num_sampled = len(grants.sampled)
         offsets = integers_at(scope[Column.OFFSETS], len(grants.rows) + 1)
         starts = integers_at(scope[Column.STARTS], len(grants.rows))
-        trees = integers_at(scope[Column.TREES], len(grants.rows))
         firsts = integers_at(scope[Column.FIRSTS], num_sampled + 1)
         places = range(num_sampled) if kept is None else kept.tolist()
         with torch.inference_mode():
@@ -60,17 +59,9 @@ class Processing:
                 own = integers_at(scope[Column.TOKENS] + 4 * int(offsets[g]), int(offsets[g + 1] - offsets[g]))
                 known = tokens[grants.rows[g], : starts[g] + 1]
                 for j in range(end - first):
-                    node = len(own) - (end - first) + j
-                    nodes = _path(scope, int(offsets[g]) + node) if trees[g] else slice(1, node + 1)
-                    text = np.concatenate([known, own[nodes]])
+                    last = len(own) - (end - first) + j
+                    text = np.concatenate([known, own[1 : last + 1]])
                     calls.change(torch.from_numpy(text), torch.from_numpy(logits[first + j]))
-
-
-def _path(scope: NDArray[np.int64], token: int) -> Int32:
-    """Return the nodes behind the root on the path to a node of a tree, which is a token of the pass."""
-    size = int(scope[Column.PATH_SIZE])
-    path = integers_at(scope[Column.PATHS] + 4 * token * size, size)
-    return path[2 : 2 + path[0]]
 
 
 def integers_at(address: int | np.int64, size: int) -> Int32:

@@ -19,14 +19,11 @@ from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
 Float32 = NDArray[np.float32]
 
 
-def of_drawn(
-    reports: Float32, nodes: Int32, tokens: Int32, counts: Int32, grants: Grants, rows: RowTables
-) -> Logprobs | None:
+def of_drawn(reports: Float32, tokens: Int32, counts: Int32, grants: Grants, rows: RowTables) -> Logprobs | None:
     """Return what was reported of the tokens that the sampled grants yield; None: nothing was.
 
     Args:
         reports: `[>= W, NUM_REPORT_COLUMNS]`, by wanted token.
-        nodes: `[>= W]`, from the first wanted token of a grant on: the node after which each token was drawn.
         tokens: `[N]`, the tokens.
         counts: `[S]`, how many each grant yields.
         grants: of the step.
@@ -39,7 +36,7 @@ def of_drawn(
     firsts = np.repeat(np.cumsum(nums) - nums, counts)
     ends = np.cumsum(counts)
     places = firsts + np.arange(len(tokens)) - np.repeat(ends - counts, counts)
-    return _read(reports[firsts + nodes[places]], tokens, np.repeat(is_reported, counts))
+    return _read(reports[places], tokens, np.repeat(is_reported, counts))
 
 
 def of_prompts(reports: Float32, grants: Grants, rows: RowTables) -> Logprobs | None:

@@ -45,8 +45,6 @@ class StepProgram:
     """[W, 1], the tokens that grants yield, see `collect`."""
     num_found: Int32
     """[S, 1], how many."""
-    nodes: Int32
-    """[W, 1], the node after which each was drawn."""
     reports: Float32
     """[W, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
     sums: Float32
@@ -73,10 +71,7 @@ class StepWriter:
             drafter: what drafts in it.
         """
         tape, config = Tape(), self.model.config
-        one = Pass(
-            tape, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size,
-            max_nodes=0 if drafter is None else drafter.max_nodes,
-        )  # fmt: skip
+        one = Pass(tape, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size)
 
         def mark(moment: int) -> None:
             if drafter is not None:
@@ -86,8 +81,6 @@ class StepWriter:
         held = None if drafter is None else drafter.record_drafts(tape, one)
         mark(1)
         first = tape.num_lines
-        if one.parents is not None:
-            one.plant()
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
@@ -98,8 +91,6 @@ class StepWriter:
         first_draw = tape.num_lines
         accepted = one.accept(draw(logits, one.choices)) if held is None else one.reject(logits, held)
         reported = one.report(logits, raw, accepted)
-        if one.parents is not None:
-            self.attention.compact(one, accepted)
         target_lines = slice(first, tape.num_lines)
         if drafter is not None:
             mark(2)
@@ -109,9 +100,9 @@ class StepWriter:
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
         capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
-        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported, sums)
+        outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
         program = tape.program(self.kernel, capacity, inputs=(one.tokens,), outputs=outputs)
-        found, num_found, nodes = (output.view(np.int32) for output in program.outputs[1:4])
+        found, num_found = (output.view(np.int32) for output in program.outputs[1:3])
         return StepProgram(
             drafter=drafter,
             main=one,
@@ -120,7 +111,6 @@ class StepWriter:
             target_lines=target_lines,
             found=found,
             num_found=num_found,
-            nodes=nodes,
-            reports=program.outputs[4],
-            sums=program.outputs[5],
+            reports=program.outputs[3],
+            sums=program.outputs[4],
         )

@@ -50,20 +50,6 @@ def _places(scope: Any) -> Any:
 
 
 @inlined
-def slot_of(key: Any, tree_start: Any, path: Any) -> Any:
-    """Return the slot of a row that holds the key of a position.
-
-    It is the position itself, except in a tree, whose node i lies in slot tree_start + i.
-
-    Args:
-        key: the position.
-        tree_start: position of the root, after all positions if there is no tree.
-        path: `[>= 1 + key - tree_start] int32`, nodes from the root to the query.
-    """
-    return key if key < tree_start else tree_start + path[key - tree_start]
-
-
-@inlined
 def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
           last: Any) -> None:  # fmt: skip
     """Write the keys and values of tokens [first, last) of the scope to their pages; `scales` is empty."""
@@ -160,13 +146,11 @@ def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: 
 
 @inlined
 def _load_code_rows(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
-                    dim: Any, first: Any, last: Any, keys: Any, values: Any, tree_start: Any,
-                    path: Any) -> None:  # fmt: skip
-    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`; see `slot_of`."""
+                    dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`."""
     half = _U(kv_heads * page_size)
     for key in range(first, last):
-        slot = slot_of(key, tree_start, path)
-        at = _U(page_table[row, slot // page_size]) * _U(2) * half + _U(head * page_size + slot % page_size)
+        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
         k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first) * _U(dim)
         for d in range(_U(dim)):
             keys[to + d] = _F(memory[at * _U(dim) + d]) * k_scale
@@ -241,12 +225,11 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any, path: Any, scale: Any,
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
             after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
-        `slot_of` says where. `after` is where the keys are that are read next. They are prefetched, as all other keys
-        are a page ahead.
+        `after` is where the keys are that are read next. They are prefetched, as all other keys are a page ahead.
         """
         half = kv_heads * page_size * dim
         head_at = head * page_size * dim
@@ -263,10 +246,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 scores[:] = _UNSEEN
             key = first
             while key < last:
-                slot = slot_of(key, tree_start, path)
-                offset = slot % page_size
-                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
-                at = page_table[row, slot // page_size] * 2 * half + head_at + offset * dim
+                offset = key % page_size
+                size = min(page_size - offset, last - key)
+                at = page_table[row, key // page_size] * 2 * half + head_at + offset * dim
                 ahead = after
                 if key + size < last_key:
                     ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
@@ -278,10 +260,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             key = first
             while key < last:
-                slot = slot_of(key, tree_start, path)
-                offset = slot % page_size
-                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
-                at = page_table[row, slot // page_size] * 2 * half + half + head_at + offset * dim
+                offset = key % page_size
+                size = min(page_size - offset, last - key)
+                at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
                 for r in range(0, group, most_rows):
                     blend(min(most_rows, group - r), scores, r * BLOCK + key - block, BLOCK, memory, at, size, sums,
                           r * dim)  # fmt: skip
@@ -292,8 +273,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
-                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any,
-                  path: Any, scale: Any, after: Any) -> None:  # fmt: skip
+                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
+                  after: Any) -> None:  # fmt: skip
         """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
@@ -308,8 +289,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             size, at = last - first, first - block
             if size < BLOCK:
                 scores[:] = _UNSEEN
-            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values,
-                            tree_start, path)  # fmt: skip
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys,
+                            values)  # fmt: skip
             for r in range(0, group, most_rows):
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
@@ -387,19 +368,14 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
-        tree = np.int64(integers(scope[Column.TREES], 0)[grant])
-        is_tree, root = tree != 0, start + 1 - tree
-        if size * group >= _MANY and not is_tree:
+        if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
                  page_size, begin, window, _F(scale))  # fmt: skip
         else:
             after = _first_keys(scope, items, following, kv_heads, page_size, dim, window)
-            path_size = scope[Column.PATH_SIZE]
             for i in range(size):
-                at = scope[Column.PATHS] + 4 * (token + i) * path_size
-                end = root + integers(at, 1)[0] + 1 if is_tree else np.int64(start + skipped + i + 1)
+                end = np.int64(start + skipped + i + 1)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(begin, end - window), end, root if is_tree else end, integers(at + 4, path_size),
-                           _F(scale), after)  # fmt: skip
+                           max(begin, end - window), end, _F(scale), after)  # fmt: skip
 
     return attend

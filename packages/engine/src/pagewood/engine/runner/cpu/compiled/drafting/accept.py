@@ -3,9 +3,6 @@
 `accept` accepts a draft while it equals the token that the target draws at its position. `reject` accepts it with a
 probability, so that the tokens follow the target's distribution.
 
-The drafts of a grant are a chain or a tree. Its node 0 is the last known token of the row. In a tree, a parent comes
-before its children, node i lies in slot start + i of the row, and its position is start + its depth.
-
 Legend: T tokens of a scope, G grants, S sampled grants, W wanted tokens.
 """
 
@@ -19,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, best_of
+from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
-from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integers, vector
 
 
 @inlined
-def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nodes_at: Any) -> None:
+def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any) -> None:
     """Accept the drafts of sampled grant `s`, and write its tokens to the table and its row's length.
 
     It yields the token drawn at its first wanted row, and goes on with the draft that equals it. It ends before a token
@@ -38,7 +35,6 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
         drawn_at: address of `[W] int32`, the token drawn at each wanted row, or `NO_NUMBER` or `NO_CHANCE`.
         found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
         counts_at: address of `[S] int32`, written: how many there are.
-        nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
     """
     if scope[Column.SAMPLES] == 0:
         return
@@ -48,27 +44,19 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
     row, base = np.int64(integers(scope[Column.ROWS], 0)[g]), np.int64(offsets[g + 1]) - num_wanted
     start = np.int64(integers(scope[Column.STARTS], 0)[g])
     position = start + base - offsets[g] + 1  # of the first token that is drawn
-    is_tree = integers(scope[Column.TREES], 0)[g] != 0
-    parents, drafts = integers(scope[Column.PARENTS], 0), integers(scope[Column.TOKENS], 0)
-    width = scope[Column.TOKENS_PER_ROW]
+    tokens, width = integers(scope[Column.TOKENS], 0), scope[Column.TOKENS_PER_ROW]
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * width, width)
-    drawn, found, nodes = integers(drawn_at, 0), integers(found_at, 0), integers(nodes_at, 0)
-    node, n = np.int64(0), np.int64(0)
+    drawn, found = integers(drawn_at, 0), integers(found_at, 0)
+    n = np.int64(0)
     found[first] = drawn[first]
-    while node >= 0 and position + n < width:
-        token = drawn[first + node]
+    while position + n < width:
+        token = drawn[first + n]
         if token < 0:
             break
-        found[first + n], nodes[first + n], known[position + n] = token, node, token
+        found[first + n], known[position + n] = token, token
         n += 1
-        following = np.int64(-1)
-        for child in range(node + 1, num_wanted if is_tree else min(node + 2, num_wanted)):
-            if is_tree and parents[base + child] != node:
-                continue
-            if drafts[base + child] == token:
-                following = child
-                break
-        node = following
+        if n == num_wanted or tokens[base + n] != token:
+            break
     integers(counts_at, 0)[s] = n
     if n > 0:
         integers(scope[Column.LENGTHS], 0)[row] = position + n
@@ -77,7 +65,7 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
 @inlined
 def reject(
     scope: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any, counts_at: Any,
-    nodes_at: Any, scratch_at: Any,
+    scratch_at: Any,
 ) -> None:  # fmt: skip
     """Verify the chain of sampled grant `s` by rejection sampling, and write its tokens and its row's length.
 
@@ -90,7 +78,6 @@ def reject(
         num_drafts: most drafts of a grant.
         found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
         counts_at: address of `[S] int32`, written: how many there are; 0 if there is no first token.
-        nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
         scratch_at: address of `[S, 2 V] float32`, overwritten.
     """
     if scope[Column.SAMPLES] == 0:
@@ -114,79 +101,10 @@ def reject(
         )
     )  # fmt: skip
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * width, width)
-    nodes = integers(nodes_at + 4 * first, num_places)
     for i in range(n):
-        known[position + i], nodes[i] = found[i], i
+        known[position + i] = found[i]
     integers(counts_at, 0)[s] = n
     if n > 0:
         integers(scope[Column.LENGTHS], 0)[row] = position + n
     elif num_places > 0:
         found[0] = best_of(vector(logits_at + 4 * first * vocab_size, vocab_size))
-
-
-@inlined
-def plant(scope: Any, s: Any) -> None:
-    """Give the nodes of sampled grant `s`, if it is a tree, their paths, rotations and positions, by their parents."""
-    g = integers(scope[Column.SAMPLED], 0)[s]
-    if integers(scope[Column.TREES], 0)[g] == 0:
-        return
-    offsets = integers(scope[Column.OFFSETS], 0)
-    base, count = np.int64(offsets[g]), np.int64(offsets[g + 1] - offsets[g])
-    start, first = np.int64(integers(scope[Column.STARTS], 0)[g]), np.int64(integers(scope[Column.FIRSTS], 0)[s])
-    half, path_size = scope[Column.HALF], scope[Column.PATH_SIZE]
-    parents = integers(scope[Column.PARENTS], 0)
-    for i in range(count):
-        path = integers(scope[Column.PATHS] + 4 * (base + i) * path_size, path_size)
-        depth = np.int64(0)
-        if i > 0:
-            parent = max(np.int64(0), min(np.int64(parents[base + i]), i - 1))
-            others = integers(scope[Column.PATHS] + 4 * (base + parent) * path_size, path_size)
-            depth = np.int64(others[0]) + 1
-            for j in range(1, depth + 1):
-                path[j] = others[j]
-        path[0], path[1 + depth] = depth, i
-        for table, out in (
-            (scope[Column.COSINE_TABLE], scope[Column.COSINES]),
-            (scope[Column.SINE_TABLE], scope[Column.SINES]),
-        ):
-            source, target = vector(table + 4 * half * (start + depth), half), vector(out + 4 * half * (base + i), half)
-            for d in range(half):
-                target[d] = source[d]
-        at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + i)
-        integers(at, NUM_CHOICE_COLUMNS)[POSITION] = start + depth + 1
-
-
-@inlined
-def compact(
-    scope: Any, s: Any, memory: Any, groups: Any, page_size: Any, words: Any, nodes_at: Any, counts_at: Any
-) -> None:
-    """Move what the pages hold of the accepted nodes of sampled grant `s`, if it is a tree, to consecutive slots.
-
-    Args:
-        scope: a row of the table of scopes.
-        s: index of the sampled grant.
-        memory: address of `[pages, groups, page_size, words]`, words of four bytes.
-        groups: of a page, for example its key heads and its value heads.
-        page_size: slots of a page.
-        words: of a slot in a group.
-        nodes_at: see `accept`.
-        counts_at: see `accept`.
-    """
-    g = integers(scope[Column.SAMPLED], 0)[s]
-    if integers(scope[Column.TREES], 0)[g] == 0 or scope[Column.SAMPLES] == 0:
-        return
-    page_table = integer_rows(scope[Column.PAGE_TABLE], 0, scope[Column.PAGES_PER_ROW])
-    row, start = integers(scope[Column.ROWS], 0)[g], np.int64(integers(scope[Column.STARTS], 0)[g])
-    first = integers(scope[Column.FIRSTS], 0)[s]
-    nodes = integers(nodes_at, 0)
-    for depth in range(1, integers(counts_at, 0)[s]):  # ascending: a node is at least as large as its depth
-        source, target = start + nodes[first + depth], start + depth
-        if source == target:
-            continue
-        source_page = np.int64(page_table[row, source // page_size])
-        target_page = np.int64(page_table[row, target // page_size])
-        for group in range(groups):
-            held = ((source_page * groups + group) * page_size + source % page_size) * words
-            place = ((target_page * groups + group) * page_size + target % page_size) * words
-            for i in range(words):
-                integers(memory + 4 * (place + i), 1)[0] = integers(memory + 4 * (held + i), 1)[0]

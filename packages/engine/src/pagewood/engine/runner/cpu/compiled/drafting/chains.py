@@ -51,11 +51,11 @@ def _enter(entries: Any, n: Any, row: Any, s: Any, start: Any, count: Any, num_d
 
 @kernel(
     "i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], i4[::1], "
-    "i8[::1], i4[::1], i8, i8, i4[:,::1], i8[::1])"
+    "i8[::1], i4[::1], i8, i4[:,::1], i8[::1])"
 )
 def plan_model(
     rows: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, tokens: Any, pages: Any, tags: Any,
-    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, last: Any, max_rebuilt: Any, keeps: Any,
+    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, last: Any, max_rebuilt: Any,
     entries: Any, tally: Any,
 ) -> Any:  # fmt: skip
     """Plan the passes of a draft model; return the number of entries, one for each grant that promises more tokens.
@@ -79,7 +79,6 @@ def plan_model(
         work: `[rows]`, written: the hash from which the program tags slots.
         last: `[rows]`, first position that each row had not computed when it was planned last; advanced.
         max_rebuilt: most positions that are computed again in a step.
-        keeps: 1 if the slots of drafts become valid, which are then chains; 0 for trees.
         entries: `[>= S, columns of Entry]`, written.
         tally: by `Tally`, increased.
     """
@@ -94,11 +93,8 @@ def plan_model(
         work[row] = chains[row]
         start = np.int64(positions[row])
         missing = end - start
-        # A row that accepted all of its drafts lacks the last of them: no pass has computed it. Without kept slots, it
-        # lacks all accepted drafts.
-        expected = 0
-        if last[row] == start:
-            expected = min(missing, 1) if keeps != 0 else missing
+        # A row that accepted all of its drafts lacks the last of them: no pass has computed it.
+        expected = min(missing, 1) if last[row] == start else 0
         count = missing + 1
         if missing > max_rebuilt:
             nums[g], count = 1, max_rebuilt
@@ -108,7 +104,7 @@ def plan_model(
             tally[Tally.REBUILT] += missing - expected
         if missing <= expected:
             tally[Tally.READY] += 1
-        last[row] = start + count + (nums[g] - 2 if keeps != 0 else 0)
+        last[row] = start + count + nums[g] - 2
         _enter(entries, n, row, s, start, count, nums[g] - 1)
         n += 1
     return n

@@ -19,7 +19,7 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, kernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, longs, vector
 from pagewood.engine.runner.splitmix import mix
 
@@ -262,9 +262,3 @@ def adjust_scope(scope: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
         begin_of[g] = begins[row_of[g]]
     for w in range(num_wanted):
         integers(scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w, NUM_CHOICE_COLUMNS)[POSITION] += shift
-
-
-@kernel("void(i8[:,::1], i8, i8, i4[::1], i8)")
-def adjust(scopes: Any, index: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
-    """Call `adjust_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`."""
-    adjust_scope(scopes[index], num_wanted, begins, shift)

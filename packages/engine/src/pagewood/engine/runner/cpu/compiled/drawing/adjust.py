@@ -67,9 +67,7 @@ def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
 
 
 @exact
-def _forbid(
-    logits: Any, words: Any, num_words: Any, known: Any, start: Any, drafts: Any, path: Any, is_tree: Any, depth: Any
-) -> None:
+def _forbid(logits: Any, words: Any, num_words: Any, known: Any, start: Any, drafts: Any, depth: Any) -> None:
     """Give no probability to the last token of each bad word whose other tokens end the text.
 
     Args:
@@ -79,8 +77,6 @@ def _forbid(
         known: tokens of the row up to position `start`.
         start: first position of the grant.
         drafts: tokens of the grant, from that of `start` on.
-        path: see `Column.PATHS`, of the last token of the text, if the grant is a tree.
-        is_tree: whether it is.
         depth: tokens of the text behind position `start`.
     """
     at = 0
@@ -91,7 +87,7 @@ def _forbid(
         while is_match and i < size:
             level = depth + 1 - i
             if level > 0:
-                is_match = drafts[path[1 + level] if is_tree else level] == words[at + size - i]
+                is_match = drafts[level] == words[at + size - i]
             else:
                 is_match = known[start + level] == words[at + size - i]
             i += 1
@@ -125,12 +121,10 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
     start = np.int64(integers(scope[Column.STARTS], 0)[g])
     base = np.int64(offsets[g + 1]) - num_wanted  # first wanted token
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * scope[Column.TOKENS_PER_ROW], 0)
-    tokens, is_tree = integers(scope[Column.TOKENS], 0), integers(scope[Column.TREES], 0)[g] != 0
     of_grant = integers(scope[Column.TOKENS] + 4 * np.int64(offsets[g]), 0)
     words, num_words = integers(entry[Adjustment.WORDS], 0), entry[Adjustment.NUM_WORDS]
     num_prompt, num_biases = entry[Adjustment.NUM_PROMPT], entry[Adjustment.NUM_BIASES]
     biases, values = integer_rows(entry[Adjustment.BIASES], num_biases, 3), vector(entry[Adjustment.BIASES], 0)
-    path_size = scope[Column.PATH_SIZE]
     is_kept = entry[Adjustment.REPORTED] > 0 and entry[Adjustment.IS_PROCESSED] == 0
     mask_size = (vocab_size + 31) // 32
     masks_at = np.int64(0)
@@ -140,9 +134,7 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
             wait_for_host(gate, 0, 1)
             masks_at = gate[0] + 4 * mask_size * (gate[1 + row] - 1)
     for j in range(num_wanted):
-        token = base + j
-        path = integers(scope[Column.PATHS] + 4 * token * path_size, path_size)
-        depth = np.int64(path[0]) if is_tree else token - np.int64(offsets[g])
+        depth = base + j - np.int64(offsets[g])
         position = start + depth + 1
         logits = vector(logits_at + 4 * (first + j) * vocab_size, vocab_size)
         if is_kept:
@@ -157,11 +149,10 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
             for i in range(start + 1):
                 _count(known[i], i >= num_prompt, keys, counts, size - 1)
             for i in range(1, depth + 1):
-                node = np.int64(path[1 + i]) if is_tree else i
-                _count(tokens[offsets[g] + node], start + i >= num_prompt, keys, counts, size - 1)
+                _count(of_grant[i], start + i >= num_prompt, keys, counts, size - 1)
             _penalise(logits, keys, counts, vector(entry[Adjustment.PENALTIES], 3))
         _add_biases(logits, biases, values, position)
         if num_words > 0:
-            _forbid(logits, words, num_words, known, start, of_grant, path, is_tree, depth)
+            _forbid(logits, words, num_words, known, start, of_grant, depth)
         if masks_at != 0:
             apply_mask(logits, integers(masks_at + 4 * mask_size * j, mask_size))

@@ -130,7 +130,7 @@ def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any
 
 @inlined
 def report(
-    scope: Any, w: Any, logits_at: Any, vocab_size: Any, raw_at: Any, found_at: Any, counts_at: Any, nodes_at: Any,
+    scope: Any, w: Any, logits_at: Any, vocab_size: Any, raw_at: Any, found_at: Any, counts_at: Any,
     out_at: Any,
 ) -> None:  # fmt: skip
     """Report the token after wanted token `w`, if it was drawn or belongs to a prompt, and its request asks for it.
@@ -143,7 +143,6 @@ def report(
         raw_at: address of `[W, V]`, the logits before they were changed, of rows with changes that are reported.
         found_at: address of `[W] int32`, the tokens of a grant, from its first wanted row on.
         counts_at: address of `[S] int32`, how many there are.
-        nodes_at: address of `[W] int32`, the node after which each was drawn.
         out_at: address of `[W, NUM_REPORT_COLUMNS]`, written.
     """
     num_sampled = scope[Column.NUM_SAMPLED]
@@ -165,14 +164,9 @@ def report(
         entry = long_rows(scope[Column.ADJUSTMENTS], 0, NUM_ADJUSTMENT_COLUMNS)[row]
         if entry[Adjustment.REPORTED] == 0:
             return
-        found, nodes = integers(found_at, 0), integers(nodes_at, 0)
-        first, num = np.int64(firsts[s]), np.int64(integers(counts_at, 0)[s])
-        j = np.int64(0)
-        while j < num and nodes[first + j] != w - first:
-            j += 1
-        if j == num:
+        if w - firsts[s] >= integers(counts_at, 0)[s]:
             return
-        token, num_top = np.int64(found[first + j]), entry[Adjustment.REPORTED] - 1
+        token, num_top = np.int64(integers(found_at, 0)[w]), entry[Adjustment.REPORTED] - 1
         if entry[Adjustment.IS_PROCESSED] == 0 and entry[Adjustment.IS_ON] != 0:
             logits = vector(raw_at + 4 * w * vocab_size, vocab_size)
         best = best_of(logits)
