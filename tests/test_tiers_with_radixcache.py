@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from pagewood.kvpool.tiers import ArrayPages, HostTier, PrefetchPolicy, TieredIndex
+from pagewood.kvpool.tiers import ArrayPages, HostTier, KeyChain, PrefetchPolicy, TieredIndex
 from pagewood.kvpool.tiers.plain_cache import PlainCache
 from pagewood.kvpool.tiers.testing import manual_lanes
-from pagewood.radixcache import LRU, RadixCache, Retained
+from pagewood.radixcache import LRU, CacheKey, RadixCache, Retained
 from pagewood.radixcache.events import EventLog, RemoteIndex
 from pagewood.radixcache.testing import ManualClock, conformance_machine
 
@@ -49,6 +49,14 @@ def test_events_and_live_matches_are_those_of_the_device() -> None:
     assert [run.pages.tolist() for run in index.runs()] == [[10, 11]]
     assert index.release(node).tolist() == [10, 11]
     assert (watch.num_tokens, index.num_pages_in(("salt", "adapter", 1))) == (0, 0)
+
+
+def test_each_part_of_a_key_keeps_pages_of_lower_tiers_apart() -> None:
+    short = [None, "a", "ab", CacheKey(), CacheKey("a"), CacheKey("ab"), CacheKey(None, "ab"), CacheKey("a", "b")]
+    keys = [*short, CacheKey("a", "b", 1), CacheKey("a", "b", "1"), CacheKey("a", "b", None, 1)]
+    chain = KeyChain(1, fingerprint=b"model")
+    assert len({chain.root(key) for key in keys}) == len(keys)
+    assert chain.root(CacheKey("a", "b", 1)) == chain.root(("a", "b", 1, None))
 
 
 def test_a_cache_without_these_methods_says_so() -> None:

@@ -40,6 +40,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "retain start": lambda n: (cache := filled()).retain(cache.peek(TOKENS).node, priority=1, start=n),
     "evict": lambda n: filled().evict(n),
     "evict namespace": lambda n: filled().evict(n, "a"),
+    "attach": lambda n: (cache := filled()).attach(cache.peek(TOKENS).node, n),
+    "evict_snapshots": lambda n: filled().evict_snapshots(n),
     "outline branches": lambda n: filled().outline(max_branches=n),
     "outline visited": lambda n: filled().outline(max_visited=n),
     "SLRU": lambda n: SLRU(protected_uses=n),

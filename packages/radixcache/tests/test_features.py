@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from pagewood.radixcache import Cause, RadixCache
+from pagewood.radixcache import CacheKey, Cause, RadixCache
 from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.events import EventLog, RemoteIndex, block_hashes, from_plain, router_events, to_plain
 from pagewood.radixcache.pages import PageSet
 from pagewood.radixcache.testing import ManualClock
 
@@ -222,3 +223,43 @@ def test_explain_without_other_namespaces_says_what_it_would_if_there_were_none(
     for tokens in (ids(1, 1, 2, 2), ids(1, 1, 3, 3, 5), ids(1, 1, 2, 9), ids(7, 7), ids(1, 1, 3)):
         assert cache.explain(tokens, "a", searches_others=False) == alone.explain(tokens, "a")
     assert cache.explain(ids(1, 1, 3, 3), "a").cause is Cause.OTHER_NAMESPACE
+
+
+KEYS = [
+    None,
+    "a",
+    "ab",
+    CacheKey(),
+    CacheKey("a"),
+    CacheKey("a", "b"),
+    CacheKey("ab"),
+    CacheKey(None, "ab"),
+    CacheKey("a", "b", 1),
+    CacheKey("a", "b", "1"),
+    CacheKey("a", "b", None, 1),
+    CacheKey("a", "b", 1, 1),
+]
+
+
+def test_each_part_of_a_key_keeps_prefixes_apart() -> None:
+    cache = RadixCache(1)
+    for page, name in enumerate(KEYS):
+        assert cache.insert(ids(1), ids(page), name).num_existing == 0
+    assert [cache.peek(ids(1), name).pages.tolist() for name in KEYS] == [[page] for page in range(len(KEYS))]
+    assert cache.peek(ids(1), ("a", "b", 1, None)).pages.tolist() == [KEYS.index(CacheKey("a", "b", 1))]
+    assert len({name for key in KEYS for name in block_hashes(ids(1), 1, key)}) == len(KEYS)
+    cache.check()
+
+
+def test_a_router_reads_the_parts_of_a_key() -> None:
+    cache = RadixCache(1)
+    log, index = EventLog(cache), RemoteIndex()
+    index.apply(log.read(index.position))
+    cache.insert(ids(1), ids(0), CacheKey("salt", "adapter", 3))
+    update = log.read(index.position)
+    [event] = router_events(update.events)
+    assert isinstance(event, dict)
+    assert (event["cache_salt"], event["lora_name"]) == ("salt", "adapter")
+    assert index.apply(from_plain(to_plain(update)))
+    assert index.match(ids(1), CacheKey("salt", "adapter", 3)) == 1
+    assert index.match(ids(1), CacheKey("salt", "adapter", 4)) == 0

@@ -5,7 +5,7 @@ import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -15,6 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test  # pyright: ignore[rep
 
 from pagewood.radixcache import LRU, RadixCache
 from pagewood.radixcache import eviction as eviction_module
+from pagewood.radixcache.arrays import from_bytes
 from pagewood.radixcache.eviction import Limits
 from pagewood.radixcache.history import History
 from pagewood.radixcache.node import Edge, Node, Space
@@ -23,6 +24,7 @@ from pagewood.radixcache.order.recency import RecencyList
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.pages import PageSet
 from pagewood.radixcache.policies import Policy
+from pagewood.radixcache.snapshots import Snapshots
 from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine, soak
 from pagewood.radixcache.tree import Tree
 from pagewood.radixcache.watches import Watch, Watches, WatchGroup
@@ -63,6 +65,7 @@ def return_true(*arguments: object) -> bool:
 
 
 split, root, detach, grow, close = Tree.split, Tree.root, Tree.detach, Tree.grow, Watches.close
+attach, cut, evict_snapshots = Snapshots.attach, Snapshots.cut, Snapshots.evict
 
 
 def evict_whole_edges(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
@@ -167,6 +170,52 @@ def close_with_note(watches: Watches, watch: Watch) -> None:
         watch.notes.update(notes)
 
 
+def evict_locked(snapshots: Snapshots, tree: Tree, num_snapshots: int) -> list[int]:
+    unlocked: Any = SimpleNamespace(locate=lambda node: tree.root("no lease"))  # pyright: ignore[reportUnknownLambdaType]
+    return evict_snapshots(snapshots, unlocked, num_snapshots)
+
+
+def forget_evicted(snapshots: Snapshots, tree: Tree, num_snapshots: int) -> list[int]:
+    freed = evict_snapshots(snapshots, tree, num_snapshots)
+    for page in snapshots._evicted_at_s:  # pyright: ignore[reportPrivateUsage]
+        snapshots._is_place[page] = False  # pyright: ignore[reportPrivateUsage]
+    snapshots._evicted_at_s.clear()  # pyright: ignore[reportPrivateUsage]
+    return freed
+
+
+def return_loose_twice(snapshots: Snapshots, tree: Tree, num_snapshots: int) -> list[int]:
+    loose = list(snapshots._loose)  # pyright: ignore[reportPrivateUsage]
+    freed = evict_snapshots(snapshots, tree, num_snapshots)
+    snapshots._loose += loose  # pyright: ignore[reportPrivateUsage]
+    return freed
+
+
+def supersede_across_branches(snapshots: Snapshots, edge: Edge, end: int) -> None:
+    parent = edge.parent
+    while parent is not None:
+        for page in reversed(from_bytes([parent.values]).tolist()):
+            others = snapshots._others  # pyright: ignore[reportPrivateUsage]
+            if page in others:
+                snapshots._superseded[page] = others.pop(page)  # pyright: ignore[reportPrivateUsage]
+                return
+        parent = parent.parent
+
+
+def cut_nothing(snapshots: Snapshots, edge: Edge, parts: list[bytes], *, is_use: bool) -> Any:
+    return edge, len(b"".join(parts)) // 4, parts
+
+
+def cut_without_use(snapshots: Snapshots, edge: Edge, parts: list[bytes], *, is_use: bool) -> Any:
+    return cut(snapshots, edge, parts, is_use=False)
+
+
+def attach_again(snapshots: Snapshots, edge: Edge, end: int, snapshot: int) -> bool:
+    page = from_bytes([edge.values]).tolist()[end - edge.start - 1]
+    if snapshots.at(edge, end) is not None:
+        snapshots._take(page)  # pyright: ignore[reportPrivateUsage]
+    return attach(snapshots, edge, end, snapshot)
+
+
 FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "recency is never updated by inserts": ("LRU", RecencyList, "publish", do_nothing),
     "more is evicted than requested": ("LRU", eviction_module, "evict", evict_whole_edges),
@@ -202,6 +251,31 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
 }
 
 
+SNAPSHOT_FAULTS: dict[str, tuple[str, Any]] = {
+    "snapshots of removed pages are lost": ("removed", do_nothing),
+    "snapshots of removed pages are returned twice": ("evict", return_loose_twice),
+    "snapshots of locked prefixes are evicted": ("evict", evict_locked),
+    "an evicted snapshot is not remembered": ("evict", forget_evicted),
+    "a replaced snapshot is lost": ("attach", attach_again),
+    "superseded snapshots are evicted like any other": ("_supersede", do_nothing),
+    "a snapshot at a branch point is superseded": ("_supersede", supersede_across_branches),
+    "a match ends where no snapshot is": ("cut", cut_nothing),
+    "a match does not use its snapshot": ("cut", cut_without_use),
+    "an offered snapshot does not use the one there": ("use", do_nothing),
+}
+SNAPSHOT_RULES = ("insert", "lease", "unlock", "attach", "evict_one", "evict_snapshots", "look")
+
+
+@pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
+def test_a_seeded_fault_of_snapshots_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, faulty = SNAPSHOT_FAULTS[fault]
+    monkeypatch.setattr(Snapshots, name, faulty)
+    monkeypatch.setattr(RadixCache, "check", do_nothing)  # the fault must show in the behaviour
+    run = partial(soak, page_size=2, num_steps=8000, seed=1, check_every=4, max_leases=5, rules=SNAPSHOT_RULES)
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        run(machine("LRU", 2))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, owner, name, faulty = FAULTS[fault]
@@ -210,7 +284,7 @@ def test_a_seeded_fault_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(owner, name, faulty)
     monkeypatch.setattr(RadixCache, "check", do_nothing)  # the fault must show in the behaviour
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):
-        soak(machine(policy, 2), page_size=2, num_steps=8000, seed=1, check_every=4)
+        soak(machine(policy, 2), page_size=2, num_steps=20_000, seed=1, check_every=4, max_leases=6)
 
 
 class Minimal:

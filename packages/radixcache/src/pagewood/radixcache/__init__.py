@@ -1,11 +1,12 @@
 """A radix-tree prefix cache for LLM engines: token prefixes to KV page ids, with leases, eviction and namespaces."""
 
 from pagewood.radixcache import tree
-from pagewood.radixcache.cache import Insertion, RadixCache
+from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.explain import Cause, Explanation
 from pagewood.radixcache.extra_keys import with_extra_keys
+from pagewood.radixcache.insertion import Insertion
 from pagewood.radixcache.match import Match, Partial
-from pagewood.radixcache.namespaces import ANY, Namespace
+from pagewood.radixcache.namespaces import ANY, CacheKey, Namespace
 from pagewood.radixcache.node import Node
 from pagewood.radixcache.observer import Observer, Run
 from pagewood.radixcache.outline import Branch, Outline
@@ -37,6 +38,7 @@ __all__ = [
     "S3FIFO",
     "SLRU",
     "Branch",
+    "CacheKey",
     "Cause",
     "Explanation",
     "Insertion",

@@ -7,12 +7,15 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from pagewood.radixcache import eviction, inspection
 from pagewood.radixcache.arrays import Int32, as_key, from_bytes, require_int32
 from pagewood.radixcache.counts import require_count
 from pagewood.radixcache.eviction import Limits
-from pagewood.radixcache.explain import Explanation, explain
+from pagewood.radixcache.explain import Explanation, explain, explain_snapshot
 from pagewood.radixcache.history import History
+from pagewood.radixcache.insertion import Insertion
 from pagewood.radixcache.match import Match
 from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from pagewood.radixcache.node import Edge, Node
@@ -21,45 +24,17 @@ from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.outline import Outline, outline
 from pagewood.radixcache.policies import LRU, QueueInformed
+from pagewood.radixcache.snapshots import Snapshots
 from pagewood.radixcache.tree import Tree, last_item
 from pagewood.radixcache.watches import Watch, Watches, WatchGroup
-
-
-class Insertion:
-    """The result of an insert. Callers read it and must not change it.
-
-    Attributes:
-        num_existing: number of leading pages that the tree already had. Of the offered pages, the first `num_existing`
-            still belong to the caller (unless they are the very pages that the tree holds there); the others now belong
-            to the tree.
-        node: handle of the inserted prefix, for `RadixCache.lock` and `after`.
-    """
-
-    __slots__ = ("_parts", "node", "num_existing")
-
-    def __init__(self, num_existing: int, node: Node, parts: list[bytes]) -> None:
-        self.num_existing = num_existing
-        self.node = node
-        self._parts = parts  # the ids of the pages, as int32 bytes
-
-    @property
-    def pages(self) -> Int32:
-        """`[num_tokens // page_size] int32`, the pages that the tree has for the inserted tokens, read-only.
-
-        The first `num_existing` stand in the place of those that were offered: an engine that may still change a page
-        table can write them into it, and free its own.
-        """
-        return from_bytes(self._parts)
-
-    def __repr__(self) -> str:
-        return f"Insertion(num_existing={self.num_existing}, node={self.node!r})"
 
 
 class RadixCache:
     """Maps token prefixes to pages, page by page, and decides which pages to evict first.
 
     Invariant: the tree owns exactly the pages that it adopted in `insert` and has not returned from `evict`, `clear` or
-    `release`, and it never returns a page of a locked prefix.
+    `release`, and it never returns a page of a locked prefix. It owns exactly the snapshots that it adopted in `attach`
+    and has not returned from `evict_snapshots`, and it never returns a snapshot of a locked prefix.
 
     Only whole pages are cached: the tokens of a partial last page are ignored everywhere. Matching, inserting or
     unlocking a prefix counts as a use of it and of all shorter prefixes of it. Namespaces (an adapter, a tenant, a
@@ -79,7 +54,7 @@ class RadixCache:
     Source: RadixAttention (arXiv 2312.07104).
     """
 
-    __slots__ = ("_history", "_is_informed", "_limits", "_policy", "_tree", "_watches")
+    __slots__ = ("_history", "_is_informed", "_limits", "_policy", "_snapshots", "_tree", "_watches")
 
     def __init__(
         self,
@@ -97,6 +72,7 @@ class RadixCache:
         make_order = partial(order_for, self._policy, page_size=page_size, watched_end=self._watches.watched_end)
         self._tree = Tree(page_size, make_order)
         self._limits = Limits()
+        self._snapshots = Snapshots(clock)
         self._history = History(history_tokens, page_size=page_size, clock=clock) if history_tokens else None
         if self._history is not None:
             self._tree.listeners.append(self._history)
@@ -122,6 +98,11 @@ class RadixCache:
         tree = self._tree
         num_unlocked = tree.num_pages - tree.num_locked
         return num_unlocked - self._limits.num_guarded() if self._limits.spaces else num_unlocked
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of snapshots that the cache owns, also those whose prefix has been evicted."""
+        return len(self._snapshots)
 
     def num_pages_in(self, namespace: Namespace = None) -> int:
         """Return the number of pages that the tree owns in one namespace."""
@@ -154,7 +135,7 @@ class RadixCache:
         space = self._tree.root(namespace).space
         self._limits.set(self._tree, space, quota, floor)
 
-    def match(self, tokens: Int32, namespace: Namespace = None) -> Match:
+    def match(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
 
         Nothing is split. If the prefix ends inside an edge, that edge counts as used only when the prefix is locked.
@@ -163,12 +144,17 @@ class RadixCache:
         Args:
             tokens: `[num_tokens] int32`, token ids. `Match.partial` reads them later.
             namespace: the namespace to search.
+            needs_snapshot: whether the prefix must end with a snapshot, which counts as used. It is then shorter than
+                what is cached, or empty, if no snapshot is at the end of that. After locking `node`, `snapshot(node)`
+                returns it.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
         tree = self._tree
         edge, num_pages, parts = self._find(tokens, namespace)
+        if needs_snapshot:
+            edge, num_pages, parts = self._snapshots.cut(edge, parts, is_use=True)
         node = Node(edge, num_pages, True)
         if num_pages < edge.end and edge.parent is not None:
             edge = edge.parent
@@ -176,7 +162,7 @@ class RadixCache:
             edge.space.order.touch(edge, tree.tick())
         return Match(num_pages * tree.page_size, from_bytes(parts), node, tokens, tree)
 
-    def peek(self, tokens: Int32, namespace: Namespace = None) -> Match:
+    def peek(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> Match:
         """Return the same as `match` without counting a use, for example to probe a queue.
 
         Raises:
@@ -184,6 +170,8 @@ class RadixCache:
         """
         tree = self._tree
         edge, num_pages, parts = self._find(tokens, namespace)
+        if needs_snapshot:
+            edge, num_pages, parts = self._snapshots.cut(edge, parts, is_use=False)
         return Match(num_pages * tree.page_size, from_bytes(parts), Node(edge, num_pages), tokens, tree)
 
     def watch(self, tokens: Int32, namespace: Namespace = None) -> Watch:
@@ -355,6 +343,61 @@ class RadixCache:
             order.retain(edge, priority, until)
             edge = edge.parent
 
+    def attach(self, node: Node, snapshot: int) -> bool:
+        """Adopt a snapshot: what else a model needs, besides the pages, to continue after a prefix.
+
+        It stays until its last page leaves the tree or `evict_snapshots` takes it. A match that needs a snapshot can
+        end here meanwhile.
+
+        Args:
+            node: the prefix, of at least one page.
+            snapshot: the caller's number of it, such as a slot of a pool; the cache does not look into it.
+
+        Returns:
+            False if the prefix has a snapshot already. This counts as used, and the new one still belongs to the
+            caller.
+
+        Raises:
+            ValueError: the cache owns `snapshot` already, or it is not an integer in [0, 2**31); the prefix is empty or
+                has been evicted, or `node` belongs to another cache.
+        """
+        snapshots, tree = self._snapshots, self._tree
+        snapshot = require_count("snapshot", snapshot, least=0)
+        if snapshot >= 2**31 or snapshot in snapshots:
+            raise ValueError(f"snapshot must be below 2**31 and not be attached already, got {snapshot}")
+        edge = tree.locate(node)
+        if not node.end:
+            raise ValueError(f"node must have a page to attach a snapshot, got {node!r}")
+        if snapshots not in tree.listeners:
+            tree.listeners.append(snapshots)
+        return snapshots.attach(edge, node.end, snapshot)
+
+    def snapshot(self, node: Node) -> int | None:
+        """Return the snapshot of a prefix, which still belongs to the cache, or None.
+
+        Raises:
+            ValueError: the prefix has been evicted, or `node` belongs to another cache.
+        """
+        return self._snapshots.at(self._tree.locate(node), node.end)
+
+    def evict_snapshots(self, num_snapshots: int) -> Int32:
+        """Return the snapshots whose pages are gone, and evict further ones if these are fewer than `num_snapshots`.
+
+        Superseded snapshots are evicted first, then the least recently used ones. A snapshot is superseded when another
+        one is attached further down its path and no other sequence branches off between the two. It is used when a
+        match that needs a snapshot ends there. Those of locked prefixes stay: they count as used when an eviction
+        passes over them.
+
+        Returns:
+            `[num_returned] int32`, snapshots, read-only; they belong to the caller.
+
+        Raises:
+            ValueError: `num_snapshots` is not an integer >= 0.
+        """
+        num_snapshots = require_count("num_snapshots", num_snapshots, least=0)
+        freed = self._snapshots.evict(self._tree, num_snapshots)
+        return from_bytes([np.array(freed, np.int32).tobytes()])
+
     def evict(self, num_pages: int, namespace: Namespace | AnyNamespace = ANY) -> Int32:
         """Evict unlocked pages in the order of the policy; a page is evicted only after all pages that follow it.
 
@@ -409,7 +452,14 @@ class RadixCache:
             self._history.cause = "release"
         return self._hand_over(eviction.release(self._tree, edge, keeps_longer=keeps_longer))
 
-    def explain(self, tokens: Int32, namespace: Namespace = None, *, searches_others: bool = True) -> Explanation:
+    def explain(
+        self,
+        tokens: Int32,
+        namespace: Namespace = None,
+        *,
+        searches_others: bool = True,
+        needs_snapshot: bool = False,
+    ) -> Explanation:
         """Return why the cached prefix of `tokens` is not longer; changes nothing, costs a match in each namespace.
 
         Args:
@@ -417,11 +467,16 @@ class RadixCache:
             namespace: of the sequence.
             searches_others: whether to search the other namespaces; without, it costs one match, and the cause is never
                 `OTHER_NAMESPACE`.
+            needs_snapshot: whether the prefix must end with a snapshot.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
         match = self.peek(tokens, namespace)
+        if needs_snapshot:
+            shorter = explain_snapshot(self._tree, self._snapshots, match)
+            if shorter is not None:
+                return shorter
         return explain(self._tree, self._history, tokens, match, searches_others=searches_others)
 
     def observe(self, observer: Observer) -> None:
@@ -455,6 +510,7 @@ class RadixCache:
         """
         inspection.check(self._tree)
         self._watches.check(self._num_cached)
+        self._snapshots.check(self._tree)
         if self._history is not None:
             self._history.check()
 

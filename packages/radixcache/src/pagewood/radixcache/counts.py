@@ -1,4 +1,4 @@
-"""The check of counts that callers pass."""
+"""The check of counts that callers pass: this package's own, because a leaf imports no other leaf."""
 
 from numbers import Integral
 

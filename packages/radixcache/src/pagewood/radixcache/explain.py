@@ -7,6 +7,7 @@ from pagewood.radixcache.arrays import Int32, as_key
 from pagewood.radixcache.history import Ghost, History
 from pagewood.radixcache.match import Match
 from pagewood.radixcache.namespaces import Namespace
+from pagewood.radixcache.snapshots import Snapshots
 from pagewood.radixcache.tree import Tree
 
 
@@ -14,6 +15,8 @@ class Cause(Enum):
     """The reason why a cached prefix is not longer."""
 
     COMPLETE = "all of it is cached"
+    SNAPSHOT_EVICTED = "more of it is cached, but the snapshot there has been evicted"
+    NO_SNAPSHOT = "more of it is cached, but no snapshot of it was attached"
     PAGE_ROUNDING = "it continues within a page, and only whole pages are cached"
     EVICTED = "more of it was cached before and has been evicted"
     OTHER_NAMESPACE = "more of it is cached in another namespace"
@@ -25,15 +28,17 @@ class Explanation:
     """Why the cached prefix of a sequence is not longer.
 
     Attributes:
-        cause: the first of these that applies: `COMPLETE`, `EVICTED`, `OTHER_NAMESPACE`, `PAGE_ROUNDING` (the next page
-            agrees in part with a cached page, or the sequence ends within it), `NEVER_SEEN`.
-        num_tokens: length of the cached prefix, whole pages.
-        first_difference: position of the first token after the prefix that differs from everything cached there in the
-            namespace; the number of tokens if none differs.
-        num_possible_tokens: length of the prefix without the cause: had nothing been evicted, in the other namespace,
-            or with a page size of 1.
+        cause: the first of these that applies: if a snapshot is needed and more pages are cached, `SNAPSHOT_EVICTED` or
+            `NO_SNAPSHOT`; `COMPLETE`, `EVICTED`, `OTHER_NAMESPACE`, `PAGE_ROUNDING` (the next page agrees in part with
+            a cached page, or the sequence ends within it), `NEVER_SEEN`.
+        num_tokens: length of the cached prefix, whole pages; with a snapshot, if one is needed.
+        first_difference: position of the first token after the cached pages that differs from everything cached there
+            in the namespace; the number of tokens if none differs.
+        num_possible_tokens: length of the prefix without the cause: had nothing been evicted, had a snapshot been
+            attached at the end of the cached pages, in the other namespace, or with a page size of 1.
         namespace: the namespace that has more of the sequence; None for other causes.
-        evicted_by: what evicted it: the name of the policy, `"clear"` or `"release"`; None for other causes.
+        evicted_by: what evicted it: the name of the policy, `"clear"` or `"release"`, or `"evict_snapshots"`; None for
+            other causes.
         evicted_at_s: time of the eviction, in seconds of the cache's clock; None for other causes.
     """
 
@@ -82,6 +87,24 @@ def explain(
         num_tokens=num_tokens,
         first_difference=first_difference,
         num_possible_tokens=first_difference,
+    )
+
+
+def explain_snapshot(tree: Tree, snapshots: Snapshots, match: Match) -> Explanation | None:
+    """Return why the last snapshot of `match`, the match of its pages, is not at its end; None if it is there."""
+    num_usable = snapshots.last(match.pages)
+    if num_usable == len(match.pages):
+        return None
+    num_lost, evicted_at_s = snapshots.lost(match.pages)
+    is_lost = num_lost > num_usable
+    partial = match.partial
+    return Explanation(
+        cause=Cause.SNAPSHOT_EVICTED if is_lost else Cause.NO_SNAPSHOT,
+        num_tokens=num_usable * tree.page_size,
+        first_difference=match.num_tokens + (partial.num_tokens if partial else 0),
+        num_possible_tokens=num_lost * tree.page_size if is_lost else match.num_tokens,
+        evicted_by="evict_snapshots" if is_lost else None,
+        evicted_at_s=evicted_at_s if is_lost else None,
     )
 
 

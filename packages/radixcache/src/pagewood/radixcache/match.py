@@ -48,6 +48,8 @@ class Match:
     def partial(self) -> Partial | None:
         """The cached page that shares the most tokens after the prefix; None if no page shares the first of them.
 
+        None too if the next page is cached as a whole, and the match is shorter because it needs a snapshot.
+
         It is computed on access, in time proportional to the number of branches at the end of the prefix. Read it
         before the cache or the tokens change.
 
@@ -66,6 +68,8 @@ class Match:
             return None
         lengths = np.logical_and.accumulate(agree[candidates], axis=1).sum(axis=1)
         best = int(lengths.argmax())
+        if lengths[best] == tree.page_size:
+            return None
         page_bytes = page_ids[int(candidates[best])]
         return Partial(num_tokens=int(lengths[best]), page=int.from_bytes(page_bytes, sys.byteorder, signed=True))
 

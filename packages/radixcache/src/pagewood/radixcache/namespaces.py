@@ -1,10 +1,30 @@
 """Namespaces: names of parts of a cache that share no pages."""
 
 from enum import Enum
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
-"""The name of a namespace: a string, or a tuple such as (salt, adapter, version); None is one of them."""
+"""The name of a namespace: a string, or a tuple such as a `CacheKey`; None is one of them."""
+
+
+class CacheKey(NamedTuple):
+    """A namespace with named parts: what the KV of a sequence depends on besides its tokens.
+
+    It is the tuple of its parts, so it goes wherever a tuple does, and its parts are never confused, whatever text they
+    contain. Images are not among them: they matter from their positions on only, see `with_extra_keys`. A key without
+    an adapter and versions is another namespace than its string alone: use one form throughout.
+
+    Attributes:
+        namespace: who shares cached prefixes, such as a tenant, or the salt of a client.
+        adapter: the name of the adapter.
+        adapter_version: changes when another adapter is loaded under its name.
+        weights_version: changes when the weights of the model are updated.
+    """
+
+    namespace: str | None = None
+    adapter: str | None = None
+    adapter_version: str | int | None = None
+    weights_version: str | int | None = None
 
 
 class AnyNamespace(Enum):

@@ -1,4 +1,4 @@
-"""Checks of numbers that callers pass."""
+"""The checks of counts and real numbers that callers pass: this package's own, because a leaf imports no other leaf."""
 
 from numbers import Integral, Real
 

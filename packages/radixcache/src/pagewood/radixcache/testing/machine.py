@@ -1,7 +1,6 @@
 """The state machine that runs a cache and the oracle side by side."""
 
 import math
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,8 +17,9 @@ from pagewood.radixcache.policies import LRU, S3FIFO
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
 from pagewood.radixcache.testing.protocol import PrefixCache
 
-_NAMESPACES = (None, "a", ("b", None, 1))
-_SECONDS = (1.0, 1.0, 2.0, 2.0, math.inf)
+NAMESPACES = (None, "a", ("b", None, 1))
+SECONDS = (1.0, 1.0, 2.0, 2.0, math.inf)
+_NUM_SNAPSHOTS = 12
 
 
 class ManualClock:
@@ -57,8 +57,8 @@ def conformance_machine(
     """
     is_exact = not isinstance(make_policy(), S3FIFO)
 
-    namespaces = st.sampled_from(_NAMESPACES)
-    beneficiaries = st.sampled_from((ANY, *_NAMESPACES))
+    namespaces = st.sampled_from(NAMESPACES)
+    beneficiaries = st.sampled_from((ANY, *NAMESPACES))
     prefixes = st.lists(st.integers(0, 1), max_size=6).map(lambda symbols: prefix_of(symbols, page_size))
     tails = st.integers(0, page_size - 1)
     picks = st.integers(0, 99)
@@ -78,11 +78,12 @@ def conformance_machine(
             self.num_rules = 0
             self.num_pages_made = 0
             self.free_pages: list[int] = []  # reused, the last freed id first
-            self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
-            self.peeked: list[tuple[Any, Namespace, Prefix]] = []  # written by: soak
+            self.free_snapshots = list(range(_NUM_SNAPSHOTS))
+            self.stale: list[Any] = []  # written by: soaking; handles of prefixes that have been evicted
+            self.peeked: list[tuple[Any, Namespace, Prefix]] = []  # written by: soaking
 
-        @rule(namespace=namespaces, prefix=prefixes, tail=tails)
-        def insert(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails, takes_snapshot=st.booleans())
+        def insert(self, namespace: Namespace, prefix: Prefix, tail: int, takes_snapshot: bool) -> None:
             pages = self.make_pages(len(prefix))
             insertion: Any = self.cache.insert(tokens_of(prefix, tail), pages, namespace)
             assert insertion.num_existing == self.oracle.insert(namespace, prefix, pages.tolist())
@@ -90,6 +91,8 @@ def conformance_machine(
                 assert insertion.pages.tolist() == self.oracle.match(namespace, prefix)
             self.free_pages += pages[: insertion.num_existing].tolist()
             self.peeked.append((insertion.node, namespace, prefix))
+            if takes_snapshot and self.free_snapshots and hasattr(self.cache, "attach"):
+                self.attach(-1)
 
         @precondition(lambda self: self.handles)
         @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans(), relock=st.booleans())
@@ -115,11 +118,20 @@ def conformance_machine(
                 self.hold(insertion.node, namespace, held + more)
                 self.release_lease(index)
 
-        @rule(namespace=namespaces, prefix=prefixes, tail=tails, is_brief=st.booleans())
-        def lease(self, namespace: Namespace, prefix: Prefix, tail: int, is_brief: bool) -> None:
-            match = self.cache.match(tokens_of(prefix, tail), namespace)
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails, is_brief=st.booleans(), needs_snapshot=st.booleans())
+        def lease(self, namespace: Namespace, prefix: Prefix, tail: int, is_brief: bool, needs_snapshot: bool) -> None:
+            needs_snapshot = needs_snapshot and hasattr(self.cache, "attach")
+            match_it = partial(self.rich.match, needs_snapshot=True) if needs_snapshot else self.cache.match
+            match: Any = match_it(tokens_of(prefix, tail), namespace)
             expected = self.oracle.match(namespace, prefix)
+            if needs_snapshot:
+                expected = expected[: self.oracle.match_snapshot(namespace, prefix)]
+                found = namespace, prefix[: len(expected)]
+                assert self.rich.snapshot(match.node) == self.oracle.snapshots.get(found)
+                if expected:
+                    self.oracle.use_snapshot(*found)
             assert match.pages.tolist() == expected
+            assert match.num_tokens == len(expected) * page_size
             if expected:
                 self.hold(match.node, namespace, prefix[: len(expected)], is_hit=True)
             else:
@@ -167,8 +179,29 @@ def conformance_machine(
             assert sorted(freed) == sorted(self.oracle.release(namespace, prefix, keeps_longer=keeps_longer))
             self.take_back(freed)
 
+        @precondition(lambda self: hasattr(self.cache, "attach") and self.peeked and self.free_snapshots)
+        @rule(pick=picks)
+        def attach(self, pick: int) -> None:
+            node, namespace, prefix = self.peeked[pick % len(self.peeked)]
+            snapshot = self.free_snapshots[-1]
+            if not prefix:
+                expect_refusal(lambda: self.rich.attach(node, snapshot))
+                return
+            is_adopted = self.rich.attach(node, snapshot)
+            assert is_adopted == self.oracle.attach(namespace, prefix, snapshot)
+            if is_adopted:
+                self.free_snapshots.pop()
+                expect_refusal(lambda: self.rich.attach(node, snapshot))
+
+        @precondition(lambda self: hasattr(self.cache, "attach"))
+        @rule(num_snapshots=st.integers(0, 3))
+        def evict_snapshots(self, num_snapshots: int) -> None:
+            freed = self.rich.evict_snapshots(num_snapshots).tolist()
+            assert sorted(freed) == sorted(self.oracle.evict_snapshots(num_snapshots))
+            self.free_snapshots += freed
+
         @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
-        @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(_SECONDS))
+        @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(SECONDS))
         def retain(self, pick: int, priority: int, seconds: float) -> None:
             assert clock is not None  # the precondition
             node, namespace, prefix = self.peeked[pick % len(self.peeked)]
@@ -227,6 +260,8 @@ def conformance_machine(
             self.peek(namespace, prefix, tail)
             if hasattr(self.cache, "explain"):
                 self.explain(namespace, prefix, tail)
+                if hasattr(self.cache, "attach"):
+                    self.explain_snapshot(namespace, prefix, tail)
             self.refuse(namespace)
 
         @invariant()
@@ -234,7 +269,9 @@ def conformance_machine(
             assert self.cache.num_pages == len(self.oracle.pages)
             assert self.cache.num_locked == self.oracle.num_locked()
             assert self.cache.num_evictable == self.oracle.num_evictable()
-            for namespace in _NAMESPACES:
+            if hasattr(self.cache, "attach"):
+                assert self.rich.num_snapshots == len(self.oracle.snapshots) + len(self.oracle.loose)
+            for namespace in NAMESPACES:
                 assert self.cache.num_pages_in(namespace) == self.oracle.num_in(namespace)
 
         @invariant()
@@ -255,12 +292,15 @@ def conformance_machine(
             self.cache.check()
 
         def teardown(self) -> None:
-            """Release all leases and clear all namespaces: every page must come back exactly once."""
+            """Release all leases and clear all namespaces: every page and snapshot must come back exactly once."""
             while self.handles:
                 self.release_lease(0)
-            freed = [page for namespace in _NAMESPACES for page in self.cache.clear(namespace).tolist()]
+            freed = [page for namespace in NAMESPACES for page in self.cache.clear(namespace).tolist()]
             assert sorted(freed) == sorted(cached.page for cached in self.oracle.pages.values())
             assert self.cache.num_pages == 0
+            if hasattr(self.cache, "attach"):
+                returned = [*self.free_snapshots, *self.rich.evict_snapshots(0).tolist()]
+                assert sorted(returned) == list(range(_NUM_SNAPSHOTS))
 
         def peek(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
             match = self.cache.peek(tokens_of(prefix, tail), namespace)
@@ -282,7 +322,7 @@ def conformance_machine(
             assert partial is None or shared[partial.page] == most
             assert explanation.num_tokens == end * page_size
             assert explanation.first_difference == end * page_size + most
-            elsewhere = max(len(self.oracle.match(name, prefix)) for name in _NAMESPACES if name != namespace)
+            elsewhere = max(len(self.oracle.match(name, prefix)) for name in NAMESPACES if name != namespace)
             num_ever_cached = end
             while (
                 num_ever_cached < len(prefix) and (namespace, prefix[: num_ever_cached + 1]) in self.oracle.ever_evicted
@@ -301,7 +341,27 @@ def conformance_machine(
                 case Cause.NEVER_SEEN:
                     assert not most
                     assert max(elsewhere, end) < len(prefix)
+                case Cause.SNAPSHOT_EVICTED | Cause.NO_SNAPSHOT:
+                    raise AssertionError("no snapshot was needed")
             assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_ever_cached > end)
+
+        def explain_snapshot(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
+            tokens = tokens_of(prefix, tail)
+            match = self.rich.peek(tokens, namespace, needs_snapshot=True)
+            explanation: Explanation = self.rich.explain(tokens, namespace, needs_snapshot=True)
+            of_pages: Explanation = self.rich.explain(tokens, namespace)
+            usable = self.oracle.match_snapshot(namespace, prefix)
+            assert match.num_tokens == explanation.num_tokens == usable * page_size
+            num_cached = len(self.oracle.match(namespace, prefix))
+            if usable == num_cached:
+                assert explanation == of_pages
+                return
+            assert match.partial is None
+            assert explanation.first_difference == of_pages.first_difference
+            ends = range(usable + 1, num_cached + 1)
+            lost = [end for end in ends if (namespace, prefix[:end]) in self.oracle.lost]
+            assert explanation.cause is (Cause.SNAPSHOT_EVICTED if lost else Cause.NO_SNAPSHOT)
+            assert explanation.num_possible_tokens == (lost[-1] if lost else num_cached) * page_size
 
         def refuse(self, namespace: Namespace) -> None:
             fresh = tokens_of(((9,) * page_size,) * 2, 0)
@@ -341,49 +401,6 @@ def conformance_machine(
             return not prefix or (namespace, prefix) in self.oracle.pages
 
     return ConformanceMachine
-
-
-def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int, seed: int, check_every: int) -> None:
-    """Run a conformance machine for many random steps, without the record that hypothesis keeps of each step.
-
-    Args:
-        machine: from `conformance_machine`.
-        page_size: page size of the machine.
-        num_steps: number of rules to apply.
-        seed: seed of the random choices.
-        check_every: number of steps between two checks of the invariants.
-    """
-    rng = random.Random(seed)
-    state: Any = machine()
-    draw: dict[str, Callable[[], object]] = {
-        "namespace": lambda: rng.choice(_NAMESPACES),
-        "beneficiary": lambda: rng.choice((ANY, *_NAMESPACES)),
-        "prefix": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
-        "more": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
-        "tail": lambda: rng.randrange(page_size),
-        "pick": lambda: rng.randrange(100),
-        "is_brief": lambda: rng.random() < 0.5,
-        "relock": lambda: rng.random() < 0.5,
-        "keeps_longer": lambda: rng.random() < 0.5,
-        "num_pages": lambda: rng.randrange(9),
-        "priority": lambda: rng.randrange(-1, 3),
-        "seconds": lambda: rng.choice(_SECONDS),
-        "floor": lambda: rng.randrange(5),
-        "room": lambda: rng.randrange(6),
-    }
-    rules = [rule for rule in state.rules if rule.function.__name__ != "clear"]
-    for step in range(1, num_steps + 1):
-        possible = [rule for rule in rules if all(holds(state) for holds in rule.preconditions)]
-        chosen = rng.choice(possible)
-        chosen.function(state, **{name: draw[name]() for name in chosen.arguments})
-        del state.stale[:-8], state.peeked[:-50]
-        while len(state.handles) > 20:
-            state.release_lease(rng.randrange(len(state.handles)))
-        state.note_changes()
-        if step % check_every == 0:
-            for look in (state.counts_agree, state.watches_agree, state.invariants_hold):
-                look()
-    state.teardown()
 
 
 def prefix_of(symbols: list[int], page_size: int) -> Prefix:

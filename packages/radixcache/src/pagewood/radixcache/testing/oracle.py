@@ -52,6 +52,10 @@ class Oracle:
         watches: the watched prefixes.
         limits: quota and floor of each limited namespace.
         ever_evicted: every prefix that was evicted at some time.
+        snapshots: the snapshots of cached prefixes, the next to be evicted first.
+        superseded: those of these prefixes whose snapshots are evicted before the others.
+        loose: the snapshots of prefixes that were evicted.
+        lost: the cached prefixes whose snapshot was evicted.
         tick: number of operations so far.
     """
 
@@ -67,6 +71,10 @@ class Oracle:
         self.watches: list[Key] = []  # written by: machine
         self.limits: dict[Namespace, tuple[float, int]] = {}  # written by: machine
         self.ever_evicted: set[Key] = set()
+        self.snapshots: dict[Key, int] = {}
+        self.superseded: set[Key] = set()
+        self.loose: list[int] = []
+        self.lost: set[Key] = set()
         self.tick = 0
 
     def match(self, namespace: Namespace, prefix: Prefix) -> list[int]:
@@ -165,6 +173,51 @@ class Oracle:
             prefix = prefix[:-1]
         return freed
 
+    def attach(self, namespace: Namespace, prefix: Prefix, snapshot: int) -> bool:
+        """Attach a snapshot to a prefix; return False, and count a use, if the prefix has one."""
+        key = namespace, prefix
+        if key in self.snapshots:
+            self.use_snapshot(namespace, prefix)
+            return False
+        for end in range(len(prefix) - 1, 0, -1):
+            earlier = namespace, prefix[:end]
+            if sum(name == namespace and other[:-1] == prefix[:end] for name, other in self.pages) > 1:
+                break
+            if earlier in self.snapshots:
+                if earlier not in self.superseded:
+                    self.superseded.add(earlier)
+                    self.snapshots[earlier] = self.snapshots.pop(earlier)
+                break
+        self.snapshots[key] = snapshot
+        self.lost.discard(key)
+        return True
+
+    def match_snapshot(self, namespace: Namespace, prefix: Prefix) -> int:
+        """Return the number of pages of the longest cached prefix that ends with a snapshot."""
+        ends = range(1, len(prefix) + 1)
+        return max((end for end in ends if (namespace, prefix[:end]) in self.snapshots), default=0)
+
+    def use_snapshot(self, namespace: Namespace, prefix: Prefix) -> None:
+        """Make the snapshot of a prefix the last one to be evicted."""
+        key = namespace, prefix
+        self.superseded.discard(key)
+        self.snapshots[key] = self.snapshots.pop(key)
+
+    def evict_snapshots(self, num_snapshots: int) -> list[int]:
+        """Return the snapshots of evicted prefixes, and evict further ones of unlocked prefixes one by one."""
+        freed, self.loose = self.loose, []
+        ranked = sorted(self.snapshots, key=lambda key: key not in self.superseded)  # stable
+        for key in ranked:
+            if len(freed) < num_snapshots:
+                snapshot = self.snapshots.pop(key)
+                if self.is_locked(*key):
+                    self.snapshots[key] = snapshot
+                else:
+                    freed.append(snapshot)
+                    self.superseded.discard(key)
+                    self.lost.add(key)
+        return freed
+
     def num_locked(self) -> int:
         """Return the number of pages held by leases."""
         return sum(self.is_locked(*key) for key in self.pages)
@@ -216,4 +269,8 @@ class Oracle:
 
     def _drop(self, key: Key) -> int:
         self.ever_evicted.add(key)
+        self.superseded.discard(key)
+        self.lost.discard(key)
+        if key in self.snapshots:
+            self.loose.append(self.snapshots.pop(key))
         return self.pages.pop(key).page
