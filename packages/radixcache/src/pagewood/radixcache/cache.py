@@ -34,7 +34,7 @@ class RadixCache:
 
     Invariant: the tree owns exactly the pages that it adopted in `insert` and has not returned from `evict`, `clear` or
     `release`, and it never returns a page of a locked prefix. It owns exactly the snapshots that it adopted in `attach`
-    and has not returned from `evict_snapshots`, and it never returns a snapshot of a locked prefix.
+    and has not returned from `evict_snapshots`, and it never returns a snapshot at which a lease ends.
 
     Only whole pages are cached: the tokens of a partial last page are ignored everywhere. Matching, inserting or
     unlocking a prefix counts as a use of it and of all shorter prefixes of it. Namespaces (an adapter, a tenant, a
@@ -385,8 +385,8 @@ class RadixCache:
 
         Superseded snapshots are evicted first, then the least recently used ones. A snapshot is superseded when another
         one is attached further down its path and no other sequence branches off between the two. It is used when a
-        match that needs a snapshot ends there. Those of locked prefixes stay: they count as used when an eviction
-        passes over them.
+        match that needs a snapshot ends there. Those of locked prefixes stay, superseded ones only while a lease ends
+        there; they become the last in order when an eviction passes over them.
 
         Returns:
             `[num_returned] int32`, snapshots, read-only; they belong to the caller.

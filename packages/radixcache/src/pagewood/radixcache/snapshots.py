@@ -114,7 +114,8 @@ class Snapshots:
     def evict(self, tree: Tree, num_snapshots: int) -> list[int]:
         """Give up what has no prefix any more, and evict further ones of unlocked prefixes up to `num_snapshots`.
 
-        Those of locked prefixes are in use: they are passed over, and become the last of their queue.
+        Those of locked prefixes are passed over, and become the last of their queue. But a superseded one stays only
+        while a lease ends at it: a request that has gone on does not need it, and must not evict those of others.
         """
         freed, self._loose = self._loose, []
         for queue in (self._superseded, self._others):
@@ -122,7 +123,9 @@ class Snapshots:
                 if len(freed) >= num_snapshots:
                     break
                 page, attached = next(iter(queue.items()))
-                if tree.locate(attached.node).num_pins:
+                edge, end = tree.locate(attached.node), attached.node.end
+                ends_here = edge.num_leases > 0 and edge.end == end
+                if ends_here or (edge.num_pins and queue is self._others):
                     queue.move_to_end(page)
                 else:
                     freed.append(self._take(page))

@@ -210,7 +210,7 @@ class Oracle:
         for key in ranked:
             if len(freed) < num_snapshots:
                 snapshot = self.snapshots.pop(key)
-                if self.is_locked(*key):
+                if key in self.leases or (self.is_locked(*key) and key not in self.superseded):
                     self.snapshots[key] = snapshot
                 else:
                     freed.append(snapshot)
