@@ -25,8 +25,8 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled import rows
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
@@ -315,7 +315,7 @@ class GivenTrees:
         """Copy the arrays."""
         assert verify.parents is not None
         for source, target in ((self.tokens, verify.tokens), (self.parents, verify.parents)):
-            tape.emit(Operation.TAKE, verify.scope.tokens, source, self._places, target, 1)
+            tape.add(rows.take, verify.scope.tokens, x=source, places=self._places, out=target, size=1)
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Compute the target."""

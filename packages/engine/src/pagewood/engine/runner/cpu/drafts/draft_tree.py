@@ -20,11 +20,12 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.drafting import passes, tree
 from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry
 from pagewood.engine.runner.cpu.compiled.drafting.passes import adjust
 from pagewood.engine.runner.cpu.compiled.drafting.tree import NUM_NODE_COLUMNS, shape
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.rows import take
 from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
@@ -63,34 +64,40 @@ class Trees:
         """Write the instructions that turn logits `[W, V]` of a pass into the candidates and the beam of a level."""
         tape, scope, topk = logits.tape, one.scope, self.size.topk
         tokens, scores = tape.buffer(scope.wanted, topk), tape.buffer(scope.wanted, topk)
-        tape.emit(Operation.EXPAND, scope.wanted, logits, one.choices, tokens, scores, logits.size, topk)
-        tape.emit(
-            Operation.SELECT, scope.sampled, scope.index, tokens, scores, self._nodes, self._beams, topk,
-            self.size.depth, level, self._firsts,
+        tape.add(
+            tree.expand, scope.wanted, logits=logits, choices=one.choices, tokens=tokens, scores=scores,
+            vocab_size=logits.size, topk=topk,
+        )  # fmt: skip
+        tape.add(
+            tree.select, scope.sampled, scope=scope, tokens=tokens, scores=scores, nodes=self._nodes,
+            beams=self._beams, topk=topk, num_levels=self.size.depth, level=level, firsts=self._firsts,
         )  # fmt: skip
 
     def climb(self, one: Pass, level: int) -> None:
         """Write the instruction that makes the beam of a level the tokens of a pass."""
-        one.tokens.tape.emit(
-            Operation.CLIMB, one.scope.sampled, one.scope.index, self._nodes, self._beams, self.size.topk,
-            self.size.depth, level, self._slots.tags, self._slots.page_size, self._firsts,
+        one.tokens.tape.add(
+            tree.climb, one.scope.sampled, scope=one.scope, nodes=self._nodes, beams=self._beams, topk=self.size.topk,
+            num_levels=self.size.depth, level=level, tags=self._slots.tags, page_size=self._slots.page_size,
+            firsts=self._firsts,
         )  # fmt: skip
 
     def inherit(self, one: Pass, states: NDArray[np.float32], held: NDArray[np.float32], level: int) -> Buffer:
         """Write the instruction that returns the hidden states `[T, E]` of the parents of a beam."""
         tape, scope, size = one.tokens.tape, one.scope, states.shape[1]
         hidden = tape.buffer(scope.tokens, size)
-        tape.emit(
-            Operation.INHERIT, scope.sampled, scope.index, states, held, self._nodes, self._beams, self.size.topk,
-            self.size.depth, level, hidden, size, self._firsts,
+        tape.add(
+            tree.inherit, scope.sampled, scope=scope, states=states, held=held, nodes=self._nodes, beams=self._beams,
+            topk=self.size.topk, num_levels=self.size.depth, level=level, out=hidden, size=size, firsts=self._firsts,
         )  # fmt: skip
         return hidden
 
     def graft(self, verify: Pass) -> None:
         """Write the instructions that make the best candidates the drafts of the target."""
         tape, scope = verify.tokens.tape, verify.scope
-        tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
-        tape.emit(Operation.GRAFT, scope.sampled, scope.index, self._nodes, self.size.topk, self.size.depth)
+        tape.add(passes.fill, scope.sampled, scope=scope, shift=0)
+        tape.add(
+            tree.graft, scope.sampled, scope=scope, nodes=self._nodes, topk=self.size.topk, num_levels=self.size.depth
+        )  # fmt: skip
 
     def plan(self, grants: Grants, entries: Int32, lengths: Int32) -> list[Grants]:
         """Return the passes of the beams, one for each level but the last.
@@ -238,7 +245,7 @@ class EagleTree(EagleDrafter):
             scope = one.scope
             if level == 0:
                 hidden = tape.buffer(scope.wanted, size)
-                tape.emit(Operation.RECALL, scope.sampled, scope.index, states, hidden, size)
+                tape.add(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
                 logits = head.logits(hidden)
                 self._indices = np.array([scope.index], np.int64)
             else:
@@ -247,13 +254,17 @@ class EagleTree(EagleDrafter):
                 hidden = trees.inherit(one, states, self._held, level)
                 logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
                 num = trees.size.widths[level - 1]
-                tape.emit(Operation.KEEP_BEAM, scope.sampled, scope.index, fed, self._held, trees.size.topk, num, size)
+                tape.add(
+                    tree.keep_beam, scope.sampled, scope=scope, x=fed, held=self._held, topk=trees.size.topk, num=num,
+                    size=size,
+                )  # fmt: skip
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
                 logits = tape.buffer(part.rows, vocab_size)
-                tape.emit(
-                    Operation.SPREAD, scope.wanted, scope.index, part, part.size, self._token_map, logits, vocab_size
-                )
+                tape.add(
+                    passes.spread, scope.wanted, logits=part, size=part.size, token_map=self._token_map, out=logits,
+                    vocab_size=vocab_size,
+                )  # fmt: skip
             trees.expand(one, logits, level + 1)
         trees.graft(verify)
         return None
@@ -264,14 +275,17 @@ class EagleTree(EagleDrafter):
         one = self._new_pass(tape)
         scope, target, states = one.scope, verify.scope, self._states
         places, features = tape.buffer(scope.tokens, 1), self._head.features(self._hidden)
-        tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
-        tape.emit(Operation.LINE_UP, scope.sampled, scope.index, target.index, places)
-        tape.emit(Operation.TRACE, target.sampled, scope.index, target.index, places, accepted.nodes, accepted.counts)
+        tape.add(passes.fill, scope.sampled, scope=scope, shift=1)
+        tape.add(tree.line_up, scope.sampled, scope=scope, target=target, places=places)
+        tape.add(
+            tree.trace, target.sampled, scope=scope, target=target, places=places, nodes=accepted.nodes,
+            counts=accepted.counts,
+        )  # fmt: skip
         hidden = tape.buffer(scope.tokens, features.size)
-        tape.emit(Operation.TAKE, scope.tokens, features, places, hidden, features.size)
+        tape.add(take, scope.tokens, x=features, places=places, out=hidden, size=features.size)
         fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
-        tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
+        tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
         self._extension = scope.index
 
     def lay_out(self, scopes: Int64, counts: Int64, grants: Grants) -> Outcome:

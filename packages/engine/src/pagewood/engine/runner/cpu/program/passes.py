@@ -20,10 +20,14 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
-from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS
+from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, compact, plant, reject
+from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits
+from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
+from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS, report
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.pool import pool
+from pagewood.engine.runner.cpu.compiled.rows import columns
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape
 
@@ -262,7 +266,7 @@ class Pass:
 
     def plant(self) -> None:
         """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
-        self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
+        self.tokens.tape.add(plant, self.scope.sampled, scope=self.scope)
 
     def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
         """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
@@ -274,15 +278,15 @@ class Pass:
             page_size: slots of a page.
         """
         words = memory.nbytes // 4 // (len(memory) * groups * page_size)
-        self.tokens.tape.emit(
-            Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
-            accepted.counts,
+        self.tokens.tape.add(
+            compact, self.scope.sampled, scope=self.scope, memory=memory, groups=groups, page_size=page_size,
+            words=words, nodes=accepted.nodes, counts=accepted.counts,
         )  # fmt: skip
 
     def pool(self, states: Buffer) -> Buffer:
         """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
         out = states.tape.buffer(states.rows, states.size)
-        states.tape.emit(Operation.POOL, states.rows, self.scope.index, states, states.size, out)
+        states.tape.add(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
         return out
 
     def adjust(self, logits: Buffer) -> Buffer:
@@ -292,7 +296,7 @@ class Pass:
             `[W, V]`, the logits before the change, of rows that are reported by them.
         """
         raw = logits.tape.buffer(logits.rows, logits.size)
-        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, raw)
+        self._adjust(logits, raw)
         return raw
 
     def adjust_drafts(self, logits: Buffer) -> None:
@@ -300,7 +304,12 @@ class Pass:
 
         Drafts are then drawn as their verification draws, but for grammars. Nothing is reported.
         """
-        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, logits)
+        self._adjust(logits, logits)
+
+    def _adjust(self, logits: Buffer, raw: Buffer) -> None:
+        logits.tape.add(
+            adjust, self.scope.sampled, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw
+        )  # fmt: skip
 
     def report(self, logits: Buffer, raw: Buffer, accepted: Accepted) -> Buffer:
         """Write the instruction that reports tokens; return the reports `[W, NUM_REPORT_COLUMNS]`.
@@ -311,9 +320,9 @@ class Pass:
             accepted: what was accepted in this pass.
         """
         out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
-        logits.tape.emit(
-            Operation.REPORT, logits.rows, self.scope.index, logits, logits.size, raw, accepted.tokens, accepted.counts,
-            accepted.nodes, out,
+        logits.tape.add(
+            report, logits.rows, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw,
+            found=accepted.tokens, counts=accepted.counts, nodes=accepted.nodes, out=out,
         )  # fmt: skip
         return out
 
@@ -325,7 +334,7 @@ class Pass:
         """
         tape, scope = drawn.tape, self.scope
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes)
+        tape.add(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts, nodes=nodes)
         return Accepted(tokens=found, counts=counts, nodes=nodes)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
@@ -342,9 +351,9 @@ class Pass:
             logits: `[W, V]` of `drafting`.
             index: of the draft in its chain.
         """
-        logits.tape.emit(
-            Operation.HOLD_LOGITS, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
-            logits.size, held.max_tokens, index,
+        logits.tape.add(
+            hold_logits, drafting.scope.sampled, scope=drafting.scope, target=self.scope, logits=logits,
+            held=held.logits, vocab_size=logits.size, num_drafts=held.max_tokens, index=index,
         )  # fmt: skip
 
     def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
@@ -357,9 +366,9 @@ class Pass:
         tape, scope = logits.tape, self.scope
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
-        tape.emit(
-            Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
-            counts, nodes, scratch,
+        tape.add(
+            reject, scope.sampled, scope=scope, logits=logits, held=held.logits, vocab_size=logits.size,
+            num_drafts=held.max_tokens, found=found, counts=counts, nodes=nodes, scratch=scratch,
         )  # fmt: skip
         return Accepted(tokens=found, counts=counts, nodes=nodes)
 
@@ -389,5 +398,5 @@ class Pass:
 def _columns(x: Buffer, start: int, size: int) -> Buffer:
     """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
     out = x.tape.buffer(x.rows, size)
-    x.tape.emit(Operation.COLUMNS, x.rows, x, out, x.size, size, start)
+    x.tape.add(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
     return out

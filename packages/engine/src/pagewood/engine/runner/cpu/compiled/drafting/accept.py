@@ -20,13 +20,15 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, best_of
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, vector
 
 
+@instruction(single_rows)
 @inlined
-def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nodes_at: Any) -> None:
+def accept(scope: InScope, s: Part, drawn_at: Any, found_at: Any, counts_at: Any, nodes_at: Any) -> None:
     """Accept the drafts of sampled grant `s`, and write its tokens to the table and its row's length.
 
     It yields the token drawn at its first wanted row, and goes on with the draft that equals it. It ends before a token
@@ -74,10 +76,11 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
         integers(scope[Column.LENGTHS], 0)[row] = position + n
 
 
+@instruction(single_rows)
 @inlined
 def reject(
-    scope: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any, counts_at: Any,
-    nodes_at: Any, scratch_at: Any,
+    scope: InScope, s: Part, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any,
+    counts_at: Any, nodes_at: Any, scratch_at: Any,
 ) -> None:  # fmt: skip
     """Verify the chain of sampled grant `s` by rejection sampling, and write its tokens and its row's length.
 
@@ -124,8 +127,9 @@ def reject(
         found[0] = best_of(vector(logits_at + 4 * first * vocab_size, vocab_size))
 
 
+@instruction(single_rows)
 @inlined
-def plant(scope: Any, s: Any) -> None:
+def plant(scope: InScope, s: Part) -> None:
     """Give the nodes of sampled grant `s`, if it is a tree, their paths, rotations and positions, by their parents."""
     g = integers(scope[Column.SAMPLED], 0)[s]
     if integers(scope[Column.TREES], 0)[g] == 0:
@@ -156,16 +160,17 @@ def plant(scope: Any, s: Any) -> None:
         integers(at, NUM_CHOICE_COLUMNS)[POSITION] = start + depth + 1
 
 
+@instruction(single_rows)
 @inlined
 def compact(
-    scope: Any, s: Any, memory: Any, groups: Any, page_size: Any, words: Any, nodes_at: Any, counts_at: Any
+    scope: InScope, s: Part, memory_at: Any, groups: Any, page_size: Any, words: Any, nodes_at: Any, counts_at: Any
 ) -> None:
     """Move what the pages hold of the accepted nodes of sampled grant `s`, if it is a tree, to consecutive slots.
 
     Args:
         scope: a row of the table of scopes.
         s: index of the sampled grant.
-        memory: address of `[pages, groups, page_size, words]`, words of four bytes.
+        memory_at: address of `[pages, groups, page_size, words]`, words of four bytes.
         groups: of a page, for example its key heads and its value heads.
         page_size: slots of a page.
         words: of a slot in a group.
@@ -189,4 +194,4 @@ def compact(
             held = ((source_page * groups + group) * page_size + source % page_size) * words
             place = ((target_page * groups + group) * page_size + target % page_size) * words
             for i in range(words):
-                integers(memory + 4 * (place + i), 1)[0] = integers(memory + 4 * (held + i), 1)[0]
+                integers(memory_at + 4 * (place + i), 1)[0] = integers(memory_at + 4 * (held + i), 1)[0]

@@ -40,6 +40,7 @@ from pagewood.engine.runner.cpu.compiled.drawing.sampling import (
     kept_range,
     seed_of,
 )
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, longs, vector
@@ -58,20 +59,28 @@ def _number(logits: Any, best: Any, i: Any, temperature: Any, key: Any) -> Any:
     return -distance - temperature * math.log(exponential(key, i)) if temperature > 0.0 else -distance
 
 
+@instruction(single_rows)
 @exact
-def expand(logits: Any, choice: Any, exact_choice: Any, tokens: Any, scores: Any) -> None:
+def expand(
+    logits_at: Any, choices_at: Any, tokens_at: Any, scores_at: Any, vocab_size: Any, topk: Any, w: Part
+) -> None:
     """Write the K best tokens, the first one that is drawn, then descending, and the logarithms of their probabilities.
 
     Tokens whose logits lie far below the largest one are left out, as those that the filters rule out. There are no
     candidates if a logit is not a number.
 
     Args:
-        logits: `[V] float32`.
-        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
-        exact_choice: the same memory as int32.
-        tokens: `[K] int32`, written; -1 where there are fewer.
-        scores: `[K] float32`, written; minus infinity where there are fewer.
+        logits_at: address of `[W, V] float32`.
+        choices_at: address of `[W, NUM_CHOICE_COLUMNS]`, how to draw.
+        tokens_at: address of `[W, K] int32`, written; -1 where there are fewer.
+        scores_at: address of `[W, K] float32`, written; minus infinity where there are fewer.
+        vocab_size: V.
+        topk: K.
+        w: the row.
     """
+    logits, at = vector(logits_at + 4 * vocab_size * w, vocab_size), choices_at + 4 * NUM_CHOICE_COLUMNS * w
+    choice, exact_choice = vector(at, NUM_CHOICE_COLUMNS), integers(at, NUM_CHOICE_COLUMNS)
+    tokens, scores = integers(tokens_at + 4 * topk * w, topk), vector(scores_at + 4 * topk * w, topk)
     for j in range(tokens.shape[0]):
         tokens[j], scores[j] = -1, _NONE
     best, scale = best_of(logits), choice[SamplingColumn.TEMPERATURE]
@@ -137,9 +146,10 @@ def _best(scores: Any, first: Any, last: Any, taken: Any, column: Any) -> Any:
     return best
 
 
+@instruction(single_rows)
 @inlined
 def select(
-    scope: Any, s: Any, tokens_at: Any, scores_at: Any, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any,
+    scope: InScope, s: Part, tokens_at: Any, scores_at: Any, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any,
     level: Any, firsts_at: Any,
 ) -> None:  # fmt: skip
     """Enter the candidates of a level for sampled grant `s`, and choose the beam among them.
@@ -185,9 +195,10 @@ def select(
             nodes[best, _PLACE] = firsts[level - 1] + b
 
 
+@instruction(single_rows)
 @inlined
 def climb(
-    scope: Any, s: Any, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any, level: Any, tags_at: Any,
+    scope: InScope, s: Part, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any, level: Any, tags_at: Any,
     page_size: Any, firsts_at: Any,
 ) -> None:  # fmt: skip
     """Make the beam of a level the tokens of sampled grant `s`, with the paths that lead to them.
@@ -226,8 +237,9 @@ def climb(
         tags[np.int64(pages[row, slot // page_size]) * page_size + slot % page_size] = 0
 
 
+@instruction(single_rows)
 @inlined
-def keep_beam(scope: Any, s: Any, x_at: Any, held_at: Any, topk: Any, num: Any, size: Any) -> None:
+def keep_beam(scope: InScope, s: Part, x_at: Any, held_at: Any, topk: Any, num: Any, size: Any) -> None:
     """Copy the `num` wanted rows of sampled grant `s` in `x_at` `[W, size]` to `held_at` `[rows, topk, size]`."""
     row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     first = np.int64(integers(scope[Column.FIRSTS], 0)[s])
@@ -237,9 +249,10 @@ def keep_beam(scope: Any, s: Any, x_at: Any, held_at: Any, topk: Any, num: Any, 
         target[i] = source[i]
 
 
+@instruction(single_rows)
 @inlined
 def inherit(
-    scope: Any, s: Any, states_at: Any, held_at: Any, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any,
+    scope: InScope, s: Part, states_at: Any, held_at: Any, nodes_at: Any, beams_at: Any, topk: Any, num_levels: Any,
     level: Any, out_at: Any, size: Any, firsts_at: Any,
 ) -> None:  # fmt: skip
     """Copy the hidden states of the parents of a beam to the rows of its nodes in `out_at` `[T, size]`.
@@ -273,8 +286,9 @@ def inherit(
             target[i] = source[i]
 
 
+@instruction(single_rows)
 @inlined
-def graft(scope: Any, s: Any, nodes_at: Any, topk: Any, num_levels: Any) -> None:
+def graft(scope: InScope, s: Part, nodes_at: Any, topk: Any, num_levels: Any) -> None:
     """Give sampled grant `s` of the target the best candidates as drafts, with their parents; overwrites their places.
 
     If there are fewer than nodes, the others are children of the root with token 0, which may be verified like any.
@@ -312,8 +326,9 @@ def graft(scope: Any, s: Any, nodes_at: Any, topk: Any, num_levels: Any) -> None
         tokens[base + i], parents[base + i] = 0, 0
 
 
+@instruction(single_rows)
 @inlined
-def line_up(scope: Any, target: Any, g: Any, places_at: Any) -> None:
+def line_up(scope: InScope, target: InScope, g: Part, places_at: Any) -> None:
     """Write which token of `target` each token of grant `g` in `scope` is, as long as no tree is in the way.
 
     Args:
@@ -331,8 +346,9 @@ def line_up(scope: Any, target: Any, g: Any, places_at: Any) -> None:
         places[offsets[g] + i] = others[g] + i
 
 
+@instruction(single_rows)
 @inlined
-def trace(scope: Any, target: Any, s: Any, places_at: Any, nodes_at: Any, counts_at: Any) -> None:
+def trace(scope: InScope, target: InScope, s: Part, places_at: Any, nodes_at: Any, counts_at: Any) -> None:
     """Complete the grant in `scope` that belongs to sampled grant `s` of `target`, where tokens have been accepted.
 
     Its wanted token is the one before the last accepted token. The tokens of a tree become its accepted nodes; those
