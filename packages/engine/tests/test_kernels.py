@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,8 +14,12 @@ from pathlib import Path
 import pytest
 
 import small_disk
+from pagewood.engine.runner.cpu.compiled.attention.heads import attend, split
+from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
+from pagewood.engine.runner.cpu.compiled.instruction import ROWS, Instruction, Unit
+from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.machine.kernel import _Locator, kernel
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.rows import scale
 from pagewood.engine.runner.cpu.kernels import warm_up
 
 COMPILE_ONE = """
@@ -166,12 +171,10 @@ def test_warming_up_reports_progress() -> None:
 
 def test_an_instruction_without_a_compiled_function_is_refused() -> None:
     plain = warm_up(16)
-    assert plain.function(Operation.MULTIPLY, 64) == 0
-    assert plain.function(Operation.ATTEND, 16) == plain.function(Operation.SPLIT, 16) != 0
-    with pytest.raises(ValueError, match=r"heads must have one of \[16\] elements, got 64"):
-        plain.function(Operation.ATTEND, 64)
-    with pytest.raises(ValueError, match="the kernel was compiled without drafters, which TAG belongs to"):
-        plain.function(Operation.TAG, 0)
+    assert plain.place(attend(16, int8=False))[0] == plain.place(split(16))[0] != 0
+    for other, name in ((attend(64, int8=False), "attend"), (attend(16, int8=True), "attend"), (tag, "tag")):
+        with pytest.raises(ValueError, match=f"{name} must be in one of the units that were compiled, see `warm_up`"):
+            plain.place(other)
 
 
 def test_variants_of_one_source_are_cached_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +186,29 @@ def test_variants_of_one_source_are_cached_separately(tmp_path: Path, monkeypatc
         return one(1)
 
     assert [plus(amount) for amount in (1, 2, 1)] == [2, 3, 2]
+
+
+def test_generated_code_is_stale_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same instructions in another order, or another column, are other code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def is_loaded(*instructions: Instruction) -> bool:
+        unit = Unit("some", *instructions)
+        unit.kernel.compile()
+        return unit.kernel.loaded
+
+    assert [is_loaded(clock, scale), is_loaded(scale, clock)] == [False, False]
+    monkeypatch.setattr("pagewood.engine.runner.cpu.compiled.instruction.OPERATION", ROWS)
+    assert not is_loaded(clock, scale)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert [is_loaded(clock, scale), is_loaded(scale, clock)] == [True, True]
+
+
+def test_generated_code_can_be_read_where_a_debugger_looks_for_it() -> None:
+    unit = Unit("some", clock)
+    assert inspect.getsource(unit.kernel._dispatcher.py_func) == unit.source
+    assert "        clock_0(one[5])\n" in unit.source
 
 
 def test_a_call_compiles_nothing() -> None:

@@ -340,7 +340,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
     ),
     "draft a position late": (
         "self",
-        [(DRAFT, "record_drafts", "scope.index, drawn, 0)", "scope.index, drawn, 1)")],
+        [(DRAFT, "record_drafts", "drawn=drawn, shift=0)", "drawn=drawn, shift=1)")],
     ),
     "draft not passed on": ("self", [(DRAFT, "record_drafts", "if depth > 0:", "if False:")]),
     "length not lowered": (
@@ -372,7 +372,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_rest",
-                "tape.emit(Operation.LAST, scope.sampled, one.scope.index, scope.index, accepted.counts)",
+                "tape.add(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)",
                 "pass",
             )
         ],
@@ -385,7 +385,14 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
     "state from before a rest": ("cyclic", [(HEAD, "plan", "self._has_state[:] = False", "pass")]),
     "state not kept": (
         "cyclic",
-        [(HEAD, "record_drafts", "tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, size)", "pass")],
+        [
+            (
+                HEAD,
+                "record_drafts",
+                "tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)",
+                "pass",
+            )
+        ],
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Runs of a program that several threads share: each instruction is computed once, also if threads join late."""
+"""Programs: operands have names, and threads that share a run compute each instruction once, also if they join late."""
 
 # pyright: basic
 # numba's kernels have no types.
@@ -9,12 +9,19 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pagewood.engine.runner.cpu.compiled.attention.heads import store
+from pagewood.engine.runner.cpu.compiled.instruction import Count, NumRows, Real, Unit, instruction, one_part
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
-from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integers, longs
+from pagewood.engine.runner.cpu.compiled.rows import add_norm, norm, put, take
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.compiled.units import COMMON
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.tape import Program, Run, Tape
 
@@ -36,9 +43,9 @@ def adding_program(lines: list[int]) -> tuple[Program, np.ndarray]:
     most = max(lines)
     x, residual, out = (tape.buffer(scopes[0].tokens, SIZE) for _ in range(3))
     for scope in scopes:
-        tape.emit(
-            Operation.ADD_NORM, scope.tokens, x.first(scope.tokens), residual.first(scope.tokens), WEIGHT,
-            out.first(scope.tokens), SIZE, number=1e-5,
+        tape.add(
+            add_norm, scope.tokens, x=x.first(scope.tokens), residual=residual.first(scope.tokens), weight=WEIGHT,
+            out=out.first(scope.tokens), size=SIZE, epsilon=1e-5,
         )  # fmt: skip
     capacity = (most,) * (NUM_KINDS * len(lines))
     program = tape.program(step_kernel(), capacity, inputs=[x, residual], outputs=[residual, out])
@@ -88,3 +95,119 @@ def test_a_helper_that_follows_waits_for_the_next_run_but_not_for_ever() -> None
     assert kernel.num_begun == num_begun + 1
     kernel.pass_by()  # an empty step
     assert kernel.num_begun == num_begun + 2
+
+
+# --- operands ---
+
+
+def test_an_operand_that_is_missing_unknown_or_of_another_type_is_named() -> None:
+    tape = Tape()
+    scope = tape.scope()
+    x, out = tape.buffer(scope.tokens, SIZE), tape.buffer(scope.tokens, SIZE)
+    right: dict[str, Any] = {"x": x, "weight": WEIGHT, "out": out, "size": SIZE, "epsilon": 1e-5}
+    without, other = {**right}, {**right, "weights": right["weight"]}
+    del without["out"], other["weight"]
+    with pytest.raises(ValueError, match="norm must have the operands x, weight, out, size, epsilon; missing: out;"):
+        tape.add(norm, scope.tokens, **without)
+    with pytest.raises(ValueError, match="missing: weight; unknown: weights"):
+        tape.add(norm, scope.tokens, **other)
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'size'"):
+        tape.add(norm, scope.tokens, size=SIZE, **right)
+    for name, operand, types in (("x", 1.5, "Buffer or ndarray or int or NoneType"), ("epsilon", x, "float or int")):
+        with pytest.raises(ValueError, match=f"{name} of norm must be {types}, got "):
+            tape.add(norm, scope.tokens, **{**right, name: operand})
+    with pytest.raises(ValueError, match="scope of store must be Scope, got 0"):
+        tape.add(store, scope.tokens, **{**dict.fromkeys(store.operands, 1), "scope": 0})
+    assert tape.num_lines == 0
+    tape.add(norm, scope.tokens, **dict(reversed(right.items())))
+    assert tape.num_lines == 1
+
+
+def test_operands_are_found_by_name() -> None:
+    """Whatever their order is where the instruction is written."""
+    tape = Tape()
+    scope = tape.scope()
+    x, out = tape.buffer(scope.tokens, 2), tape.buffer(scope.tokens, 5)
+    tape.add(put, scope.tokens, column=3, out_size=5, size=2, out=out, x=x)
+    program = tape.program(step_kernel(), (FEW,) * NUM_KINDS, inputs=[x, out], outputs=[out])
+    program.inputs[0][:], program.inputs[1][:] = [[1, 2], [3, 4]], 0
+    program.start(np.full(NUM_KINDS, FEW, np.int64), program.scopes.copy()).work()
+    assert program.outputs[0].tolist() == [[0, 0, 0, 1, 2], [0, 0, 0, 3, 4]]
+
+
+# --- rows that an instruction counts ---
+
+
+@instruction(one_part)
+@inlined
+def route(x_at: Any, places_at: Any, count_at: Count, size: Any, expert: Real, num_rows: NumRows) -> None:
+    """Write which rows of `x` `[T, size]` begin with the number of an expert, and how many."""
+    x, places, count = floats(x_at, num_rows, size), integers(places_at, num_rows), longs(count_at, 1)
+    count[0] = 0
+    for row in range(num_rows):
+        if x[row, 0] == expert:
+            places[count[0]] = row
+            count[0] += 1
+
+
+NUM_EXPERTS = 3
+ROUTING = Unit("routing", route)
+
+
+@cache
+def routing_kernel() -> StepKernel:
+    ROUTING.kernel.compile()
+    step_kernel()
+    return StepKernel([*COMMON, ROUTING])
+
+
+def routed_program() -> Program:
+    """Return a program that adds 1 to a sum of every row, by the expert of the row; see `route`."""
+    tape = Tape()
+    scope = tape.scope()
+    x = tape.buffer(scope.tokens, SIZE)
+    sums, inputs = [], []
+    for expert in range(NUM_EXPERTS):
+        rows, places = tape.counted(scope.tokens), tape.buffer(scope.tokens, 1)
+        tape.add(
+            route, scope.tokens, x=x, places=places, count=rows, size=SIZE, expert=float(expert)
+        )  # fmt: skip
+        own, ones, out = (tape.buffer(rows, SIZE) for _ in range(3))
+        tape.add(take, rows, x=x, places=places, out=own, size=SIZE)
+        tape.add(add_norm, rows, x=ones, residual=own, weight=WEIGHT, out=out, size=SIZE, epsilon=1e-5)
+        sums.append(own)
+        inputs.append(ones)
+    return tape.program(routing_kernel(), (MANY,) * NUM_KINDS, inputs=[x, *inputs], outputs=sums)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_an_instruction_counts_the_rows_of_those_behind_it(num_threads: int) -> None:
+    """With helpers that join a run when the next one, which has other numbers of rows, has begun."""
+    program, rng = routed_program(), np.random.default_rng(num_threads)
+    delays = random.Random(num_threads)
+
+    def help_late(run: Run, delay_s: float) -> None:
+        time.sleep(delay_s)
+        run.help()
+
+    helpers = []
+    with ThreadPoolExecutor(max(1, num_threads - 1)) as crew:
+        for number in range(200):
+            num_rows = int(rng.choice([0, 1, 5, MANY]))
+            experts = rng.integers(0, 1 if number % 5 == 0 else NUM_EXPERTS, num_rows)
+            program.inputs[0][:num_rows] = np.arange(num_rows)[:, None]
+            program.inputs[0][:num_rows, 0] = experts
+            for ones in program.inputs[1:]:
+                ones[:] = 1
+            counts = np.zeros(len(program.capacity), np.int64)
+            counts[0] = num_rows
+            run = program.start(counts, program.scopes.copy())
+            helpers += [crew.submit(help_late, run, delays.choice([0, 1e-5, 1e-3])) for _ in range(num_threads - 1)]
+            run.work()
+            assert sorted(counts[NUM_KINDS:]) == sorted(np.bincount(experts, minlength=NUM_EXPERTS))
+            for expert, found in enumerate(program.outputs):
+                (rows,) = np.nonzero(experts == expert)
+                assert (found[: len(rows), 1:] == rows[:, None] + 1).all()
+                assert (found[: len(rows), 0] == expert + 1).all()
+        for helper in helpers:
+            helper.result(WAIT_S)

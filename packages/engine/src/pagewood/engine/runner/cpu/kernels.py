@@ -7,20 +7,13 @@ from collections.abc import Collection, Sequence
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import layout
+from pagewood.engine.runner.cpu.compiled.attention.heads import heads_unit
 from pagewood.engine.runner.cpu.compiled.drafting import chains
 from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, packed_unit
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.compiled.step import (
-    StepKernel,
-    draft,
-    frame,
-    heads_kernel,
-    packed_kernel,
-    packed_variant,
-    report,
-    step,
-)
+from pagewood.engine.runner.cpu.compiled.step import StepKernel, step
+from pagewood.engine.runner.cpu.compiled.units import COMMON, DRAFTING
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +36,14 @@ def warm_up(
         progress: called with what is being loaded or compiled.
     """
     dims = {head_dim} if draft_head_dim is None else {head_dim, draft_head_dim}
-    heads = {dim: heads_kernel(dim, int8=int8) for dim in sorted(dims)}
+    units = [*COMMON, *(heads_unit(dim, int8=int8) for dim in sorted(dims))]
+    units += [packed_unit(*one) for one in sorted(packed)]
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    drafts = () if draft_head_dim is None else (*plans, draft)
+    if draft_head_dim is not None:
+        units.append(DRAFTING)
+    drafts = () if draft_head_dim is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
-    products = {packed_variant(*one): packed_kernel(*one) for one in sorted(packed)}
-    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, frame, step)
+    kernels = (*tables, *drafts, *(unit.kernel for unit in units), step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:
@@ -58,7 +53,7 @@ def warm_up(
     log_not_kept(kernels)
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
-    return StepKernel(heads=heads, drafts=draft_head_dim is not None, packed=products)
+    return StepKernel(units)
 
 
 def log_not_kept(kernels: Sequence[Kernel]) -> None:

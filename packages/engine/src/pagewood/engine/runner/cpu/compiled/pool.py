@@ -9,15 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.machine.kernel import exact
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, vector
 
 _BLOCK = 64  # sums side by side, so that states are added as vectors
 
 
+@inlined
+def _pooled(scope: Any) -> Any:
+    return scope[Column.NUM_POOLED]
+
+
+@instruction(_pooled)
 @exact
-def pool(scope: Any, p: Any, states_at: Any, size: Any, out_at: Any) -> None:
+def pool(scope: InScope, p: Part, states_at: Any, size: Any, out_at: Any) -> None:
     """Write the sum of the states of pooled grant `p`, added in float64.
 
     Args:

@@ -1,6 +1,8 @@
-"""The operations between two projections, row by row: norms, the split into rotated heads, the gate.
+"""The operations between two projections, row by row: copies, norms, gates, the split into rotated heads.
 
-Legend: T tokens, E elements of a row, H query heads, G key heads, D head_dim, I intermediate_size.
+Each but the last is an instruction; a call computes rows [first, last).
+
+Legend: T tokens, H query heads, G key heads, D head_dim.
 """
 
 # pyright: basic
@@ -12,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
-from pagewood.engine.runner.cpu.compiled.machine.memory import vector
+from pagewood.engine.runner.cpu.compiled.instruction import First, Last, Real, blocks_of_rows, instruction
+from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integers, vector
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 
@@ -23,117 +26,176 @@ _CUBIC = _F(0.044715)
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 
 
-@inlined
-def take(source: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
-    """Copy rows of `size` elements of the matrix at address `source` to rows [first, last) of the one at `out`."""
-    for row in range(first, last):
-        start = vector(source + np.int64(places[row]) * size * 4, size)
-        to = vector(out + row * size * 4, size)
-        for i in range(_U(size)):
-            to[i] = start[i]
+@exact
+def _product(x: Any, y: Any, z: Any) -> Any:
+    """Return (x y) z in this order, so that a row's bits depend neither on where it lies nor on the code around it."""
+    return x * y * z
+
+
+@exact
+def _inverse_root(total: Any, size: Any, epsilon: Any) -> Any:
+    """Return one over the root of the mean of `size` squares with this sum."""
+    return _F(1.0) / np.sqrt(total * (_F(1.0) / _F(size)) + _F(epsilon))
 
 
 @inlined
-def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
-    """Like `take`, from a matrix in panels `[P, size, 32]` at address `panels`."""
+def _copy_row(source_at: Any, place: Any, out_at: Any, row: Any, size: Any) -> None:
+    source, out = vector(source_at + np.int64(place) * size * 4, size), vector(out_at + row * size * 4, size)
+    for i in range(_U(size)):
+        out[i] = source[i]
+
+
+@instruction(blocks_of_rows)
+@inlined
+def take(x_at: Any, places_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Copy rows of `x` `[_, size]`, of four-byte elements, at `places` `[T] int32` to `out` `[T, size]`."""
+    places = integers(places_at, 0)
     for row in range(first, last):
-        panel, column = np.int64(places[row]) // WIDTH, _U(places[row] % WIDTH)
-        start = vector(panels + panel * size * WIDTH * 4, size * WIDTH)
-        to = vector(out + row * size * 4, size)
+        _copy_row(x_at, places[row], out_at, row, size)
+
+
+@instruction(blocks_of_rows)
+@inlined
+def gather(tokens_at: Any, table_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Copy the rows of `tokens` `[T] int32` in `table` `[V, size]` to `out` `[T, size]`."""
+    tokens = integers(tokens_at, 0)
+    for row in range(first, last):
+        _copy_row(table_at, tokens[row], out_at, row, size)
+
+
+@instruction(blocks_of_rows)
+@inlined
+def gather_panels(tokens_at: Any, panels_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Like `gather`, from a matrix in panels `[P, size, 32]`."""
+    tokens = integers(tokens_at, 0)
+    for row in range(first, last):
+        panel, column = np.int64(tokens[row]) // WIDTH, _U(tokens[row] % WIDTH)
+        start = vector(panels_at + panel * size * WIDTH * 4, size * WIDTH)
+        to = vector(out_at + row * size * 4, size)
         for i in range(_U(size)):
             to[i] = start[i * _U(WIDTH) + column]
 
 
+@instruction(blocks_of_rows)
 @inlined
-def put(x: Any, out: Any, column: Any, first: Any, last: Any) -> None:
-    """Copy rows [first, last) of `x` to the columns of `out` from `column` on."""
-    size, column = _U(x.shape[1]), _U(column)
+def put(x_at: Any, out_at: Any, size: Any, out_size: Any, column: Any, first: First, last: Last) -> None:
+    """Copy `x` `[T, size]` to the columns of `out` `[T, out_size]` from `column` on."""
+    x, out = floats(x_at, 0, size), floats(out_at, 0, out_size)
+    size, column = _U(size), _U(column)
     for row in range(_U(first), _U(last)):
         for i in range(size):
             out[row, column + i] = x[row, i]
 
 
+@instruction(blocks_of_rows)
 @inlined
-def clear_first(x: Any, sines: Any, first: Any, last: Any) -> None:
-    """Set those of the rows [first, last) of `x` to zero that are at position 0: the sine of no other one is zero."""
-    size = _U(x.shape[1])
+def columns(x_at: Any, out_at: Any, size: Any, out_size: Any, column: Any, first: First, last: Last) -> None:
+    """Copy the columns of `x` `[T, size]` from `column` on to `out` `[T, out_size]`; the reverse of `put`."""
+    x, out = floats(x_at, 0, size), floats(out_at, 0, out_size)
+    column = _U(column)
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(out_size)):
+            out[row, i] = x[row, column + i]
+
+
+@instruction(blocks_of_rows)
+@inlined
+def clear_first(x_at: Any, sines_at: Any, size: Any, num_sines: Any, first: First, last: Last) -> None:
+    """Set the rows of `x` `[T, size]` to zero that are at position 0: the sine of no other one is zero."""
+    x, sines = floats(x_at, 0, size), floats(sines_at, 0, num_sines)
     for row in range(_U(first), _U(last)):
         if sines[row, 0] == _F(0.0):
-            for i in range(size):
+            for i in range(_U(size)):
                 x[row, i] = _F(0.0)
 
 
+@instruction(blocks_of_rows)
 @inlined
-def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
-    """Write the RMS norm of rows [first, last) of `x` `[T, E]`, times `weight` `[E]`, to `out`."""
-    size = _U(x.shape[1])
+def norm(x_at: Any, weight_at: Any, out_at: Any, size: Any, epsilon: Real, first: First, last: Last) -> None:
+    """Write the RMS norm of `x` `[T, size]`, times `weight` `[size]`, to `out`."""
+    x, weight, out = floats(x_at, 0, size), vector(weight_at, size), floats(out_at, 0, size)
+    size = _U(size)
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
         for i in range(size):
             total += x[row, i] * x[row, i]
-        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        scale = _inverse_root(total, size, epsilon)
         for i in range(size):
-            out[row, i] = x[row, i] * scale * weight[i]
+            out[row, i] = _product(x[row, i], weight[i], scale)
 
 
+@instruction(blocks_of_rows)
 @inlined
-def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
+def add_norm(
+    x_at: Any, residual_at: Any, weight_at: Any, out_at: Any, size: Any, epsilon: Real, first: First, last: Last
+) -> None:
     """Write the sum of `x` and `residual` to `residual`, and its norm to `out`, as `norm` does."""
-    size = _U(x.shape[1])
+    x, residual, weight = floats(x_at, 0, size), floats(residual_at, 0, size), vector(weight_at, size)
+    out, size = floats(out_at, 0, size), _U(size)
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
         for i in range(size):
             value = residual[row, i] + x[row, i]
             residual[row, i] = value
             total += value * value
-        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        scale = _inverse_root(total, size, epsilon)
         for i in range(size):
-            out[row, i] = residual[row, i] * scale * weight[i]
+            out[row, i] = _product(residual[row, i], weight[i], scale)
 
 
+@instruction(blocks_of_rows)
 @inlined
-def norm_add(x: Any, weight: Any, epsilon: Any, residual: Any, first: Any, last: Any) -> None:
-    """Add the norm of rows [first, last) of `x` to `residual`; the norm is that of `norm`."""
-    size = _U(x.shape[1])
+def norm_add(x_at: Any, weight_at: Any, residual_at: Any, size: Any, epsilon: Real, first: First, last: Last) -> None:
+    """Add the norm of `x` `[T, size]` to `residual`; the norm is that of `norm`."""
+    x, weight, residual = floats(x_at, 0, size), vector(weight_at, size), floats(residual_at, 0, size)
+    size = _U(size)
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
         for i in range(size):
             total += x[row, i] * x[row, i]
-        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        scale = _inverse_root(total, size, epsilon)
         for i in range(size):
-            residual[row, i] += x[row, i] * scale * weight[i]
+            residual[row, i] += _product(x[row, i], weight[i], scale)
 
 
+@instruction(blocks_of_rows)
 @inlined
-def norm_columns(x: Any, weight: Any, epsilon: Any, column: Any, first: Any, last: Any) -> None:
-    """Replace as many columns of rows [first, last) of `x` as `weight` has, from `column` on, by their norm."""
-    size, column = _U(weight.shape[0]), _U(column)
+def norm_columns(
+    x_at: Any, weight_at: Any, x_size: Any, column: Any, size: Any, epsilon: Real, first: First, last: Last
+) -> None:
+    """Replace `size` columns of `x` `[T, x_size]` from `column` on by their norm, with `weight` `[size]`."""
+    x, weight = floats(x_at, 0, x_size), vector(weight_at, size)
+    size, column = _U(size), _U(column)
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
         for i in range(size):
             total += x[row, column + i] * x[row, column + i]
-        scale = _F(1.0) / np.sqrt(total / _F(size) + _F(epsilon))
+        scale = _inverse_root(total, size, epsilon)
         for i in range(size):
-            x[row, column + i] = x[row, column + i] * scale * weight[i]
+            x[row, column + i] = _product(x[row, column + i], weight[i], scale)
 
 
+@instruction(blocks_of_rows)
 @inlined
-def silu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
-    """Write silu of the first half of rows [first, last) of `gate_up` `[T, 2I]`, times the second half, to `out`."""
-    size = _U(out.shape[1])
+def silu_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Write silu of the first half of `gate_up` `[T, 2 size]`, times the second half, to `out`."""
+    gate_up, out = floats(gate_up_at, 0, 2 * size), floats(out_at, 0, size)
+    size = _U(size)
     for row in range(_U(first), _U(last)):
         for i in range(size):
             gate = gate_up[row, i]
             out[row, i] = gate / (_F(1.0) + exp(-gate)) * gate_up[row, size + i]
 
 
+@instruction(blocks_of_rows)
 @inlined
-def gelu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
+def gelu_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
     """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent.
 
     0.5 (1 + tanh(x)) is the logistic function of 2x.
     """
-    size = _U(out.shape[1])
+    gate_up, out = floats(gate_up_at, 0, 2 * size), floats(out_at, 0, size)
+    size = _U(size)
     for row in range(_U(first), _U(last)):
         for i in range(size):
             gate = gate_up[row, i]
@@ -141,21 +203,14 @@ def gelu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
             out[row, i] = gate / (_F(1.0) + exp(-inner)) * gate_up[row, size + i]
 
 
+@instruction(blocks_of_rows)
 @inlined
-def scale(x: Any, factor: Any, first: Any, last: Any) -> None:
-    """Multiply rows [first, last) of `x` by `factor`."""
+def scale(x_at: Any, size: Any, factor: Real, first: First, last: Last) -> None:
+    """Multiply `x` `[T, size]` by `factor`."""
+    x = floats(x_at, 0, size)
     for row in range(_U(first), _U(last)):
-        for i in range(_U(x.shape[1])):
+        for i in range(_U(size)):
             x[row, i] *= _F(factor)
-
-
-@inlined
-def columns(x: Any, out: Any, column: Any, first: Any, last: Any) -> None:
-    """Copy as many columns of rows [first, last) of `x` as `out` has, from `column` on; the reverse of `put`."""
-    column = _U(column)
-    for row in range(_U(first), _U(last)):
-        for i in range(_U(out.shape[1])):
-            out[row, i] = x[row, column + i]
 
 
 @inlined
@@ -174,8 +229,8 @@ def _rotate_head(
         a = source[row, start + i]
         b = source[row, start + half + i]
         if normed:
-            a *= scale * norm[i]
-            b *= scale * norm[half + i]
+            a = _product(a, scale, norm[i])
+            b = _product(b, scale, norm[half + i])
         out[row, to + i] = a * cosines[row, i] - b * sines[row, i]
         out[row, to + half + i] = b * cosines[row, i] + a * sines[row, i]
 

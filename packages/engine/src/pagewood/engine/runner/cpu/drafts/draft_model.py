@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.drafting import passes
 from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry, Tally, lay_out_chains, plan_model
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
-from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
@@ -115,16 +115,16 @@ class DraftModel:
             one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=config.vocab_size)
             scope = one.scope
             if depth > 0:
-                tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
+                tape.add(passes.fill, scope.sampled, scope=scope, shift=0)
             logits = self._model(one.tokens, one.rotated(), self._attention, one.wanted)
             self._slots.record(one)
             one.adjust_drafts(logits)
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
-            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
+            tape.add(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=0)
             indices.append(scope.index)
-        tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        tape.add(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return held
 

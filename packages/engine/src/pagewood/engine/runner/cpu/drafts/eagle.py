@@ -21,6 +21,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.drafting import passes
 from pagewood.engine.runner.cpu.compiled.drafting.chains import (
     Entry,
     Tally,
@@ -29,7 +30,6 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import (
     plan_head,
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
-from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
@@ -186,25 +186,26 @@ class EagleDrafter:
             one = self._new_pass(tape)
             scope, shift = one.scope, min(depth, 1)
             hidden = tape.buffer(scope.wanted if depth == 0 else scope.tokens, size)
-            tape.emit(Operation.RECALL, scope.sampled, scope.index, states, hidden, size)
+            tape.add(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
             if depth == 0:
                 logits = head.logits(hidden)
             else:
-                tape.emit(Operation.FILL, scope.sampled, scope.index, shift)
+                tape.add(passes.fill, scope.sampled, scope=scope, shift=shift)
                 logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
-                tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, size)
+                tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
                 logits = tape.buffer(part.rows, vocab_size)
-                tape.emit(
-                    Operation.SPREAD, scope.sampled, scope.index, part, part.size, self._token_map, logits, vocab_size
-                )
+                tape.add(
+                    passes.spread, scope.sampled, logits=part, size=part.size, token_map=self._token_map, out=logits,
+                    vocab_size=vocab_size,
+                )  # fmt: skip
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
-            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
+            tape.add(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=shift)
             indices.append(scope.index)
-        tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        tape.add(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return held
 
@@ -215,14 +216,16 @@ class EagleDrafter:
         )
         scope = verify.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
-            tape.emit(Operation.STASH, scope.sampled, scope.index, state, state.size, stash, self._depth)
+            tape.add(
+                passes.stash, scope.sampled, scope=scope, x=state, size=state.size, stash=stash, depth=self._depth
+            )  # fmt: skip
         return kept
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""
         one = self._new_pass(tape)
         scope = verify.scope
-        tape.emit(Operation.LAST, scope.sampled, one.scope.index, scope.index, accepted.counts)
+        tape.add(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)
         self._record_pairs(tape, one, self._hidden)
         self._extension = one.scope.index
 
@@ -252,7 +255,10 @@ class EagleDrafter:
         self._catch_up, captured = late.scope.index, []
         for stash in self._stashes:
             out = tape.buffer(late.scope.tokens, stash.shape[2])
-            tape.emit(Operation.UNSTASH, late.scope.sampled, late.scope.index, stash, self._depth, out, stash.shape[2])
+            tape.add(
+                passes.unstash, late.scope.sampled, scope=late.scope, stash=stash, depth=self._depth, out=out,
+                size=stash.shape[2],
+            )  # fmt: skip
             captured.append(out)
         self._record_pairs(tape, late, captured)
 
@@ -260,10 +266,10 @@ class EagleDrafter:
         """Write a pass over pairs, with the target's states, that keeps the head's state at its wanted tokens."""
         scope, states = one.scope, self._states
         hidden = self._head.features(captured)
-        tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
+        tape.add(passes.fill, scope.sampled, scope=scope, shift=1)
         fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
-        tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
+        tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
 
     def _lay_out_pairs(
         self, scopes: NDArray[np.int64], counts: NDArray[np.int64], index: int, rows: Int32, firsts: Int32, nums: Int32

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
 from pagewood.engine.runner.cpu.program.passes import Pass, RowTables
 from pagewood.kvpool import MultiHeadLayout, PageArray, StateLayout
 from pagewood.kvpool.memory import PageMemory
@@ -71,4 +71,6 @@ class ValidSlots:
     def record(self, one: Pass) -> None:
         """Write the instruction that tags the slots which a pass has computed: call it behind its layers."""
         scope = one.scope
-        one.tokens.tape.emit(Operation.TAG, scope.sampled, scope.index, self.tags, self.page_size, self.work)
+        one.tokens.tape.add(
+            tag, scope.sampled, scope=scope, tags=self.tags, page_size=self.page_size, chains=self.work
+        )  # fmt: skip

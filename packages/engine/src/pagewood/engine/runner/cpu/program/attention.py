@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.kvpool.storage import KVStorage
 
@@ -40,7 +40,7 @@ class CPUAttention:
         self._layers = layers
         numbers = range(layout.num_layers)
         self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
-        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else 0 for i in numbers]
+        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else None for i in numbers]
         self.tile = max(1, _TILE_ROWS // max(layer.group for layer in layers))
         """Query tokens of an item of work."""
 
@@ -58,10 +58,14 @@ class CPUAttention:
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
         scales = self._scales[layer]
-        scope, size = q.rows.scope, memory.size
-        tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size, scales, scope, size)
-        tape.emit(
-            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size,
-            _UNLIMITED if own.window is None else own.window, scales, scope, size, own.head_dim, number=own.scale,
+        scope = q.rows.scope
+        tape.add(
+            store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, size=k.size, kv_heads=heads,
+            page_size=page_size, memory_size=memory.size,
+        )  # fmt: skip
+        tape.add(
+            attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
+            out=out, size=q.size, kv_heads=heads, page_size=page_size,
+            window=_UNLIMITED if own.window is None else own.window, memory_size=memory.size, scale=own.scale,
         )  # fmt: skip
         return out

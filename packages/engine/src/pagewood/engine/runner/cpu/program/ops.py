@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
+from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.runner.cpu.compiled.attention import heads
+from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
-from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
+    ProductLevel,
+    WideLevel,
+    look_up,
+    multiply_packed,
+)
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel, pair_level
+from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
+from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
@@ -50,8 +59,11 @@ class PanelLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape = x.tape
         packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
-        tape.emit(Operation.PACK, x.rows, x, packed, x.size, x.size, self._size)
-        tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
+        tape.add(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=x.size, num_outputs=self._size)
+        tape.add(
+            matmul.multiply, x.rows, x=x, packed=packed, panels=self.panels, bias=self._bias, out=out, depth=x.size,
+            size=self._size,
+        )  # fmt: skip
         return out
 
 
@@ -67,7 +79,7 @@ class TableEmbedding:
         """Return `[T, E]`."""
         size = self._table.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.emit(Operation.GATHER, tokens.rows, tokens, self._table, out, size)
+        tokens.tape.add(rows.gather, tokens.rows, tokens=tokens, table=self._table, out=out, size=size)
         return out
 
 
@@ -84,20 +96,19 @@ class TiedEmbedding:
         panels = self._projection.panels
         size = panels.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.emit(Operation.GATHER_PANELS, tokens.rows, tokens, panels, out, size)
+        tokens.tape.add(rows.gather_panels, tokens.rows, tokens=tokens, panels=panels, out=out, size=size)
         return out
 
 
 class PackedLinear:
     """A projection whose weights are in a packed layout. Invariant: the same as that of `PanelLinear`."""
 
-    __slots__ = ("_bias", "_level", "_variant", "weight")
+    __slots__ = ("_bias", "_level", "weight")
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None, level: ProductLevel) -> None:
         """Keep `weight` and a copy of `bias` `[out]`; `level` says what activations are in the product."""
         self.weight = weight
         self._level = level
-        self._variant = packed_variant(weight.shape.kind, level)
         self._bias: Float32 = np.zeros(weight.shape.num_panels * WIDTH, np.float32)
         if bias is not None:
             self._bias[: len(bias)] = bias.float().numpy()
@@ -105,29 +116,26 @@ class PackedLinear:
     def __call__(self, x: Buffer) -> Buffer:
         """Return `[T, out]` of `[T, in]`."""
         tape, shape = x.tape, self.weight.shape
-        kind, scales = shape.kind, self.weight.scales
-        sums, row_scales = 0, 0
+        sums, row_scales = None, None
         if isinstance(self._level, DotLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 4)
             sums, row_scales = tape.buffer(x.rows, shape.depth // shape.group), tape.buffer(x.rows, 1)
-            tape.emit(
-                Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
-                kind.factor, self._variant,
+            tape.add(
+                quantise, x.rows, x=x, out=packed, sums=sums, scales=row_scales, size=shape.inputs, depth=shape.depth,
+                group=shape.group, factor=shape.kind.factor,
             )  # fmt: skip
         elif isinstance(self._level, PairLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 2)
-            tape.emit(
-                Operation.QUANTISE, x.rows, x, source, 0, 0, shape.inputs, shape.depth, 0, 0, self._variant
-            )  # fmt: skip
+            tape.add(round_pairs, x.rows, x=x, out=packed, size=shape.inputs, depth=shape.depth)
         else:
             packed = tape.buffer(x.rows, shape.depth)
             source = x if shape.depth == x.size else packed
-            tape.emit(Operation.PACK, x.rows, x, packed, x.size, shape.depth, shape.size)
+            tape.add(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=shape.depth, num_outputs=shape.size)
         out = tape.buffer(x.rows, shape.size)
-        tape.emit(
-            Operation.MULTIPLY_PACKED, x.rows, source, packed, sums, row_scales, self.weight.panels,
-            0 if scales is None else scales, self._bias, out, shape.depth, shape.size,
-            shape.group * VARIANTS + self._variant,
+        tape.add(
+            multiply_packed(shape.kind, self._level), x.rows, x=source, packed=packed, sums=sums,
+            row_scales=row_scales, panels=self.weight.panels, scales=self.weight.scales, bias=self._bias, out=out,
+            depth=shape.depth, size=shape.size, group=shape.group,
         )  # fmt: skip
         return out
 
@@ -135,19 +143,18 @@ class PackedLinear:
 class PackedEmbedding:
     """Packed weights as an embedding table; a row is widened to float32 when it is looked up."""
 
-    __slots__ = ("_variant", "_weight")
+    __slots__ = ("_weight",)
 
-    def __init__(self, weight: PackedWeight, level: ProductLevel) -> None:
+    def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
-        self._variant = packed_variant(weight.shape.kind, level)
 
     def __call__(self, tokens: Buffer) -> Buffer:
         """Return `[T, E]`."""
-        shape, scales = self._weight.shape, self._weight.scales
+        shape = self._weight.shape
         out = tokens.tape.buffer(tokens.rows, shape.inputs)
-        tokens.tape.emit(
-            Operation.LOOK_UP, tokens.rows, tokens, self._weight.panels, 0 if scales is None else scales, out,
-            shape.inputs, shape.depth, shape.group, self._variant,
+        tokens.tape.add(
+            look_up(shape.kind), tokens.rows, tokens=tokens, panels=self._weight.panels, scales=self._weight.scales,
+            out=out, size=shape.inputs, depth=shape.depth, group=shape.group,
         )  # fmt: skip
         return out
 
@@ -188,7 +195,8 @@ class CPUOps:
         packed = self._packer.pack(table)
         if packed is None:
             return TableEmbedding(self._packer.table(table))
-        return PackedEmbedding(packed, self._level_of(packed))
+        self._level_of(packed)
+        return PackedEmbedding(packed)
 
     def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
@@ -196,8 +204,7 @@ class CPUOps:
         if packed is None:
             projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
             return TiedEmbedding(projection), projection
-        level = self._level_of(packed)
-        return PackedEmbedding(packed, level), PackedLinear(packed, None, level)
+        return PackedEmbedding(packed), PackedLinear(packed, None, self._level_of(packed))
 
     def _level_of(self, weight: PackedWeight) -> ProductLevel:
         kind = weight.shape.kind
@@ -214,74 +221,82 @@ class CPUOps:
     def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.emit(Operation.NORM, x.rows, x, _array(norm), out, x.size, number=norm.epsilon)
+        x.tape.add(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(norm), out, x.size, number=norm.epsilon)
+        x.tape.add(
+            rows.add_norm, x.rows, x=x, residual=residual, weight=_array(norm), out=out, size=x.size,
+            epsilon=norm.epsilon,
+        )  # fmt: skip
         return out
 
     def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        x.tape.emit(Operation.NORM_ADD, x.rows, x, _array(norm), residual, x.size, number=norm.epsilon)
+        x.tape.add(
+            rows.norm_add, x.rows, x=x, weight=_array(norm), residual=residual, size=x.size, epsilon=norm.epsilon
+        )  # fmt: skip
 
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
     ) -> tuple[Buffer, Buffer, Buffer]:
         """Return rotated q and k, and v."""
-        tape, rows = qkv.tape, qkv.rows
+        tape = qkv.tape
         if split.norms_are_whole:
             for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
                 assert norm is not None
-                tape.emit(
-                    Operation.NORM_COLUMNS, rows, qkv, _array(norm), qkv.size, start, size, number=norm.epsilon
+                tape.add(
+                    rows.norm_columns, qkv.rows, x=qkv, weight=_array(norm), x_size=qkv.size, column=start, size=size,
+                    epsilon=norm.epsilon,
                 )  # fmt: skip
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
-        q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
-        tape.emit(
-            Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, 2 * rotation[0].size,
-            number=0.0 if split.q_norm is None else split.q_norm.epsilon,
+        q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
+        q_norm, k_norm = (None if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm))
+        tape.add(
+            heads.split(2 * rotation[0].size), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
+            epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
         return q, k, v
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
-        gate_up.tape.emit(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
+        gate_up.tape.add(rows.silu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def gelu_mul(self, gate_up: Buffer) -> Buffer:
         """Return gelu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
-        gate_up.tape.emit(Operation.GELU_MUL, gate_up.rows, gate_up, out, out.size)
+        gate_up.tape.add(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
-        x.tape.emit(Operation.SCALE, x.rows, x, x.size, number=factor)
+        x.tape.add(rows.scale, x.rows, x=x, size=x.size, factor=factor)
         return x
 
     def take(self, x: Buffer, wanted: Buffer) -> Buffer:
         """Return the rows of `x` at `wanted`."""
         out = x.tape.buffer(wanted.rows, x.size)
-        x.tape.emit(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
+        x.tape.add(rows.take, wanted.rows, x=x, places=wanted, out=out, size=x.size)
         return out
 
     def concat(self, parts: Sequence[Buffer]) -> Buffer:
         """Return the columns of all `parts` side by side, in new memory."""
-        tape, rows = parts[0].tape, parts[0].rows
-        out, start = tape.buffer(rows, sum(part.size for part in parts)), 0
+        tape = parts[0].tape
+        out, start = tape.buffer(parts[0].rows, sum(part.size for part in parts)), 0
         for part in parts:
-            tape.emit(Operation.PUT, rows, part, out, part.size, out.size, start)
+            tape.add(rows.put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
             start += part.size
         return out
 
     def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
-        x.tape.emit(Operation.CLEAR_FIRST, x.rows, x, rotation[1], x.size, rotation[1].size)
+        sines = rotation[1]
+        x.tape.add(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
 
 

@@ -20,10 +20,14 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.models.rope import Rope
-from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS
+from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
+from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits
+from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
+from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS, report
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.pool import pool
+from pagewood.engine.runner.cpu.compiled.rows import columns
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape
 
@@ -251,7 +255,7 @@ class Pass:
     def pool(self, states: Buffer) -> Buffer:
         """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
         out = states.tape.buffer(states.rows, states.size)
-        states.tape.emit(Operation.POOL, states.rows, self.scope.index, states, states.size, out)
+        states.tape.add(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
         return out
 
     def adjust(self, logits: Buffer) -> Buffer:
@@ -261,7 +265,7 @@ class Pass:
             `[W, V]`, the logits before the change, of rows that are reported by them.
         """
         raw = logits.tape.buffer(logits.rows, logits.size)
-        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, raw)
+        self._adjust(logits, raw)
         return raw
 
     def adjust_drafts(self, logits: Buffer) -> None:
@@ -269,7 +273,12 @@ class Pass:
 
         Drafts are then drawn as their verification draws, but for grammars. Nothing is reported.
         """
-        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, logits)
+        self._adjust(logits, logits)
+
+    def _adjust(self, logits: Buffer, raw: Buffer) -> None:
+        logits.tape.add(
+            adjust, self.scope.sampled, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw
+        )  # fmt: skip
 
     def report(self, logits: Buffer, raw: Buffer, accepted: Accepted) -> Buffer:
         """Write the instruction that reports tokens; return the reports `[W, NUM_REPORT_COLUMNS]`.
@@ -280,9 +289,9 @@ class Pass:
             accepted: what was accepted in this pass.
         """
         out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
-        logits.tape.emit(
-            Operation.REPORT, logits.rows, self.scope.index, logits, logits.size, raw, accepted.tokens, accepted.counts,
-            out,
+        logits.tape.add(
+            report, logits.rows, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw,
+            found=accepted.tokens, counts=accepted.counts, out=out,
         )  # fmt: skip
         return out
 
@@ -294,7 +303,7 @@ class Pass:
         """
         tape, scope = drawn.tape, self.scope
         found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts)
+        tape.add(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts)
         return Accepted(tokens=found, counts=counts)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
@@ -311,9 +320,9 @@ class Pass:
             logits: `[W, V]` of `drafting`.
             index: of the draft in its chain.
         """
-        logits.tape.emit(
-            Operation.HOLD_LOGITS, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
-            logits.size, held.max_tokens, index,
+        logits.tape.add(
+            hold_logits, drafting.scope.sampled, scope=drafting.scope, target=self.scope, logits=logits,
+            held=held.logits, vocab_size=logits.size, num_drafts=held.max_tokens, index=index,
         )  # fmt: skip
 
     def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
@@ -326,9 +335,9 @@ class Pass:
         tape, scope = logits.tape, self.scope
         found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
-        tape.emit(
-            Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
-            counts, scratch,
+        tape.add(
+            reject, scope.sampled, scope=scope, logits=logits, held=held.logits, vocab_size=logits.size,
+            num_drafts=held.max_tokens, found=found, counts=counts, scratch=scratch,
         )  # fmt: skip
         return Accepted(tokens=found, counts=counts)
 
@@ -358,5 +367,5 @@ class Pass:
 def _columns(x: Buffer, start: int, size: int) -> Buffer:
     """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
     out = x.tape.buffer(x.rows, size)
-    x.tape.emit(Operation.COLUMNS, x.rows, x, out, x.size, size, start)
+    x.tape.add(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
     return out

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling_table import SamplingArrays
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.drawing import draw as drawing
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.splitmix import Domain, seeds_of
 
@@ -28,7 +28,9 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
         choices: `[S, NUM_CHOICE_COLUMNS]`, from `choices_of`.
     """
     tokens = logits.tape.buffer(logits.rows, 1)
-    logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
+    logits.tape.add(
+        drawing.draw, logits.rows, logits=logits, choices=choices, out=tokens, vocab_size=logits.size
+    )  # fmt: skip
     return tokens
 
 

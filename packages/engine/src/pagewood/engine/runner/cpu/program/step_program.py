@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
-from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
+from pagewood.engine.runner.cpu.compiled.machine.clock import clock
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import CPUAttention
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
@@ -75,7 +76,7 @@ class StepWriter:
 
         def mark(moment: int) -> None:
             if drafter is not None:
-                tape.emit(Operation.CLOCK, one.scope.tokens, self.clock[moment])
+                tape.add(clock, one.scope.tokens, out=self.clock[moment])
 
         mark(0)
         held = None if drafter is None else drafter.record_drafts(tape, one)
@@ -96,7 +97,7 @@ class StepWriter:
             mark(2)
             drafter.record_rest(tape, one, accepted)
             mark(3)
-        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
+        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes[: tape.num_row_kinds]]
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
         capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept

@@ -16,16 +16,18 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, NUM_SCOPE_COLUMNS, Column
-from pagewood.engine.runner.cpu.compiled.step import (
-    COUNTER_STRIDE,
-    FUNCTION,
-    NUM_COLUMNS,
-    PART_ROWS,
-    Operation,
-    StepKernel,
+from pagewood.engine.runner.cpu.compiled.instruction import (
+    COUNT,
+    IN_SCOPE,
+    OPERANDS,
+    PLAIN,
+    REAL,
+    ROWS,
+    Instruction,
     rows_of_part,
 )
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, NUM_SCOPE_COLUMNS, Column
+from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, StepKernel
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -38,9 +40,9 @@ class Rows:
     """What a matrix has rows for. How many there are is known when a program is run."""
 
     index: int
-    """In the counts of a run."""
-    scope: int
-    """Scope whose tokens, wanted tokens or sampled grants they are, in the order of its creation."""
+    """In the counts of a run; below 0, from their end: an instruction writes this count."""
+    scope: Scope
+    """Whose tokens, wanted tokens or sampled grants they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +54,22 @@ class Scope:
     @property
     def tokens(self) -> Rows:
         """[T]."""
-        return Rows(NUM_KINDS * self.index, self.index)
+        return Rows(NUM_KINDS * self.index, self)
 
     @property
     def wanted(self) -> Rows:
         """[W], tokens whose logits are wanted."""
-        return Rows(NUM_KINDS * self.index + 1, self.index)
+        return Rows(NUM_KINDS * self.index + 1, self)
 
     @property
     def sampled(self) -> Rows:
         """[S], grants that yield tokens."""
-        return Rows(NUM_KINDS * self.index + 2, self.index)
+        return Rows(NUM_KINDS * self.index + 2, self)
 
     @property
     def kept(self) -> Rows:
         """[K], tokens whose last hidden state is wanted: the wanted ones, and behind them those that are pooled."""
-        return Rows(NUM_KINDS * self.index + 3, self.index)
+        return Rows(NUM_KINDS * self.index + 3, self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,25 +88,29 @@ class Buffer:
         return Buffer(self.tape, rows, self.size, self)
 
 
-Operand = Buffer | NDArray[np.generic] | int
+Operand = Buffer | NDArray[np.generic] | Scope | Rows | float | None
+"""None: it is not there, which a kernel sees as 0."""
+_TYPES: dict[str, tuple[type, ...]] = {
+    PLAIN: (Buffer, np.ndarray, int, type(None)), REAL: (float, int), IN_SCOPE: (Scope,), COUNT: (Rows,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    operation: Operation
+    instruction: Instruction
     rows: Rows
     operands: Sequence[Operand]
-    number: float
 
 
 class Tape:
     """A list of instructions, in the order in which they run."""
 
-    __slots__ = ("_lines", "_scopes")
+    __slots__ = ("_counted", "_lines", "_scopes")
 
     def __init__(self) -> None:
-        self._lines: list[_Line] = []  # written by: emit
+        self._lines: list[_Line] = []  # written by: add
         self._scopes: list[dict[Column, Operand]] = []  # written by: scope, fill
+        self._counted: list[Rows] = []  # written by: counted
 
     def scope(self) -> Scope:
         """Return a new scope; `fill` gives it tables."""
@@ -129,9 +135,35 @@ class Tape:
         """Return a new matrix of `size` columns."""
         return Buffer(self, rows, size)
 
-    def emit(self, operation: Operation, rows: Rows, *operands: Operand, number: float = 0.0) -> None:
-        """Add an instruction; see `Operation` for its operands. The program keeps arrays alive."""
-        self._lines.append(_Line(operation=operation, rows=rows, operands=operands, number=number))
+    def counted(self, most: Rows) -> Rows:
+        """Return rows whose number an instruction writes, never more than `most`.
+
+        They are an operand of that instruction, and may be the rows of those behind it.
+        """
+        self._counted.append(most)
+        return Rows(-len(self._counted), most.scope)
+
+    def add(self, instruction: Instruction, rows: Rows, /, **operands: Operand) -> None:
+        """Add an instruction for some rows; its kernel says what the operands are. The program keeps arrays alive.
+
+        Raises:
+            ValueError: an operand is missing, unknown, or of another type.
+        """
+        kinds = instruction.operands
+        if operands.keys() != kinds.keys():
+            missing, unknown = kinds.keys() - operands.keys(), operands.keys() - kinds.keys()
+            raise ValueError(
+                f"{instruction.name} must have the operands {', '.join(kinds)}; "
+                f"missing: {', '.join(sorted(missing)) or 'none'}; unknown: {', '.join(sorted(unknown)) or 'none'}"
+            )
+        values: list[Operand] = []
+        for name, kind in kinds.items():
+            operand = operands[name]
+            if not isinstance(operand, _TYPES[kind]):
+                types = " or ".join(one.__name__ for one in _TYPES[kind])
+                raise ValueError(f"{name} of {instruction.name} must be {types}, got {operand!r}")
+            values.append(float(operand) if kind == REAL and isinstance(operand, int) else operand)
+        self._lines.append(_Line(instruction=instruction, rows=rows, operands=values))
 
     def program(
         self, kernel: StepKernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], outputs: Sequence[Buffer]
@@ -140,10 +172,11 @@ class Tape:
 
         Args:
             kernel: runs the instructions.
-            capacity: the largest number of rows, by `Rows.index`.
+            capacity: the largest number of rows, by `Rows.index`; those of `counted` follow from it.
             inputs: the caller fills them before every run.
             outputs: the caller reads them after every run.
         """
+        capacity = [*capacity, *(capacity[most.index] for most in reversed(self._counted))]
         spans = self._spans(inputs, outputs)
         sizes = {buffer: -(-capacity[buffer.rows.index] * buffer.size // _LINE) * _LINE for buffer in spans}
         places, total = _place(spans, sizes)
@@ -151,16 +184,29 @@ class Tape:
         memory = memory[-memory.ctypes.data // 4 % _LINE :]
 
         def value(operand: Operand) -> int:
-            if isinstance(operand, Buffer):
-                return memory.ctypes.data + 4 * places[operand.whole or operand]
-            return operand if isinstance(operand, int) else operand.ctypes.data
+            match operand:
+                case Buffer():
+                    return memory.ctypes.data + 4 * places[operand.whole or operand]
+                case np.ndarray():
+                    return operand.ctypes.data
+                case Scope():
+                    return operand.index
+                case Rows():
+                    return operand.index % len(capacity)
+                case float():
+                    return int(np.float64(operand).view(np.int64))
+                case _:
+                    return operand or 0
 
-        instructions = np.zeros((len(self._lines), NUM_COLUMNS), np.int64)
+        width = OPERANDS + max((len(line.operands) for line in self._lines), default=0)
+        instructions = np.zeros((len(self._lines), width), np.int64)
         for row, line in zip(instructions, self._lines, strict=True):
-            row[: 2 + len(line.operands)] = [line.operation, line.rows.index, *map(value, line.operands)]
             sizes_of_rows = [operand.size for operand in line.operands if isinstance(operand, Buffer)]
-            row[PART_ROWS] = rows_of_part(max(sizes_of_rows, default=1))
-            row[FUNCTION] = kernel.function(line.operation, line.operands[-1] if line.operands else 0)
+            row[:OPERANDS] = [
+                *kernel.place(line.instruction), value(line.rows), rows_of_part(max(sizes_of_rows, default=1)),
+                line.instruction.is_ahead,
+            ]  # fmt: skip
+            row[OPERANDS : OPERANDS + len(line.operands)] = list(map(value, line.operands))
         scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
         for index, columns in enumerate(self._scopes):
             most = capacity[NUM_KINDS * index :]
@@ -172,7 +218,7 @@ class Tape:
             capacity=tuple(capacity),
             instructions=instructions,
             scopes=scopes,
-            numbers=np.array([line.number for line in self._lines]),
+            names=[line.instruction.name for line in self._lines],
             inputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in inputs),
             outputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in outputs),
             kept=[
@@ -209,9 +255,9 @@ class Program:
     capacity: tuple[int, ...]
     """The largest number of rows, by `Rows.index`."""
     instructions: Int64
-    """[N, NUM_COLUMNS]"""
-    numbers: NDArray[np.float64]
-    """[N], the floating point operand of each."""
+    """[N, columns], see `compiled.instruction`."""
+    names: Sequence[str]
+    """[N], of the instructions."""
     scopes: Int64
     """[scopes, NUM_SCOPE_COLUMNS], what is the same in every run; a run completes a copy."""
     inputs: tuple[Float32, ...]
@@ -229,7 +275,7 @@ class Program:
         A thread may join a run late, when the next one has begun. So both arrays belong to this run.
 
         Args:
-            counts: `[scopes * NUM_KINDS]`, numbers of rows, by `Rows.index`, each at most `capacity`.
+            counts: as many as in `capacity`, numbers of rows, by `Rows.index`, each at most that.
             scopes: a completed copy of `scopes`.
             first: first instruction to run.
             last: first instruction behind it that does not run; None: all run.
@@ -237,12 +283,11 @@ class Program:
         instructions = self.instructions[first:last]
         # numpy.zeros would give the interpreter's lock away, and this thread could get it back when a plan is made.
         counters = np.frombuffer(bytearray(8 * COUNTER_STRIDE * len(instructions)), np.int64)
-        return Run(self.kernel, (instructions, self.numbers[first:last], counts, counters, scopes))
+        return Run(self.kernel, (instructions, counts, counters, scopes))
 
     def described(self, place: int, counts: Int64) -> tuple[str, dict[str, int]]:
         """Return the name of an instruction and facts about it, for profiles."""
-        operation, rows = self.instructions[place, :2].tolist()
-        return Operation(operation).name.lower(), {"instruction": place, "rows": int(counts[rows])}
+        return self.names[place], {"instruction": place, "rows": int(counts[self.instructions[place, ROWS]])}
 
 
 class MeasuredRun:

@@ -17,13 +17,15 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integers, vector
 
 
+@instruction(single_rows)
 @inlined
-def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any) -> None:
+def accept(scope: InScope, s: Part, drawn_at: Any, found_at: Any, counts_at: Any) -> None:
     """Accept the drafts of sampled grant `s`, and write its tokens to the table and its row's length.
 
     It yields the token drawn at its first wanted row, and goes on with the draft that equals it. It ends before a token
@@ -62,10 +64,11 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any) -> 
         integers(scope[Column.LENGTHS], 0)[row] = position + n
 
 
+@instruction(single_rows)
 @inlined
 def reject(
-    scope: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any, counts_at: Any,
-    scratch_at: Any,
+    scope: InScope, s: Part, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any,
+    counts_at: Any, scratch_at: Any,
 ) -> None:  # fmt: skip
     """Verify the chain of sampled grant `s` by rejection sampling, and write its tokens and its row's length.
 

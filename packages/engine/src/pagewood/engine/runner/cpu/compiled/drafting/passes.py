@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, longs, vector
@@ -41,8 +42,9 @@ def _known(scope: Any, row: Any) -> Any:
     return integers(scope[Column.TOKEN_TABLE] + 4 * np.int64(row) * width, width)
 
 
+@instruction(single_rows)
 @inlined
-def fill(scope: Any, s: Any, shift: Any) -> None:
+def fill(scope: InScope, s: Part, shift: Any) -> None:
     """Read the tokens of sampled grant `s` from the token table, each from `shift` positions after its own."""
     g = integers(scope[Column.SAMPLED], 0)[s]
     offsets, tokens = integers(scope[Column.OFFSETS], 0), integers(scope[Column.TOKENS], 0)
@@ -52,8 +54,9 @@ def fill(scope: Any, s: Any, shift: Any) -> None:
         tokens[first + i] = known[min(start + i, last)]
 
 
+@instruction(single_rows)
 @inlined
-def tag(scope: Any, s: Any, tags_at: Any, page_size: Any, chains_at: Any) -> None:
+def tag(scope: InScope, s: Part, tags_at: Any, page_size: Any, chains_at: Any) -> None:
     """Tag the slots that sampled grant `s` computes, and advance its row's hash.
 
     Args:
@@ -75,8 +78,9 @@ def tag(scope: Any, s: Any, tags_at: Any, page_size: Any, chains_at: Any) -> Non
     chains[row] = chain
 
 
+@instruction(single_rows)
 @inlined
-def note(scope: Any, s: Any, drawn_at: Any, shift: Any) -> None:
+def note(scope: InScope, s: Part, drawn_at: Any, shift: Any) -> None:
     """Write the token that a drafter drew for sampled grant `s` to the token table, if its position is not known yet.
 
     Args:
@@ -94,8 +98,9 @@ def note(scope: Any, s: Any, drawn_at: Any, shift: Any) -> None:
     _known(scope, row)[position] = max(integers(drawn_at, 0)[s], 0)
 
 
+@instruction(single_rows)
 @inlined
-def spread(s: Any, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, vocab_size: Any) -> None:
+def spread(s: Part, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, vocab_size: Any) -> None:
     """Write row `s` of logits over a part of the vocabulary as logits over all of it.
 
     A token is drawn with noise of its own, so a drafter that draws among the target's numbers gets the same noise.
@@ -116,9 +121,10 @@ def spread(s: Any, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, vo
         out[tokens[i]] = logits[i]
 
 
+@instruction(single_rows)
 @inlined
 def hold_logits(
-    scope: Any, target: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, index: Any
+    scope: InScope, target: InScope, s: Part, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, index: Any
 ) -> None:
     """Copy the logits that a draft of sampled grant `s` was drawn from to the place of its row in the target's scope.
 
@@ -143,8 +149,9 @@ def hold_logits(
         held[i] = source[i]
 
 
+@instruction(single_rows)
 @inlined
-def last(scope: Any, target: Any, s: Any, counts_at: Any) -> None:
+def last(scope: InScope, target: InScope, s: Part, counts_at: Any) -> None:
     """Make the token before the last accepted one the wanted token of the grant in `scope`.
 
     Args:
@@ -160,8 +167,9 @@ def last(scope: Any, target: Any, s: Any, counts_at: Any) -> None:
     integers(scope[Column.WANTED], 0)[g] = end - (firsts[s + 1] - firsts[s]) + max(integers(counts_at, 0)[s], 1) - 1
 
 
+@instruction(single_rows)
 @inlined
-def keep(scope: Any, s: Any, x_at: Any, states_at: Any, size: Any) -> None:
+def keep(scope: InScope, s: Part, x_at: Any, states_at: Any, size: Any) -> None:
     """Copy row `s` of the matrix at `x_at` `[S, size]` to the row of grant `s` in `states_at` `[rows, size]`."""
     row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     source, target = vector(x_at + 4 * s * size, size), vector(states_at + 4 * row * size, size)
@@ -169,8 +177,9 @@ def keep(scope: Any, s: Any, x_at: Any, states_at: Any, size: Any) -> None:
         target[i] = source[i]
 
 
+@instruction(single_rows)
 @inlined
-def recall(scope: Any, s: Any, states_at: Any, out_at: Any, size: Any) -> None:
+def recall(scope: InScope, s: Part, states_at: Any, out_at: Any, size: Any) -> None:
     """Copy the row of sampled grant `s` in `states_at` to row `s` of the matrix at `out_at`, as `keep` does."""
     row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     source, target = vector(states_at + 4 * row * size, size), vector(out_at + 4 * s * size, size)
@@ -178,8 +187,9 @@ def recall(scope: Any, s: Any, states_at: Any, out_at: Any, size: Any) -> None:
         target[i] = source[i]
 
 
+@instruction(single_rows)
 @inlined
-def stash(scope: Any, s: Any, x_at: Any, size: Any, stash_at: Any, depth: Any) -> None:
+def stash(scope: InScope, s: Part, x_at: Any, size: Any, stash_at: Any, depth: Any) -> None:
     """Remember the hidden states of the last positions that sampled grant `s` computes.
 
     Args:
@@ -202,8 +212,9 @@ def stash(scope: Any, s: Any, x_at: Any, size: Any, stash_at: Any, depth: Any) -
             target[j] = source[j]
 
 
+@instruction(single_rows)
 @inlined
-def unstash(scope: Any, s: Any, stash_at: Any, depth: Any, out_at: Any, size: Any) -> None:
+def unstash(scope: InScope, s: Part, stash_at: Any, depth: Any, out_at: Any, size: Any) -> None:
     """Read the hidden states of the positions of sampled grant `s`, as `stash` wrote them, to `out_at` `[T, size]`."""
     g = integers(scope[Column.SAMPLED], 0)[s]
     offsets = integers(scope[Column.OFFSETS], 0)

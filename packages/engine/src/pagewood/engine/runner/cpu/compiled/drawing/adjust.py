@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drawing.masks import apply_mask
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import (
@@ -98,7 +99,14 @@ def _forbid(logits: Any, words: Any, num_words: Any, known: Any, start: Any, dra
 
 
 @inlined
-def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> None:
+def _num_adjusted(num_rows: Any, scope: Any) -> Any:
+    """Return the parts: one for each sampled grant, if any is adjusted."""
+    return num_rows if scope[Column.NUM_ADJUSTED] > 0 else 0
+
+
+@instruction(_num_adjusted)
+@inlined
+def adjust(scope: InScope, s: Part, logits_at: Any, vocab_size: Any, raw_at: Any) -> None:
     """Change the logits of sampled grant `s`, if its row has adjustments.
 
     If the row's tokens are reported by the model's own logits, these are kept. A row that is constrained waits for its

@@ -16,6 +16,7 @@ import numpy as np
 from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.engine.core.sampling_table import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, long_rows, vector
@@ -129,8 +130,15 @@ def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any
 
 
 @inlined
+def _num_reported(num_rows: Any, scope: Any) -> Any:
+    """Return the parts: one for each wanted token, if any is reported."""
+    return num_rows if scope[Column.NUM_REPORTED] > 0 else 0
+
+
+@instruction(_num_reported)
+@inlined
 def report(
-    scope: Any, w: Any, logits_at: Any, vocab_size: Any, raw_at: Any, found_at: Any, counts_at: Any,
+    scope: InScope, w: Part, logits_at: Any, vocab_size: Any, raw_at: Any, found_at: Any, counts_at: Any,
     out_at: Any,
 ) -> None:  # fmt: skip
     """Report the token after wanted token `w`, if it was drawn or belongs to a prompt, and its request asks for it.

@@ -22,7 +22,6 @@ import numpy as np
 
 from pagewood.engine.core.result import EXCLUDED
 from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingColumn
-from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
 from pagewood.engine.runner.cpu.compiled.machine.kernel import apart, exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp, float_from_bits
@@ -364,7 +363,7 @@ def choose(logits: Any, choice: Any, exact_choice: Any, key: Any) -> Any:
 
     Args:
         logits: `[V] float32`.
-        choice: see `draw` for this and the next.
+        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
         exact_choice: the same memory as int32.
         key: of the row's noise.
     """
@@ -373,19 +372,6 @@ def choose(logits: Any, choice: Any, exact_choice: Any, key: Any) -> Any:
         return best
     nearest, limit = kept_range(logits, best, choice, exact_choice)
     return first_to_arrive(logits, best, temperature, nearest, limit, key)
-
-
-@exact
-def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
-    """Draw a token.
-
-    Args:
-        logits: `[V] float32`.
-        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
-        exact_choice: the same memory as int32.
-        token: `[1] int32`, written; `NO_NUMBER` or `NO_CHANCE` if there is none.
-    """
-    token[0] = choose(logits, choice, exact_choice, row_key(seed_of(exact_choice), exact_choice[POSITION]))
 
 
 @exact

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from typing import Any
 
 import numpy as np
@@ -70,6 +69,12 @@ def longs(address: Any, size: Any) -> Any:
 
 
 @inlined
+def doubles(address: Any, size: Any) -> Any:
+    """Return the float64 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.float64)
+
+
+@inlined
 def long_rows(address: Any, rows: Any, columns: Any) -> Any:
     """Return the int64 matrix `[rows, columns]` that starts at an address."""
     return carray(_pointer_to(address), (rows, columns), np.int64)
@@ -123,20 +128,16 @@ def _pause(typing_context: Any) -> Any:
     return types.void(), generate
 
 
-def _call(typing_context: Any, address: Any, op: Any, one: Any, number: Any, num_rows: Any, scopes: Any, part: Any,
-          following: Any) -> Any:  # fmt: skip
+def _call(typing_context: Any, address: Any, one: Any, counts: Any, scopes: Any, part: Any, following: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        long, double = ir.IntType(64), ir.DoubleType()
-        kind = ir.FunctionType(ir.VoidType(), [long, long, double, long, long, long, long])
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-        return context.get_dummy_value()
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * 5)
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
 
-    long = types.int64
-    return types.void(long, long, long, types.float64, long, long, long, long), generate
+    return types.int64(*[types.int64] * 6), generate
 
 
 call_part: Any = intrinsic(_call)
-"""Calls the C function at an address, with the arguments of `step.draft`."""
+"""Calls the function of an `instruction.Unit` at an address."""
 fetch_add: Any = intrinsic(_fetch_add)
 """Adds to one of flat int64 counters and returns its old value; a thread that reads the sum sees all earlier writes."""
 _load_shared: Any = intrinsic(_load)
@@ -152,21 +153,6 @@ else:
         _relax()
 
     _sleep: Any = inlined(_wait_a_little)
-
-
-if hasattr(time, "clock_gettime"):
-    _get_time: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
-    _CLOCK = np.int32(time.CLOCK_MONOTONIC)
-
-    @inlined
-    def write_time(address: Any) -> None:
-        """Write the time of a clock to an address: seconds and nanoseconds, int64 each."""
-        _get_time(_CLOCK, address)
-else:
-
-    @inlined
-    def write_time(address: Any) -> None:
-        """Do nothing: there is no clock."""
 
 
 @inlined

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.runner.cpu.compiled.instruction import Following, NumRows, Part, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, vector
 from pagewood.engine.runner.cpu.compiled.products.tile import LOW, TALL, WIDTH, multiply_packed
 
 _MANY_OUTPUTS = 2048  # for which taller tiles save more than packing them costs
@@ -52,14 +54,15 @@ def num_packed(num_rows: Any, size: Any, depth: Any, num_outputs: Any) -> Any:
     return count if depth > size or (num_rows + count - 1) // count > LOW else 0
 
 
+@instruction(num_packed)
 @inlined
-def pack(x: Any, packed: Any, depth: Any, num_outputs: Any, tile: Any) -> None:
-    """Copy the rows of one tile of `x` `[T, K]` to `packed` `[T * D]`, with zeros behind K.
+def pack(x_at: Any, packed_at: Any, size: Any, depth: Any, num_outputs: Any, num_rows: NumRows, tile: Part) -> None:
+    """Copy the rows of one tile of `x` `[T, K]`, K = `size`, to `packed` `[T * D]`, with zeros behind K.
 
     A tile of more than LOW rows becomes `[D, rows of the tile]`, a lower one `[rows of the tile, D]`; if D = K, it is
     read where it is.
     """
-    num_rows, size = x.shape
+    x, packed = floats(x_at, num_rows, size), vector(packed_at, num_rows * depth)
     count = num_float_tiles(num_rows, num_outputs)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
     if last - first <= LOW:
@@ -93,35 +96,47 @@ def num_products(count: Any, size: Any, num_panels: Any) -> Any:
     return (count + BLOCK - 1) // BLOCK * ((size + width - 1) // width)
 
 
+@inlined
+def _num_multiplied(num_rows: Any, size: Any) -> Any:
+    return num_products(num_float_tiles(num_rows, size), size, 1)
+
+
+@instruction(_num_multiplied)
 @strict
-def multiply(x: Any, packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, following: Any,
-             margin: Any) -> None:  # fmt: skip
+def multiply(
+    x_at: Any, packed_at: Any, panels_at: Any, bias_at: Any, out_at: Any, depth: Any, size: Any, num_rows: NumRows,
+    product: Part, following: Following,
+) -> None:  # fmt: skip
     """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.
 
     Args:
-        x: `[T * K]`.
-        packed: `[T * K]`, the result of `pack`.
-        panels: `[P * K * 32]`.
-        bias: `[P * 32]`.
-        out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
+        x_at: `[T * K]`.
+        packed_at: `[T * K]`, the result of `pack`.
+        panels_at: `[P * K * 32]`.
+        bias_at: `[P * 32]`.
+        out_at: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
         depth: K.
+        size: N.
+        num_rows: T.
         product: which part, panel by panel.
         following: the part that the same thread computes next; its panel is prefetched meanwhile.
-        margin: `[TALL * 32]`, scratch for the outputs of a panel that goes beyond N.
     """
-    num_rows, size = out.shape
+    padded = (size + WIDTH - 1) // WIDTH * WIDTH
+    x, packed, out = vector(x_at, num_rows * depth), vector(packed_at, num_rows * depth), floats(out_at, num_rows, size)
+    panels, bias = vector(panels_at, padded * depth), vector(bias_at, padded)
     count = num_float_tiles(num_rows, size)
     num_blocks = (count + BLOCK - 1) // BLOCK
     panel, block = product // num_blocks, product % num_blocks
     column, panel_at = panel * WIDTH, panel * depth * WIDTH
     cut = column + WIDTH > size
+    target = np.empty(TALL * WIDTH, np.float32) if cut else out.reshape(-1)
     first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
     ahead_step = (WIDTH + last_tile - first_tile - 1) // (last_tile - first_tile)
     ahead = following // num_blocks * depth * WIDTH
     for tile in range(first_tile, last_tile):
         first, last = num_rows * tile // count, num_rows * (tile + 1) // count
         height, own = last - first, packed if last - first > LOW else x
-        target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), first * size + column, size)
+        at, stride = (0, WIDTH) if cut else (first * size + column, size)
         multiply_packed(
             height, own, first * depth, panels, panel_at, depth, bias, column, target, at, stride, ahead, ahead_step
         )
@@ -129,4 +144,4 @@ def multiply(x: Any, packed: Any, panels: Any, bias: Any, out: Any, depth: Any, 
         if cut:
             for row in range(first, last):
                 for j in range(size - column):
-                    out[row, column + j] = margin[(row - first) * WIDTH + j]
+                    out[row, column + j] = target[(row - first) * WIDTH + j]

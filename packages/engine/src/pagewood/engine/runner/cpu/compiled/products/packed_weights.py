@@ -17,6 +17,15 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from pagewood.engine.runner.cpu.compiled.instruction import (
+    Following,
+    Instruction,
+    NumRows,
+    Part,
+    Unit,
+    instruction,
+    single_rows,
+)
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
 from pagewood.engine.runner.cpu.compiled.machine.memory import byte_values, floats, integers, shorts, vector
 from pagewood.engine.runner.cpu.compiled.machine.numeric import float_from_bits
@@ -25,6 +34,8 @@ from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.half_tile import multiply_halves
 from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK, num_float_tiles, num_products, num_tiles
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel
+from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
+from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import LOW, TALL, TWO_PANELS, WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, WeightKind
 from pagewood.engine.runner.cpu.compiled.products.wide_tile import multiply_widened
@@ -40,6 +51,7 @@ class WideLevel(IntEnum):
 ProductLevel: TypeAlias = DotLevel | PairLevel | WideLevel
 """Instructions for products with packed weights, and with them what activations are: bytes, pairs or float32."""
 
+_LEVELS = 16  # more than any number of a level
 _F, _I = np.float32, np.int32
 
 
@@ -59,16 +71,12 @@ def panels_of_part(kind: Any, num_rows: Any) -> Any:
     return 2 if num_rows == 1 and kind < WeightKind.INT8 else 1
 
 
-@inlined
-def num_packed_parts(kind: Any, level: Any, num_rows: Any, size: Any) -> Any:
-    """Return the number of parts of a product with N = `size` outputs, which threads can share."""
-    count = num_float_tiles(num_rows, size) if level == WideLevel.FLOAT32 else num_tiles(num_rows)
-    return num_products(count, size, panels_of_part(kind, num_rows))
-
-
 @cache
-def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
-    """Return the function that computes a part of a product: the rows of a block of tiles, times a panel or two."""
+def multiply_packed(kind: WeightKind, level: ProductLevel) -> Instruction:
+    """Return the instruction that multiplies by packed weights.
+
+    A part is the rows of a block of tiles, times a panel or two.
+    """
     tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) else None
     tile_of_wide: Any = multiply_widened(kind) if kind.has_codes else None
     tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind, level)
@@ -79,11 +87,18 @@ def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
     activation_bytes = 2 if kind == WeightKind.BFLOAT16_PAIRS else 4
     number, has_floats = int(kind), level == WideLevel.FLOAT32
 
+    @inlined
+    def num_parts(num_rows: Any, size: Any) -> Any:
+        count = num_float_tiles(num_rows, size) if has_floats else num_tiles(num_rows)
+        return num_products(count, size, panels_of_part(number, num_rows))
+
+    @instruction(num_parts)
     @strict
-    def multiply_part(
-        x: Any, packed: Any, sums: Any, row_scales: Any, panels: Any, scales: Any, bias: Any, out: Any, num_rows: Any,
-        depth: Any, size: Any, group: Any, part: Any, following: Any,
+    def multiply_packed(
+        x_at: Any, packed_at: Any, sums_at: Any, row_scales_at: Any, panels_at: Any, scales_at: Any, bias_at: Any,
+        out_at: Any, depth: Any, size: Any, group: Any, num_rows: NumRows, part: Part, following: Following,
     ) -> None:  # fmt: skip
+        """Multiply `x` `[T, D]`, or `packed`: what an instruction before has made of it, with its sums and scales."""
         count = num_float_tiles(num_rows, size) if has_floats else num_tiles(num_rows)
         num_blocks = (count + BLOCK - 1) // BLOCK
         width = panels_of_part(number, num_rows)
@@ -98,51 +113,50 @@ def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
         first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
         num = last_tile - first_tile
         ahead_step = (panel_bytes + num_steps * num - 1) // (num_steps * num)
-        ahead = panels + following // num_blocks * width * panel_bytes
+        ahead = panels_at + following // num_blocks * width * panel_bytes
         if not has_codes and width == 2 and first_panel * WIDTH + 2 * WIDTH <= size:
             column = 4 * first_panel * WIDTH
             tile_of_halves(
-                TWO_PANELS, x, panels + first_panel * panel_bytes, bias + column, out + column, size, depth, ahead,
-                2 * ahead_step,
+                TWO_PANELS, x_at, panels_at + first_panel * panel_bytes, bias_at + column, out_at + column, size,
+                depth, ahead, 2 * ahead_step,
             )  # fmt: skip
             return
         for panel in range(first_panel, min(first_panel + width, (size + WIDTH - 1) // WIDTH)):
-            column, weights = panel * WIDTH, panels + panel * panel_bytes
+            column, weights = panel * WIDTH, panels_at + panel * panel_bytes
             cut = column + WIDTH > size
             margin = np.empty(TALL * WIDTH if cut else 0, np.float32)
             for tile in range(first_tile, last_tile):
                 first, last = num_rows * tile // count, num_rows * (tile + 1) // count
-                height, own = last - first, packed if has_bytes or last - first > LOW else x
-                target = margin.ctypes.data if cut else out + 4 * (first * size + column)
+                height, own = last - first, packed_at if has_bytes or last - first > LOW else x_at
+                target = margin.ctypes.data if cut else out_at + 4 * (first * size + column)
                 stride = WIDTH if cut else size
                 if has_bytes:
                     tile_of_codes(
-                        height, own + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
-                        weights, scales + 4 * column, bias + 4 * column, target, stride, depth, group, ahead,
+                        height, own + first * depth, sums_at + 4 * first * (depth // group), row_scales_at + 4 * first,
+                        weights, scales_at + 4 * column, bias_at + 4 * column, target, stride, depth, group, ahead,
                         ahead_step,
                     )  # fmt: skip
                 elif has_codes:
                     tile_of_wide(
-                        height, own + 4 * first * depth, weights, scales + 4 * column, bias + 4 * column, target,
+                        height, own + 4 * first * depth, weights, scales_at + 4 * column, bias_at + 4 * column, target,
                         stride, depth, group, ahead, ahead_step,
                     )  # fmt: skip
                 else:
                     tile_of_halves(
-                        height, own + activation_bytes * first * depth, weights, bias + 4 * column, target, stride,
+                        height, own + activation_bytes * first * depth, weights, bias_at + 4 * column, target, stride,
                         depth, ahead, ahead_step,
                     )  # fmt: skip
                 ahead += num_steps * ahead_step
                 if cut:
-                    whole = floats(out, num_rows, size)
+                    whole = floats(out_at, num_rows, size)
                     for row in range(first, last):
                         for j in range(size - column):
                             whole[row, column + j] = margin[(row - first) * WIDTH + j]
 
-    return multiply_part
+    return multiply_packed
 
 
-@cache
-def reader(kind: WeightKind) -> Any:
+def _reader(kind: WeightKind) -> Any:
     """Return the function that widens one row of a matrix to float32.
 
     Its arguments are (address of the panels, address of the scales or 0, row, out `[K]`, K, D, group).
@@ -197,8 +211,26 @@ def reader(kind: WeightKind) -> Any:
     return readers.get(kind, grouped)
 
 
-@inlined
-def look_up(read: Any, tokens: Any, panels: Any, scales: Any, out: Any, size: Any, depth: Any, group: Any,
-            row: Any) -> None:  # fmt: skip
-    """Write the row of a token to a row of `out` `[T, K]`; `read` comes from `reader`."""
-    read(panels, scales, np.int64(integers(tokens, 0)[row]), vector(out + 4 * row * size, size), size, depth, group)
+@cache
+def look_up(kind: WeightKind) -> Instruction:
+    """Return the instruction that reads rows of packed weights as float32."""
+    read = _reader(kind)
+
+    @instruction(single_rows)
+    @inlined
+    def look_up(
+        tokens_at: Any, panels_at: Any, scales_at: Any, out_at: Any, size: Any, depth: Any, group: Any, row: Part
+    ) -> None:
+        """Write the row of a token of `tokens` `[T]` to a row of `out` `[T, K]`; K is `size`, D `depth`."""
+        token, out = np.int64(integers(tokens_at, 0)[row]), vector(out_at + 4 * row * size, size)
+        read(panels_at, scales_at, token, out, size, depth, group)
+
+    return look_up
+
+
+@cache
+def packed_unit(kind: WeightKind, level: ProductLevel) -> Unit:
+    """Return the instructions of one kind of weights: the product, what prepares its input, and the look-up."""
+    multiply = multiply_packed(kind, level)
+    prepare = {DotLevel: (quantise,), PairLevel: (round_pairs,), WideLevel: ()}[type(level)]
+    return Unit("packed", multiply, look_up(kind), *prepare, variant=kind * _LEVELS + level)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import strict
 from pagewood.engine.runner.cpu.compiled.machine.memory import codes, integers, vector
 from pagewood.engine.runner.cpu.compiled.machine.numeric import float_from_bits
@@ -49,34 +50,36 @@ def _quantise_row(x: Any, bits: Any, line: Any, size: Any, depth: Any) -> Any:
     return largest / _F(127.0)
 
 
+@instruction(num_tiles)
 @strict
 def quantise(
-    x: Any, to: Any, sums: Any, scales: Any, num_rows: Any, size: Any, depth: Any, group: Any, factor: Any, tile: Any
-) -> None:
+    x_at: Any, out_at: Any, sums_at: Any, scales_at: Any, size: Any, depth: Any, group: Any, factor: Any,
+    num_rows: NumRows, tile: Part,
+) -> None:  # fmt: skip
     """Write the codes, sums and scales of the rows of one tile.
 
     Args:
-        x: address of `[T, K] float32`.
-        to: address of codes, written: for each tile `[D / 4, R, 4] int8`.
-        sums: address of sums of codes, times `factor`, written: for each tile `[D / G, R] int32`.
-        scales: address of `[T] float32`, written.
-        num_rows: T.
+        x_at: `[T, K] float32`.
+        out_at: codes, written: for each tile `[D / 4, R, 4] int8`.
+        sums_at: sums of codes, times `factor`, written: for each tile `[D / G, R] int32`.
+        scales_at: `[T] float32`, written.
         size: K.
         depth: D.
         group: G.
         factor: see `code_tile.multiply_codes`.
+        num_rows: T.
         tile: which.
     """
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
     height, num_groups = last - first, depth // group
-    words, totals = integers(to + first * depth, 0), integers(sums + 4 * first * num_groups, 0)
-    of_rows = vector(scales, 0)
+    words, totals = integers(out_at + first * depth, 0), integers(sums_at + 4 * first * num_groups, 0)
+    of_rows = vector(scales_at, 0)
     line = np.empty(depth, np.int8)
     own = integers(line.ctypes.data, 0)
     for r in range(height):
-        at = x + 4 * (first + r) * size
-        row = codes(to + first * depth, 0) if height == 1 else line
+        at = x_at + 4 * (first + r) * size
+        row = codes(out_at + first * depth, 0) if height == 1 else line
         of_rows[first + r] = _quantise_row(vector(at, 0), integers(at, 0), row, size, depth)
         for g in range(num_groups):
             total = _I(0)

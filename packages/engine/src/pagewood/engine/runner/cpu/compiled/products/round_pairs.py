@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import strict
 from pagewood.engine.runner.cpu.compiled.machine.memory import integers, shorts
 from pagewood.engine.runner.cpu.compiled.products.matmul import num_tiles
@@ -21,27 +22,28 @@ _MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _HALF, _ONE, _SHIFT, _QUIET = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0x40)
 
 
+@instruction(num_tiles)
 @strict
-def round_pairs(x: Any, to: Any, num_rows: Any, size: Any, depth: Any, tile: Any) -> None:
+def round_pairs(x_at: Any, out_at: Any, size: Any, depth: Any, num_rows: NumRows, tile: Part) -> None:
     """Write the rows of one tile, rounded to nearest, ties to even; a NaN stays one.
 
     Args:
-        x: address of `[T, K] float32`.
-        to: address of the rounded numbers, written: for each tile `[D / 2, R, 2] bfloat16`.
-        num_rows: T.
+        x_at: `[T, K] float32`.
+        out_at: the rounded numbers, written: for each tile `[D / 2, R, 2] bfloat16`.
         size: K.
         depth: D.
+        num_rows: T.
         tile: which.
     """
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
     height = last - first
-    pairs = integers(to + 2 * first * depth, 0)
+    pairs = integers(out_at + 2 * first * depth, 0)
     line = np.empty(depth, np.uint16)
     own = integers(line.ctypes.data, 0)
     for r in range(height):
-        bits = integers(x + 4 * (first + r) * size, 0)
-        row = shorts(to + 2 * first * depth, 0) if height == 1 else line
+        bits = integers(x_at + 4 * (first + r) * size, 0)
+        row = shorts(out_at + 2 * first * depth, 0) if height == 1 else line
         if size < depth:
             row[size] = 0
         for i in range(_U(size)):

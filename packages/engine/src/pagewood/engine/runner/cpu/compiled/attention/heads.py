@@ -1,0 +1,99 @@
+"""The instructions of attention: the split into heads, the keys and values of new tokens, and attending to them.
+
+Legend: T tokens, H query heads, G key heads, D head_dim.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.runner.cpu.compiled.attention import pages
+from pagewood.engine.runner.cpu.compiled.instruction import (
+    First,
+    Following,
+    InScope,
+    Instruction,
+    Last,
+    NumRows,
+    Part,
+    Real,
+    Unit,
+    blocks_of_rows,
+    instruction,
+)
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.machine.memory import codes, floats, vector
+
+
+@instruction(blocks_of_rows)
+@inlined
+def store(
+    scope: InScope, k_at: Any, v_at: Any, memory_at: Any, scales_at: Any, size: Any, kv_heads: Any, page_size: Any,
+    memory_size: Any, first: First, last: Last,
+) -> None:  # fmt: skip
+    """Write keys and values `[T, G D]` to their pages in `memory`; with `scales`, as int8. `size` is G D."""
+    k, v = floats(k_at, 0, size), floats(v_at, 0, size)
+    if scales_at != 0:
+        scales = vector(scales_at, memory_size * kv_heads // size)
+        pages.store_codes(codes(memory_at, memory_size), scales, k, v, scope, kv_heads, page_size, first, last)
+    else:
+        pages.store(vector(memory_at, memory_size), vector(0, 0), k, v, scope, kv_heads, page_size, first, last)
+
+
+@cache
+def split(dim: int) -> Instruction:
+    """Return the instruction that splits rows into rotated heads of `dim` elements, a constant in its loops."""
+
+    @instruction(blocks_of_rows)
+    @inlined
+    def split(
+        qkv_at: Any, cosines_at: Any, sines_at: Any, q_norm_at: Any, k_norm_at: Any, q_at: Any, k_at: Any, v_at: Any,
+        q_size: Any, k_size: Any, epsilon: Real, first: First, last: Last,
+    ) -> None:  # fmt: skip
+        """Write `q` `[T, H D]`, `k` and `v` `[T, G D]` of `qkv`; see `rows.split_heads`. A norm may be 0."""
+        rows.split_heads(
+            floats(qkv_at, 0, q_size + 2 * k_size), floats(cosines_at, 0, dim // 2), floats(sines_at, 0, dim // 2),
+            vector(q_norm_at, dim if q_norm_at != 0 else 0), vector(k_norm_at, dim if k_norm_at != 0 else 0), epsilon,
+            floats(q_at, 0, q_size), floats(k_at, 0, k_size), floats(v_at, 0, k_size), first, last,
+        )  # fmt: skip
+
+    return split
+
+
+@inlined
+def _num_items(scope: Any) -> Any:
+    return scope[Column.NUM_ITEMS]
+
+
+@cache
+def attend(dim: int, *, int8: bool) -> Instruction:
+    """Return the instruction that attends to pages, for heads of `dim` elements, in float32 or int8."""
+    attend_item, numbers_at = pages.attend_item(dim, codes=int8), codes if int8 else vector
+
+    @instruction(_num_items)
+    @inlined
+    def attend(
+        scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, out_at: Any, size: Any, kv_heads: Any,
+        page_size: Any, window: Any, memory_size: Any, scale: Real, num_rows: NumRows, item: Part,
+        following: Following,
+    ) -> None:  # fmt: skip
+        """Write to `out` `[T, H D]` what `q` attends to; `size` is H D, and a query sees the last `window` keys."""
+        attend_item(
+            numbers_at(memory_at, memory_size), vector(scales_at, memory_size // dim if scales_at != 0 else 0),
+            floats(q_at, num_rows, size), floats(out_at, num_rows, size), scope, item, following, kv_heads, page_size,
+            window, scale,
+        )  # fmt: skip
+
+    return attend
+
+
+@cache
+def heads_unit(dim: int, *, int8: bool) -> Unit:
+    """Return the instructions for heads of `dim` elements."""
+    return Unit("heads", split(dim), attend(dim, int8=int8), variant=dim * 2 + int8)
