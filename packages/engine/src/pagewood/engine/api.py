@@ -524,10 +524,11 @@ class CachedPrefix:
     It depends on the request's own namespace only, so it reveals nothing about others.
     """
 
-    cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
+    cause: Literal["complete", "page_rounding", "evicted", "window_evicted", "never_seen", "no_cache"]
     """complete: all that can be reused was cached; page_rounding: the cached text goes on within the next page, and
-    only whole pages are cached; evicted: more was cached before; never_seen: no longer prefix is cached, or remembered;
-    no_cache: the engine keeps no prefixes."""
+    only whole pages are cached; evicted: more was cached before; window_evicted: more is cached, but in layers with a
+    window, the memory of the pages before its end was used for something else; never_seen: no longer prefix is cached,
+    or remembered; no_cache: the engine keeps no prefixes."""
     num_reusable_tokens: int
     """Most tokens of the prompt that could come from a cache: all but the last one, whose logits are needed, and fewer
     if log probabilities or states of the prompt are asked for."""

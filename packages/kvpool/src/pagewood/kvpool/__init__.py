@@ -5,6 +5,7 @@ The memory itself is in `storage`, `latent_storage`, `states` and `memory`. Only
 
 from pagewood.kvpool.allocator import Moves, OutOfPages, PageAllocator
 from pagewood.kvpool.arrays import PageArray
+from pagewood.kvpool.groups import LayerGroups
 from pagewood.kvpool.hybrid import HybridLayout
 from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.latent import LatentLayout
@@ -22,6 +23,7 @@ __all__ = [
     "JointLayout",
     "KVLayout",
     "LatentLayout",
+    "LayerGroups",
     "Moves",
     "MultiHeadLayout",
     "OutOfPages",

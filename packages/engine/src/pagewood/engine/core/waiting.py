@@ -408,8 +408,7 @@ class WaitingQueue:
             self._num_recalling += 1
 
         def take(n: int) -> Int32 | None:
-            num_matched = self._kv.peek(request)
-            num_missing = -(-request.num_known // self._kv.page_size) - num_matched // self._kv.page_size
+            num_missing = self._kv.num_missing(request, self._kv.peek(request))
             return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
 
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
@@ -463,6 +462,11 @@ class WaitingQueue:
         elif entry.matched_epoch != self._kv.epoch:
             entry.matched_epoch = self._kv.epoch
             request.num_matched = self._kv.peek(request)
+
+    def num_usable(self, request: Request) -> int:
+        """Return how much of `num_matched` can be used: a watch does not know which pages have lost their windows."""
+        is_known = self._group is None or self._kv.groups is None
+        return request.num_matched if is_known else self._kv.peek(request)
 
     def count_preempted(self, priority: int) -> None:
         """Count a request that has lost its memory before its end."""

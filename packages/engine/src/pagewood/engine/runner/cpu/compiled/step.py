@@ -62,7 +62,7 @@ from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 
-NUM_COLUMNS = 15
+NUM_COLUMNS = 16
 """Columns of an instruction: the operation, which of the counts is its number of rows, its operands, and two more."""
 PART_ROWS = NUM_COLUMNS - 2
 """Column with the rows of a part, where an instruction goes row by row; see `rows_of_part`."""
@@ -96,9 +96,11 @@ class Operation(IntEnum):
     SPLIT = 7
     """qkv, cosines, sines, q norm or 0, k norm or 0, q, k, v, size of q, size of k, head_dim."""
     STORE = 8
-    """k, v, memory, size of k, key heads, page size, scales or 0, scope, size of the memory."""
+    """k, v, memory, size of k, key heads, page size, scales or 0, scope, size of the memory, first row of the page
+    table: tables of groups of layers lie behind each other."""
     ATTEND = 9
-    """q, memory, out, size of q, key heads, page size, window, scales or 0, scope, size of the memory, head_dim."""
+    """q, memory, out, size of q, key heads, page size, window, scales or 0, scope, size of the memory, first
+    row of the page table, head_dim."""
     SILU_MUL = 10
     """gate and up, out, size."""
     DRAW = 11
@@ -119,8 +121,8 @@ class Operation(IntEnum):
     PLANT = 17
     """scope."""
     COMPACT = 18
-    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens
-    `[rows]`."""
+    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`,
+    first row of the page table."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
     FILL = 20
@@ -247,7 +249,8 @@ def heads_kernel(dim: int, *, int8: bool) -> Kernel:
             attend(
                 numbers_at(one[3], memory_size), vector(one[9], memory_size // dim if one[9] != 0 else 0),
                 floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size),
-                long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)[one[10]], part, following, one[6], one[7], one[8], number,
+                long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)[one[10]], one[12], part, following, one[6], one[7], one[8],
+                number,
             )  # fmt: skip
         else:
             q_size, k_size = one[10], one[11]
@@ -403,7 +406,7 @@ def _settle(op: Any, one: Any, scopes: Any, part: Any) -> None:
     elif op == Operation.PLANT:
         plant(scopes[one[2]], part)
     elif op == Operation.COMPACT:
-        compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
+        compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
     else:
         write_time(one[2])
 
@@ -433,9 +436,9 @@ def _store(one: Any, num_rows: Any, scopes: Any, first: Any, last: Any) -> None:
     k, v, scope = floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), scopes[one[9]]
     if one[8] != 0:
         scales = vector(one[8], memory_size * one[6] // k_size)
-        store_codes(codes(one[4], memory_size), scales, k, v, scope, one[6], one[7], first, last)
+        store_codes(codes(one[4], memory_size), scales, k, v, scope, one[11], one[6], one[7], first, last)
     else:
-        store(vector(one[4], memory_size), vector(0, 0), k, v, scope, one[6], one[7], first, last)
+        store(vector(one[4], memory_size), vector(0, 0), k, v, scope, one[11], one[6], one[7], first, last)
 
 
 @kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1], i8[::1], i8)", is_long=True)

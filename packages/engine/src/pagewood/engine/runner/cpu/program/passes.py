@@ -40,7 +40,7 @@ class RowTables:
     lengths: Int32
     """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
-    """[rows, pages of a row], page ids."""  # written by: cpu.runner
+    """[groups * rows, pages of a row], page ids, the tables of all groups of layers."""  # written by: cpu.runner
     checked: Int32
     """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
     # written by: cpu.runner
@@ -57,12 +57,12 @@ class RowTables:
         return self.adjustments[rows, Adjustment.REPORTED] > 0
 
     @classmethod
-    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
-        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages."""
+    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int, num_groups: int = 1) -> RowTables:
+        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages a group."""
         return cls(
             tokens=np.zeros((num_rows, num_tokens), np.int32),
             lengths=np.zeros(num_rows, np.int32),
-            pages=np.zeros((num_rows, num_pages), np.int32),
+            pages=np.zeros((num_groups * num_rows, num_pages), np.int32),
             checked=np.zeros(num_rows, np.int32),
             limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
             stop_ids=np.full((num_rows, NUM_STOP_IDS), -1, np.int32),
@@ -264,7 +264,9 @@ class Pass:
         """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
         self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
 
-    def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
+    def compact(
+        self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int, first_row: int
+    ) -> None:
         """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
 
         Args:
@@ -272,11 +274,12 @@ class Pass:
             memory: `[pages, groups, page_size, ...]`, contiguous, in units of four bytes.
             groups: groups of slots in a page.
             page_size: slots of a page.
+            first_row: of the page table of the memory.
         """
         words = memory.nbytes // 4 // (len(memory) * groups * page_size)
         self.tokens.tape.emit(
             Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
-            accepted.counts,
+            accepted.counts, first_row,
         )  # fmt: skip
 
     def pool(self, states: Buffer) -> Buffer:

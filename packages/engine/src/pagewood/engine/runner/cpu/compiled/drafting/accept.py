@@ -158,8 +158,9 @@ def plant(scope: Any, s: Any) -> None:
 
 @inlined
 def compact(
-    scope: Any, s: Any, memory: Any, groups: Any, page_size: Any, words: Any, nodes_at: Any, counts_at: Any
-) -> None:
+    scope: Any, s: Any, memory: Any, groups: Any, page_size: Any, words: Any, nodes_at: Any, counts_at: Any,
+    first_row: Any,
+) -> None:  # fmt: skip
     """Move what the pages hold of the accepted nodes of sampled grant `s`, if it is a tree, to consecutive slots.
 
     Args:
@@ -171,12 +172,13 @@ def compact(
         words: of a slot in a group.
         nodes_at: see `accept`.
         counts_at: see `accept`.
+        first_row: of the page table of the memory.
     """
     g = integers(scope[Column.SAMPLED], 0)[s]
     if integers(scope[Column.TREES], 0)[g] == 0 or scope[Column.SAMPLES] == 0:
         return
     page_table = integer_rows(scope[Column.PAGE_TABLE], 0, scope[Column.PAGES_PER_ROW])
-    row, start = integers(scope[Column.ROWS], 0)[g], np.int64(integers(scope[Column.STARTS], 0)[g])
+    row, start = first_row + integers(scope[Column.ROWS], 0)[g], np.int64(integers(scope[Column.STARTS], 0)[g])
     first = integers(scope[Column.FIRSTS], 0)[s]
     nodes = integers(nodes_at, 0)
     for depth in range(1, integers(counts_at, 0)[s]):  # ascending: a node is at least as large as its depth
