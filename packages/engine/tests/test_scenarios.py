@@ -521,7 +521,7 @@ FAULTS: dict[str, list[Edit]] = {
 FAULTS_OF_TREES: dict[str, list[Edit]] = {
     "all nodes promised": [(speculation.Speculation, "extend", "1 + num, 1 + depth", "1 + num, 1 + num")],
     "all nodes advance": [(Engine, "_launch_plan", "grant.num_advanced", "grant.num_tokens")],
-    "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
+    "nodes not moved": [(EchoRunner, "_verify_tree", "self._write(row, start, kv[best])", "pass")],
 }
 
 FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
