@@ -726,9 +726,10 @@ class EngineConfig:
     max_length: int | None = None
     """Longest prompt plus output of one request, at least 2; None: what the model and the KV memory allow."""
     max_total_tokens: int | None = None
-    """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each
-    request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
-    of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
+    """Token positions of KV memory, for all requests and the prefix cache together; more fit if layers have windows and
+    give memory back. None, on a CPU: 2,048 for each request that may run (or the longest request, if that is shorter),
+    at least one longest request, at most a quarter of the free memory; the system provides it as it is used. On CUDA:
+    all that `mem_fraction` leaves."""
     mem_fraction: float = 0.9
     """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
     page_size: int = 16

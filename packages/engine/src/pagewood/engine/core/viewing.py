@@ -87,6 +87,7 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
     """Return which requests have the pages. Cost: a pass over the pool in numpy, and two short arrays for each row.
 
     The counts are exact. In the cells, pages that are locked only because a request has duplicates of them are cached.
+    Where layers have windows, all pages with an id have cells, and cached pages count by the memory that they have.
     """
     num_pages = kv.num_ids
     per_cell = -(-num_pages // _MAX_CELLS)
@@ -106,7 +107,7 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
         num_pages=kv.num_pages,
         page_size=kv.page_size,
         num_free=kv.num_free,
-        num_cached=kv.num_cached - num_locked,
+        num_cached=max(0, kv.num_cached - num_locked),
         num_locked=num_locked,
         num_private=num_private,
         pages_per_cell=per_cell,
