@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import gguf_files
@@ -70,7 +71,22 @@ def test_what_a_folder_is(folder: Path) -> None:
     ]
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="float32", order="HND")
     assert found.kv_bytes_per_token["float32"] == layout.bytes_per_page // 16 == 2 * 2 * 2 * 16 * 4
+    num_pages = -(-found.model.max_position // 16)
+    assert found.kv_bytes_of_longest["float32"] == num_pages * layout.bytes_per_page
     assert found.errors == []
+
+
+def test_layers_with_windows_need_memory_for_the_last_part_of_the_longest_text(tmp_path: Path) -> None:
+    config: Any = transformers.Gemma3TextConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=6, head_dim=16, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1 << 14, sliding_window=1024,
+    )  # fmt: skip
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    found = inspect_model(tmp_path)
+    of_layer = 2 * 2 * 16 * 4  # keys and values, heads, elements, bytes
+    assert found.kv_bytes_per_token["float32"] == 6 * of_layer
+    in_window = 1024 + 512 + 16  # the window, the tokens of a step, and pages that are not full
+    assert found.kv_bytes_of_longest["float32"] == (16384 + 5 * in_window) * of_layer
 
 
 def test_the_embedded_model_and_its_templates() -> None:

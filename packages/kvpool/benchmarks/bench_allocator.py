@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pagewood.kvpool import PageAllocator, RowPool, ragged_pages
+from pagewood.kvpool import PageAllocator
 
 POOLS = pytest.mark.parametrize("num_pages", [300_000, 2_000_000])
 ORDERS = pytest.mark.parametrize("is_scattered", [False, True], ids=["fresh", "scattered"])
@@ -65,20 +65,3 @@ def test_alloc_into_an_array(benchmark: BenchmarkFixture, n: int, num_pages: int
 def test_free(benchmark: BenchmarkFixture, n: int, is_scattered: bool, num_pages: int):
     allocator = make(num_pages, is_scattered)
     benchmark.pedantic(allocator.free, setup=lambda: ((allocator.alloc(n),), {}), rounds=100, warmup_rounds=5)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_decode_step_with_rows(benchmark: BenchmarkFixture, page_size: int):
-    """Grow 256 requests of about 1,000 tokens by one token, and gather all their pages for the attention kernel."""
-    rows, allocator = RowPool(256, 8192), PageAllocator(2_000_000)
-    tickets = rows.alloc(256)
-    lengths = np.arange(900, 1156, dtype=np.int32)
-
-    def step():
-        counts = (lengths + page_size - 1) // page_size - rows.num_pages(tickets)
-        rows.append(tickets, allocator.alloc(int(counts.sum())), counts)
-        ragged_pages(rows.table, rows.rows(tickets), lengths, page_size=page_size)
-        np.add(lengths, 1, out=lengths)
-
-    step()
-    benchmark.pedantic(step, rounds=100, warmup_rounds=5)

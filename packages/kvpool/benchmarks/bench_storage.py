@@ -5,11 +5,10 @@
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pagewood.kvpool import LatentLayout, MultiHeadLayout
+from pagewood.kvpool import MultiHeadLayout
 
 torch = pytest.importorskip("torch")
 
-from pagewood.kvpool.latent_storage import LatentStorage  # noqa: E402
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
 
 TOKENS = pytest.mark.parametrize("num_tokens", [8, 256, 2048])
@@ -32,13 +31,6 @@ def test_write(benchmark: BenchmarkFixture, order, dtype: str, num_tokens: int):
     k, v = torch.randn(2, num_tokens, 8, 128)
     slots = torch.randperm(4096 * 16)[:num_tokens]
     benchmark(storage.write, 0, k, v, slots)
-
-
-@TOKENS
-def test_write_latent(benchmark: BenchmarkFixture, num_tokens: int):
-    storage = LatentStorage(LatentLayout(num_layers=1, latent_dim=512, rope_dim=64, page_size=64), num_pages=1024)
-    slots = torch.randperm(1024 * 64)[:num_tokens]
-    benchmark(storage.write, 0, torch.randn(num_tokens, 512), torch.randn(num_tokens, 64), slots)
 
 
 @TOKENS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.kvpool import KVLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout, WindowedLayout
+from pagewood.kvpool import MultiHeadLayout, PageArray, PageLayout, StateLayout
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 small = st.integers(1, 9)
@@ -21,15 +21,13 @@ multi_head = st.builds(
     order=st.sampled_from(["NHD", "HND"]),
     halves=st.sampled_from(["joint", "pair"]),
 )
-latent = st.builds(LatentLayout, num_layers=small, latent_dim=small, rope_dim=small, page_size=small, dtype=dtypes)
-windowed = st.builds(WindowedLayout, kv=multi_head | latent, window=small, max_step=small)
 arrays = st.builds(PageArray, name=st.text(), dtype=dtypes, shape=st.lists(small, min_size=1, max_size=3).map(tuple))
 state = st.builds(
     StateLayout,
     num_layers=small,
     arrays=st.lists(arrays, min_size=1, max_size=3, unique_by=lambda array: array.name).map(tuple),
 )
-layouts = multi_head | latent | windowed | state
+layouts = multi_head | state
 
 
 def test_shapes_are_those_of_flashinfer():
@@ -39,8 +37,6 @@ def test_shapes_are_those_of_flashinfer():
     assert MultiHeadLayout(**sizes, halves="pair").shape(100) == (100, 16, 8, 128)
     assert MultiHeadLayout(**sizes, halves="pair", order="HND").shape(100) == (100, 8, 16, 128)
     assert [array.name for array in MultiHeadLayout(**sizes, halves="pair").arrays] == ["k", "v"]
-    mla = LatentLayout(num_layers=61, latent_dim=512, rope_dim=64, page_size=64)
-    assert mla.shape(100) == (100, 64, 576)
 
 
 @pytest.mark.parametrize(("dtype", "item_bytes"), list(DTYPES.items()))
@@ -51,8 +47,6 @@ def test_bytes_per_page_count_all_layers_both_halves_and_scales(dtype: str, item
     )
     scale_bytes = 4 if dtype == "int8" else 0
     assert layout.bytes_per_page == 24 * 2 * 16 * 8 * (128 * item_bytes + scale_bytes)
-    mla = LatentLayout(num_layers=61, latent_dim=512, rope_dim=64, page_size=64, dtype=dtype)
-    assert mla.bytes_per_page == 61 * 64 * (576 * item_bytes + 2 * scale_bytes)
 
 
 def test_scales_have_the_axes_of_their_codes_without_the_last():
@@ -65,8 +59,8 @@ def test_scales_have_the_axes_of_their_codes_without_the_last():
     assert [(array.name, array.shape) for array in pair.arrays[2:]] == [("k_scales", (16, 8)), ("v_scales", (16, 8))]
 
 
-@given(multi_head | latent, st.integers(1, 5))
-def test_bytes_and_strides_are_those_of_contiguous_arrays(layout: MultiHeadLayout | LatentLayout, num_pages: int):
+@given(multi_head, st.integers(1, 5))
+def test_bytes_and_strides_are_those_of_contiguous_arrays(layout: MultiHeadLayout, num_pages: int):
     items = {1: np.int8, 2: np.int16, 4: np.int32}
     pool = [np.empty((num_pages, *array.shape), dtype=items[DTYPES[array.dtype]]) for array in layout.arrays]
     assert layout.bytes_per_page * num_pages == sum(array.nbytes for array in pool) * layout.num_layers
@@ -87,16 +81,6 @@ def test_pages_for_is_the_largest_number_that_fits(layout: PageLayout, num_bytes
         assert num_pages * layout.bytes_per_page <= num_bytes < (num_pages + 1) * layout.bytes_per_page
 
 
-def test_layouts_of_tokens_are_kv_layouts():
-    heads = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
-    kv: list[KVLayout] = [
-        heads,
-        LatentLayout(num_layers=1, latent_dim=1, rope_dim=1, page_size=4),
-        WindowedLayout(kv=heads, window=4, max_step=1),
-    ]
-    assert [layout.page_size for layout in kv] == [4, 4, 4]
-
-
 @pytest.mark.parametrize("wrong", [0, -1])
 @pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim", "page_size"])
 def test_sizes_of_heads_are_at_least_one(name: str, wrong: int):
@@ -105,19 +89,10 @@ def test_sizes_of_heads_are_at_least_one(name: str, wrong: int):
         MultiHeadLayout(**sizes)
 
 
-@pytest.mark.parametrize("name", ["num_layers", "latent_dim", "rope_dim", "page_size"])
-def test_sizes_of_latents_are_at_least_one(name: str):
-    sizes: dict[str, Any] = {"num_layers": 1, "latent_dim": 1, "rope_dim": 1, "page_size": 1, name: 0}
-    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        LatentLayout(**sizes)
-
-
 def test_unknown_names_are_refused():
     sizes: dict[str, Any] = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "page_size": 1}
     with pytest.raises(ValueError, match=r"dtype must be one of float32, .*, int8, got 'int4'"):
         MultiHeadLayout(**sizes, dtype="int4")
-    with pytest.raises(ValueError, match=r"dtype must be one of float32, .*, int8, got 'int4'"):
-        LatentLayout(num_layers=1, latent_dim=1, rope_dim=1, page_size=1, dtype="int4")
     with pytest.raises(ValueError, match="order must be NHD or HND, got 'DHN'"):
         MultiHeadLayout(**sizes, order="DHN")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="halves must be joint or pair, got 'both'"):

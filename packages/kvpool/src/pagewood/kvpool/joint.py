@@ -11,7 +11,7 @@ class JointLayout:
     """Several layouts that share page ids: a page holds the arrays of all of them.
 
     A draft model keeps its keys and values in the pages of its target, for instance, so that whatever moves, caches or
-    copies a page does so for both. In `HybridLayout`, a page belongs to one of its groups at a time.
+    copies a page does so for both.
 
     Invariant: it has one layer, whose arrays are those of all layers of all parts, in order. They are named after the
     part and the layer: `1.0.kv` is `kv` in layer 0 of part 1.

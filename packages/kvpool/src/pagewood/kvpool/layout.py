@@ -29,15 +29,6 @@ class PageLayout(Protocol):
         ...
 
 
-class KVLayout(PageLayout, Protocol):
-    """A layout whose pages hold token positions."""
-
-    @property
-    def page_size(self) -> int:
-        """Token positions in a page."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHeadLayout:
     """Keys and values of every KV head, for multi-head and grouped-query attention.

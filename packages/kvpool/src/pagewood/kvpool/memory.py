@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
 from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.layout import PageLayout
 from pagewood.kvpool.scatter import ScatteredRows, index_pages
 
+# The size of a cache line, and the alignment of the widest loads of a GPU.
+_ALIGNMENT_BYTES = 64
 # No operating system has smaller pages.
 _SYSTEM_PAGE_BYTES = 4096
 
 
 class PageMemory:
-    """The arrays of a layout for all pages of a pool, on one device; made by `allocate`, `allocate_groups`
-    or `allocate_joint`.
+    """The arrays of a layout for all pages of a pool, on one device; made by `allocate` or `allocate_joint`.
 
     Invariant: the contents of a page change only through the methods of this class and through writes to the tensors
     that `array` and `blocks` return. The caller keeps track of which request owns a page. All methods except `checksum`
@@ -139,30 +139,6 @@ def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device =
     return PageMemory(layout, blocks)
 
 
-def allocate_groups(
-    layout: HybridLayout, num_pages: int, *, device: str | torch.device = "cpu"
-) -> tuple[PageMemory, ...]:
-    """Allocate `num_pages * layout.bytes_per_page` bytes once, and return one view of them for each group.
-
-    The memory starts as zeros. A page that passes from one group to another keeps its bytes, so a group that needs
-    zeros (such as states) must call `zero_pages` first.
-
-    Raises:
-        ValueError: `num_pages` is less than 1.
-    """
-    check_at_least_one(num_pages=num_pages)
-    pages = _zeros(num_pages, layout.bytes_per_page, device)
-    memories: list[PageMemory] = []
-    for number, group in enumerate(layout.groups):
-        sizes = [array.num_bytes for array in group.arrays]
-        blocks = [
-            tuple(pages[:, start : start + size] for start, size in zip(starts, sizes, strict=True))
-            for starts in layout.offsets(number)
-        ]
-        memories.append(PageMemory(group, blocks))
-    return tuple(memories)
-
-
 def allocate_joint(
     layout: JointLayout, num_pages: int, *, device: str | torch.device = "cpu"
 ) -> tuple[PageMemory, tuple[PageMemory, ...]]:
@@ -218,6 +194,6 @@ def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> t
         with contextlib.suppress(OSError):  # a system without huge pages
             buffer.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(buffer, dtype=torch.uint8).view(num_pages, bytes_per_page)
-    zeros = np.zeros(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
-    start = -zeros.ctypes.data % ALIGNMENT_BYTES
+    zeros = np.zeros(num_bytes + _ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -zeros.ctypes.data % _ALIGNMENT_BYTES
     return torch.frombuffer(zeros, dtype=torch.uint8, count=num_bytes, offset=start).view(num_pages, bytes_per_page)

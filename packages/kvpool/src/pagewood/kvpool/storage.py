@@ -37,7 +37,7 @@ class KVStorage:
             layout: The layout of a page.
             num_pages: Number of pages, at least 1; `layout.pages_for` returns how many fit a budget.
             device: Where to allocate the memory, if `memory` is None.
-            memory: Memory with this layout and number of pages, for instance that of a group of a `HybridLayout`. If
+            memory: Memory with this layout and number of pages, for instance that of a part of a `JointLayout`. If
                 None, memory is allocated here: zeros, each array of each layer contiguous.
 
         Raises:

@@ -17,6 +17,7 @@ from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.page_groups import longest_request, num_frames_needed
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -33,7 +34,7 @@ from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.kvpool import PageLayout
+from pagewood.kvpool import LayerGroups, PageLayout
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         )
         variants |= drafter.variants
     _log.info("weights: %s", _described(variants))
-    layout = model_config.memory_layout(page_size=config.page_size, dtype=config.resolved().kv_cache_dtype, order="HND")
+    groups = _groups(config, model_config, has_drafter=drafter is not None)
+    layout = model_config.memory_layout(
+        page_size=config.page_size, dtype=config.resolved().kv_cache_dtype, order="HND", groups=groups
+    )
     kernel = warm_up(
         layout.head_dim,
         int8=config.kv_cache_dtype == "int8",
@@ -115,7 +119,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         progress=progress,
     )
     page_layout = layout if drafter is None else drafter.layout(layout)
-    num_pages, max_length = _memory(config, model_config, page_layout)
+    page_bytes = page_layout.bytes_per_page * len(groups.windows)
+    num_pages, max_length = _memory(config, model_config, groups, page_layout)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -123,8 +128,9 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         eos_token_ids=model_config.eos_token_ids,
         num_pages=num_pages,
         page_size=config.page_size,
+        windows=groups.windows,
         vector_size=model_config.hidden_size,
-        page_bytes=page_layout.bytes_per_page,
+        page_bytes=page_bytes,
         long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
     )
     _log.info(
@@ -134,7 +140,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages * config.page_size,
         num_pages,
         config.page_size,
-        num_pages * page_layout.bytes_per_page / 1e9,
+        num_pages * page_bytes / 1e9,
         "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
         num_threads,
@@ -142,7 +148,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
     control = draft_control(config, are_cores_taken=TakenCores())
     if drafter is None:
-        storage, make_drafter = KVStorage(layout, num_pages), None
+        storage, make_drafter = KVStorage(layout, num_pages * len(groups.windows)), None
         memory = storage.memory
     else:
         joint = drafter.allocate(layout, num_pages)
@@ -167,6 +173,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             make_drafter=make_drafter,
             max_drafts=0 if found is None else config.speculative_num_tokens,
             processors=processors,
+            groups=groups,
         )
         populating = PopulatingRunner(runner, populator)
         if control is not None:
@@ -216,22 +223,49 @@ def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
     return found
 
 
-def _memory(config: EngineConfig, model: ModelConfig, layout: PageLayout) -> tuple[int, int]:
+def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:
+    """Return the groups of layers whose memory is given back apart."""
+    groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
+    if groups.windows == (None,):
+        return groups
+    if has_drafter or config.host_cache_gb is not None:
+        _log.info(
+            "layers with a window keep the KV of all positions, because %s",
+            "a drafter has its own beside it" if has_drafter else "lower tiers copy whole pages",
+        )
+        return LayerGroups.whole(model.num_layers)
+    num_whole = groups.windows.count(None)
+    _log.info(
+        "KV memory: %d groups of %d layers need all positions, %d groups the last %d",
+        num_whole,
+        groups.num_layers,
+        len(groups.windows) - num_whole,
+        groups.windows[-1],
+    )
+    return groups
+
+
+def _memory(config: EngineConfig, model: ModelConfig, groups: LayerGroups, layout: PageLayout) -> tuple[int, int]:
     """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
     longest = min(config.max_length or model.max_position, model.max_position)
-    available = available_memory_bytes()
+    available, num_groups = available_memory_bytes(), len(groups.windows)
+    page_bytes = layout.bytes_per_page * num_groups
+    sizes = {"page_size": config.page_size, "num_ahead": config.max_chunk_tokens}
     if config.max_total_tokens is not None:
         num_pages = config.max_total_tokens // config.page_size
-        if num_pages * layout.bytes_per_page > available:
+        if num_pages * page_bytes > available:
             raise ValueError(
-                f"max_total_tokens must be at most {available // layout.bytes_per_page * config.page_size}, for which "
+                f"max_total_tokens must be at most {available // page_bytes * config.page_size}, for which "
                 f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
             )
     else:
-        per_row, for_longest = (-(-length // config.page_size) for length in (min(longest, _TYPICAL_LENGTH), longest))
+        per_row, for_longest = (
+            -(-num_frames_needed(groups.windows, length, **sizes) // num_groups)
+            for length in (min(longest, _TYPICAL_LENGTH), longest)
+        )
         useful = max(config.num_rows * per_row, for_longest)
-        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)))
-    max_length = min(longest, num_pages * config.page_size)
+        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)) // num_groups)
+    max_length = longest_request(groups.windows, num_pages * num_groups, limit=longest, **sizes)
     if longest < 2:
         raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {model.max_position}")
     if max_length < 2:

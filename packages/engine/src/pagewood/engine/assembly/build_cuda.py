@@ -258,6 +258,8 @@ def build_cuda_runner(
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
+    if model.config.groups(max_length=longest).windows != (None,):
+        _log.info("layers with a window keep the KV of all positions, because kernels are planned for one page table")
     budget = _Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,

@@ -15,6 +15,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.logprobs import Reports
+from pagewood.engine.core.page_groups import PageGroups
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.processors import Processors
 from pagewood.engine.core.request import Request
@@ -49,11 +50,12 @@ class Batch:
     """
 
     page_rows: Int32
-    """[U] row of each new page."""
+    """[U] row of each new page in the page tables of all groups of layers (`EngineInfo.windows`), which lie behind each
+    other: group * num_rows + row."""
     page_columns: Int32
     """[U] place of each new page in its row; it holds positions [column * page_size, (column + 1) * page_size)."""
     page_ids: Int32
-    """[U] page ids."""
+    """[U] page ids; with several groups those of frames, the memory of a page in one group."""
 
     token_rows: Int32
     """[T] row of each token that the host knows and the runner does not."""
@@ -122,11 +124,19 @@ class BatchBuilder:
         page_size: positions per page.
         is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached,
             as it does for a request whose logits are changed.
+        groups: the frames of pages; None: a page is its memory in all layers.
     """
 
-    __slots__ = ("_decoded", "_decoded_rows", "_decoded_sampling", "_is_drafting", "_key", "_page_size", "_table")
+    __slots__ = (
+        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_is_drafting", "_key", "_num_rows", "_page_size",
+        "_table",
+    )  # fmt: skip
 
-    def __init__(self, *, num_rows: int, page_size: int, is_drafting: bool = False) -> None:
+    def __init__(
+        self, *, num_rows: int, page_size: int, is_drafting: bool = False, groups: PageGroups | None = None
+    ) -> None:
+        self._num_rows = num_rows
+        self._groups = groups
         self._page_size = page_size
         self._is_drafting = is_drafting
         self._key = os.urandom(16)
@@ -199,7 +209,9 @@ class BatchBuilder:
                 token_rows.append(request.row)
                 token_starts.append(first)
                 token_ids.append(request.tokens[first : request.num_known])
-        pages, tokens = _Ragged(page_rows, page_columns, page_ids), _Ragged(token_rows, token_starts, token_ids)
+        tokens = _Ragged(token_rows, token_starts, token_ids)
+        pages = _Ragged(page_rows, page_columns, page_ids)
+        places = self._frames_of(pages.rows, pages.columns, pages.values)
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = promised.nonzero()[0]
@@ -219,9 +231,9 @@ class BatchBuilder:
         return Batch(
             **extras,
             is_followed=is_followed,
-            page_rows=pages.rows,
-            page_columns=pages.columns,
-            page_ids=pages.values,
+            page_rows=places[0],
+            page_columns=places[1],
+            page_ids=places[2],
             token_rows=tokens.rows,
             token_positions=tokens.columns,
             token_ids=tokens.values,
@@ -252,6 +264,7 @@ class BatchBuilder:
             page_rows, columns, ids = self._pages_of_drafts(requests, rows, places, nums)
         else:
             page_rows, columns, ids = self._pages_of_tokens(requests, rows, places, starts)
+        page_rows, columns, ids = self._frames_of(page_rows, columns, ids)
         return Batch(
             page_rows=page_rows,
             page_columns=columns,
@@ -299,6 +312,12 @@ class BatchBuilder:
                 pieces.append(request.pages[first:last])
         pages = _Ragged(page_rows, firsts, pieces)
         return pages.rows, pages.columns, pages.values
+
+    def _frames_of(self, rows: Int32, columns: Int32, pages: Int32) -> tuple[Int32, Int32, Int32]:
+        """Return rows, columns and ids of what pages are in the tables of the runner."""
+        if self._groups is None or not len(pages):
+            return rows, columns, pages
+        return self._groups.spread(rows, columns, pages, self._num_rows)
 
     def _number_of(self, namespace: str | None) -> int:
         if namespace is None:

@@ -81,9 +81,8 @@ class GivingWay:
         """
         if self.leaving:
             return ()
-        page_size = self._kv.page_size
-        num_pages = -(-candidate.num_known // page_size) - candidate.num_matched // page_size + num_reserved
-        num_missing = max(1, (num_pages - self._kv.num_available) * page_size)
+        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
+        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         running = [request for request in state.running if request.finish is None]
         chosen = self._choose(candidate, running, num_missing)
         if chosen:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.page_groups import PageAllocator, PageGroups
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
@@ -196,32 +197,7 @@ class CountingTiers(Protocol):
         ...
 
 
-class PageAllocator(Protocol):
-    """Hands out the ids of free pages."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages in all."""
-        ...
-
-    @property
-    def num_free(self) -> int:
-        """Pages that `alloc` can hand out."""
-        ...
-
-    def alloc(self, n: int, *, out: Int32 | None = None) -> Int32:
-        """Return `[n]` page ids, written to `out` if it is given; the caller owns them."""
-        ...
-
-    def free(self, pages: Int32) -> None:
-        """Take pages back."""
-        ...
-
-    def held_pages(self) -> Int32:
-        """Return `[num_pages - num_free]` page ids that are not free."""
-        ...
-
-
+_NO_PAGES: Int32 = np.empty(0, np.int32)
 _CAUSES: dict[str, Literal["complete", "page_rounding", "evicted", "never_seen"]] = {
     "COMPLETE": "complete",
     "PAGE_ROUNDING": "page_rounding",
@@ -289,7 +265,7 @@ class KVSpace:
     Args:
         make_cache: makes an empty cache, which keeps computed pages for other requests, and ends the cache that it made
             before.
-        allocator: where fresh pages come from.
+        allocator: where fresh pages come from; `PageGroups` where layers have windows.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
         retention: retains prefixes that are likely to return; None: they are evicted like others.
@@ -297,7 +273,7 @@ class KVSpace:
     """
 
     __slots__ = (
-        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "cache", "epoch", "num_evicted",
+        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "cache", "epoch", "groups", "num_evicted",
         "page_size", "tiers",
     )  # fmt: skip
 
@@ -318,6 +294,8 @@ class KVSpace:
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
         """The cache, if it has lower tiers."""  # written by: kv
         self._allocator = allocator
+        self.groups = allocator if isinstance(allocator, PageGroups) else None
+        """The frames of pages; None: a page is its memory in all layers."""
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
         self.page_size = page_size
         self.epoch = 0
@@ -331,19 +309,28 @@ class KVSpace:
         return self._allocator.num_pages
 
     @property
+    def num_ids(self) -> int:
+        """The ids of pages are below it."""
+        return self.num_pages if self.groups is None else self.groups.num_ids
+
+    @property
     def num_free(self) -> int:
         """Pages without an owner."""
         return self._allocator.num_free
 
     @property
     def num_cached(self) -> int:
-        """Pages that the cache owns."""
-        return self.cache.num_pages
+        """Pages that the cache owns; where layers have windows, as many as their memory makes up."""
+        num_pages = self.cache.num_pages
+        return num_pages if self.groups is None else self.groups.num_cached(num_pages)
 
     @property
     def num_available(self) -> int:
         """Free pages, and cached ones that no request is using."""
-        return self._allocator.num_free + self.cache.num_evictable
+        num_evictable = self.cache.num_evictable
+        if self.groups is not None:
+            return self.groups.num_available(num_evictable)
+        return self._allocator.num_free + num_evictable
 
     @property
     def num_free_rows(self) -> int:
@@ -359,7 +346,23 @@ class KVSpace:
 
     def peek(self, request: Request) -> int:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
-        return self.cache.peek(request.reusable_tokens(), request.namespace).num_tokens
+        match = self.cache.peek(request.reusable_tokens(), request.namespace)
+        return match.num_tokens if self.groups is None else self.groups.num_usable(match.pages) * self.page_size
+
+    def num_missing(self, request: Request, num_matched: int) -> int:
+        """Return the pages that a waiting request needs at most for its known tokens, beyond its cached prefix."""
+        num_pages = num_matched // self.page_size
+        num_missing = -(-request.num_known // self.page_size) - num_pages
+        if self.groups is None:
+            return num_missing
+        return self.groups.num_needed(num_missing, num_in_windows=min(num_pages, self.groups.reach))
+
+    def num_to_complete(self, request: Request) -> int:
+        """Return the pages that a running request still needs at most for tokens already known."""
+        num_missing = max(0, -(-request.num_known // self.page_size) - request.num_pages)
+        if self.groups is None or not num_missing:
+            return num_missing
+        return self.groups.num_needed(num_missing, num_in_windows=request.num_pages - request.num_passed)
 
     def take(self, n: int, *, num_available: int) -> Int32 | None:
         """Return `[n]` pages, owned by the caller, or None if fewer than `num_available` are available."""
@@ -392,13 +395,14 @@ class KVSpace:
         """
         if not self._free_rows:
             return 0
-        match = self.cache.match(request.reusable_tokens(), request.namespace)
+        match, window = self._match(request)
         lease = self.cache.lock(match.node)
         count = min(max_tokens, request.num_known - match.num_tokens)
         num_matched_pages = len(match.pages)
-        to_complete = -(-request.num_known // self.page_size) - num_matched_pages
-        num_free, num_needed = self._allocator.num_free, to_complete + num_reserved
-        if num_free < num_needed and num_free + self.cache.num_evictable < num_needed and not self._regain(num_needed):
+        num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
+        num_needed = max(num_fresh, self.num_missing(request, match.num_tokens)) + num_reserved
+        if not self._has(num_needed):
+            self._let_go(window)
             self.cache.unlock(lease)
             return 0
         if (request.explains or self._notes is not None) and request.num_cached < 0:
@@ -412,14 +416,16 @@ class KVSpace:
         request.lease = lease
         request.num_matched = request.num_computed = match.num_tokens
         request.num_published = request.num_pages = num_matched_pages
+        request.num_passed = num_matched_pages - len(window)
         request.pages[:num_matched_pages] = match.pages
-        self._append(request, -(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
+        self._append(request, num_fresh)
         return count
 
     def touch(self, request: Request) -> None:
         """Count the cached prefix of a waiting request as used, as `admit` does if it declines."""
-        match = self.cache.match(request.reusable_tokens(), request.namespace)
+        match, window = self._match(request)
         self.cache.unlock(self.cache.lock(match.node))
+        self._let_go(window)
 
     def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
         """Give a running request pages for its first `num_tokens` positions, or decline and change nothing.
@@ -431,9 +437,7 @@ class KVSpace:
         """
         num_missing = -(-num_tokens // self.page_size) - request.num_pages
         if num_missing > 0:
-            num_free, num_needed = self._allocator.num_free, num_missing + num_reserved
-            num_available = num_free if num_free >= num_needed else num_free + self.cache.num_evictable
-            if num_available < num_needed and not self._regain(num_needed):
+            if not self._has(num_missing + num_reserved):
                 return False
             self._append(request, num_missing)
         return True
@@ -453,11 +457,25 @@ class KVSpace:
         if request.num_computed // self.page_size > request.num_published:
             self._offer(request)
 
+    def pass_windows(self, requests: Iterable[Request]) -> None:
+        """Give back the frames of pages that are behind the windows of requests that have been computed further."""
+        groups = self.groups
+        if groups is None:
+            return
+        for request in requests:
+            # What may still be computed, also in steps in flight, begins at `num_computed` or later.
+            first = (request.num_computed + 1 - groups.window) // self.page_size
+            if first > request.num_passed and request.row >= 0:
+                self._pass(request, first)
+
     def release(self, request: Request) -> None:
         """Publish, then take back row, lease and private pages. No step in flight may use them."""
         assert request.num_in_flight == 0
         if request.num_computed // self.page_size > request.num_published:
             self._offer(request)
+        if self.groups is not None:
+            self.groups.mark_end(request.pages[: request.num_published])
+            self._pass(request, request.num_pages)
         self._allocator.free(private_pages(request))
         self.cache.unlock(request.lease)
         if request.retain_s is not None and request.finish is not None:
@@ -467,6 +485,7 @@ class KVSpace:
         request.lease = None
         request.num_pages = 0
         request.num_published = 0
+        request.num_passed = 0
         request.duplicates = ()
 
     @property
@@ -500,6 +519,10 @@ class KVSpace:
         """Return `[num_pages - num_free]` ids of the pages that are not free; reads the whole pool, for audits."""
         return self._allocator.held_pages()
 
+    def held_frames(self) -> Int32:
+        """Return the ids by which runners know the memory of the pages that are not free, for audits."""
+        return self.held_pages() if self.groups is None else self.groups.held_frames()
+
     def violation(self, holders: Iterable[Request], *, is_recalling: bool = False) -> str | None:
         """Return a description of how the invariant is broken, or None if it holds.
 
@@ -509,11 +532,12 @@ class KVSpace:
         """
         holders = list(holders)
         owned = np.concatenate([*map(private_pages, holders), np.empty(0, np.int32)])
-        total = self.num_free + self.num_cached + len(owned)
-        if total != self.num_pages:
+        num_free = self.num_free if self.groups is None else self.num_ids - len(self.held_pages())
+        total = num_free + self.cache.num_pages + len(owned)
+        if total != self.num_ids:
             return (
-                f"{self.num_free} free + {self.num_cached} cached + {len(owned)} private pages are {total}, "
-                f"not {self.num_pages}"
+                f"{num_free} free + {self.cache.num_pages} cached + {len(owned)} private pages are {total}, "
+                f"not {self.num_ids}"
             )
         if len(np.unique(owned)) != len(owned):
             return "a page is private to two requests"
@@ -522,6 +546,9 @@ class KVSpace:
                 f"{self.cache.num_locked} cached pages are locked and {self.num_retained} retained, but no request "
                 "holds a lease"
             )
+        if self.groups is not None:
+            users = [request.pages[request.num_passed : request.num_pages] for request in holders]
+            return self.groups.violation(users, self.num_retained)
         return None
 
     def flush(self) -> int:
@@ -541,6 +568,43 @@ class KVSpace:
             self._retention.reset()
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
+
+    def _has(self, num_needed: int) -> bool:
+        """Return whether pages are available, if need be after ending retentions."""
+        return self._allocator.num_free >= num_needed or self.num_available >= num_needed or self._regain(num_needed)
+
+    def _match(self, request: Request) -> tuple[Match, Int32]:
+        """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
+        tokens = request.reusable_tokens()
+        match = self.cache.match(tokens, request.namespace)
+        if self.groups is None:
+            return match, _NO_PAGES
+        num_usable = self.groups.num_usable(match.pages)
+        if num_usable < len(match.pages):
+            match = self.cache.match(tokens[: num_usable * self.page_size], request.namespace)
+        window = self.groups.window_of(match.pages)
+        self.groups.mark_end(window)
+        self.groups.use(window)
+        return match, window
+
+    def _let_go(self, window: Int32) -> None:
+        if self.groups is not None:
+            self.groups.let_go(window)
+
+    def _pass(self, request: Request, end: int) -> None:
+        """Give back the frames in windows of the pages before `end`, to copies in the cache that have none if need be.
+
+        Otherwise a prefix whose frames were taken could not be used again, however often it is computed.
+        """
+        assert self.groups is not None
+        first, request.num_passed = request.num_passed, end
+        ranges = [(max(start, first), min(stop, end)) for start, stop in request.duplicates]
+        if any(start < stop for start, stop in ranges):
+            cached = self.cache.peek(request.tokens[: request.num_published * self.page_size], request.namespace).pages
+            for start, stop in ranges:
+                if start < stop <= len(cached):
+                    self.groups.give(request.pages[start:stop], cached[start:stop])
+        self.groups.let_go(request.pages[first:end])
 
     def _append(self, request: Request, num_fresh: int) -> None:
         """Allocate pages directly into the list of a request, evicting if there are too few; they must be available."""
@@ -564,6 +628,10 @@ class KVSpace:
             relock=True,
         )
         request.lease = insertion.node
+        if self.groups is not None:
+            self.groups.adopt(request.pages[first + insertion.num_existing : end])
+            if request.num_computed >= request.num_prompt > first * page_size:
+                self.groups.mark_end(request.pages[: request.num_prompt // page_size])
         if insertion.num_existing:
             request.duplicates += ((first, first + insertion.num_existing),)
         request.num_published = end
@@ -581,6 +649,14 @@ class KVSpace:
                 num_possible_tokens=len(tokens),
             )
         found = self.cache.explain(tokens, request.namespace, searches_others=False)
+        if num_matched < found.num_tokens:
+            return CachedPrefix(
+                cause="window_evicted",
+                num_reusable_tokens=len(tokens),
+                num_tokens=num_matched,
+                first_difference=found.first_difference,
+                num_possible_tokens=found.num_tokens,
+            )
         cause, num_possible = _CAUSES.get(found.cause.name), found.num_possible_tokens
         if cause is None:
             is_in_page = found.first_difference > num_matched or len(tokens) - num_matched < self.page_size
@@ -639,13 +715,20 @@ class KVSpace:
     def _make_room(self, n: int) -> None:
         """Evict cached pages until n pages are free; they must be available."""
         self._expire()
-        num_lacking = n - self._allocator.num_free
-        if num_lacking > 0:
-            spare = max(_SPARE_NEEDS * n, _SPARE_TOKENS // self.page_size)
-            evicted = self.cache.evict(num_lacking + min(spare, self._allocator.num_pages // _SPARE_SHARE))
+        if n <= self._allocator.num_free:
+            return
+        spare = min(max(_SPARE_NEEDS * n, _SPARE_TOKENS // self.page_size), self._allocator.num_pages // _SPARE_SHARE)
+        if self.groups is not None:
+            self.groups.trim(n + spare, ends=False)
+        while n > self._allocator.num_free:
+            evicted = self.cache.evict(n - self._allocator.num_free + spare)
             self.num_evicted += len(evicted)
             self._allocator.free(evicted)
-            self.epoch += 1
+            if self.groups is None or not len(evicted):
+                break
+        if self.groups is not None:
+            self.groups.trim(n, ends=True)
+        self.epoch += 1
 
 
 def private_pages(request: Request) -> Int32:

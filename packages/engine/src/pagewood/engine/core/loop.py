@@ -172,7 +172,11 @@ class EngineInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_pages: int
+    """Pages of which the memory in all layers fits."""
     page_size: int
+    windows: tuple[int | None, ...] = (None,)
+    """How many positions a token sees in each group of layers, itself included; None: all. Groups have equal sizes, and
+    those without a window come first. One group without a window: a page is its memory in all layers."""
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
     page_bytes: int = 0
@@ -426,7 +430,7 @@ class Engine:
         if not is_on:
             self._record = None
         elif self._record is None:
-            self._record = StepRecord(num_pages=self._kv.num_pages, page_size=self._kv.page_size)
+            self._record = StepRecord(num_pages=self._kv.num_ids, page_size=self._kv.page_size)
 
     def view(
         self,

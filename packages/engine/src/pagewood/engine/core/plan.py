@@ -472,7 +472,7 @@ class Planner:
         claims: list[Claim] = []
         claims_of: int | None = None  # the priority that they are above; None: there may be more
         is_declined = False
-        num_available, page_size = kv.num_available, kv.page_size
+        num_available = kv.num_available
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
             if prompts.left and prompts.left[-1].priority >= request.priority:
                 self._plan_prompts(prompts, budget, grants, shortage, least=request.priority)
@@ -519,7 +519,8 @@ class Planner:
                 break
             if reserve is None:
                 reserve = self._open_reserve(state.running, claims, all_decode=num_decodes == len(state.running))
-            num_wanted = -(-request.num_known // page_size) - request.num_matched // page_size
+            num_matched = waiting.num_usable(request)
+            num_wanted = kv.num_missing(request, num_matched)
             if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
                 is_declined = True
                 if request.num_matched:
@@ -533,8 +534,8 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
                 continue
-            num_missing = request.num_known - request.num_matched
-            count = self._chunk(request, request.num_matched, num_missing, budget.offer_prefill(num_missing))
+            num_missing = request.num_known - num_matched
+            count = self._chunk(request, num_matched, num_missing, budget.offer_prefill(num_missing))
             if not count:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
@@ -560,7 +561,7 @@ class Planner:
                 self._notes.note(Reason.ADMITTED, request, None, request.num_matched, count, num_wanted)
             budget.take_prefill(count, ends=request.num_matched + count == request.num_known)
             budget.admit()
-            reserve.admit(request, num_to_complete=self._num_to_complete(request))
+            reserve.admit(request, num_to_complete=kv.num_to_complete(request))
             waiting.admitted(request)
             self._skip_ahead.admitted(request)
             state.run(request)
@@ -578,7 +579,7 @@ class Planner:
         page_size, num_to_complete = self._kv.page_size, sum(num_pages for _, num_pages in claims)
         if not all_decode:  # those that do have pages for all tokens already known
             lacking = [request for request in running if request.num_known > request.num_pages * page_size]
-            num_to_complete += sum(map(self._num_to_complete, lacking))
+            num_to_complete += sum(map(self._kv.num_to_complete, lacking))
         running = [*running, *(claimant for claimant, _ in claims)]
         return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
 
@@ -601,10 +602,6 @@ class Planner:
             return count
         aligned = (start + count) // align * align - start
         return count if aligned <= 0 < request.num_unscored else max(0, aligned)
-
-    def _num_to_complete(self, request: Request) -> int:
-        """Return the pages that a running request still needs for tokens already known."""
-        return max(0, -(-request.num_known // self._kv.page_size) - request.num_pages)
 
 
 class Shortage:

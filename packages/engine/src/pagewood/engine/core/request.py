@@ -128,6 +128,8 @@ class Request:
     num_pages: int = 0  # written by: kv
     num_published: int = 0
     """Leading pages that have been offered to the cache; the request owns those after them."""  # written by: kv
+    num_passed: int = 0
+    """Leading pages that it reads only in layers without a window."""  # written by: kv
     duplicates: tuple[tuple[int, int], ...] = ()
     """Ranges [start, end) of published pages that it owns, because the cache had others for the same tokens."""
     # written by: kv

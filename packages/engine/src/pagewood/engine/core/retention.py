@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.page_groups import PageGroups
 
 _SPARE_ENTRIES = 64
 
@@ -64,21 +65,31 @@ class Retention:
     and those of a namespace that has no more than an equal share stay.
 
     Args:
-        num_pages: pages of KV memory.
+        num_pages: the ids of pages are below it.
         max_pages: most pages of all retained prefixes.
         max_s: longest time for which a prefix is retained, seconds.
         page_size: tokens per page.
         clock: returns monotonic seconds.
+        groups: the frames of pages, of which it uses those that the next request with its prefix needs; None: a page is
+            its memory in all layers.
     """
 
     __slots__ = (
-        "_by_namespace", "_clock", "_deadlines", "_kept", "_max_pages", "_max_s", "_num_held", "_num_kept",
+        "_by_namespace", "_clock", "_deadlines", "_groups", "_kept", "_max_pages", "_max_s", "_num_held", "_num_kept",
         "_page_size", "num_pages",
     )  # fmt: skip
 
     def __init__(
-        self, *, num_pages: int, max_pages: int, max_s: float, page_size: int, clock: Callable[[], float]
+        self,
+        *,
+        num_pages: int,
+        max_pages: int,
+        max_s: float,
+        page_size: int,
+        clock: Callable[[], float],
+        groups: PageGroups | None = None,
     ) -> None:
+        self._groups = groups
         self._max_pages = max_pages
         self._max_s = max_s
         self._page_size = page_size
@@ -194,6 +205,8 @@ class Retention:
             self._end(cache, last)
         num_new = int((self._num_held[kept.pages] == 0).sum())
         self._num_held[kept.pages] += 1
+        if self._groups is not None:
+            self._groups.use(self._groups.window_of(kept.pages))
         self.num_pages += num_new
         self._num_kept[kept.namespace] = self._num_kept.get(kept.namespace, 0) + num_new
         self._kept[last] = kept
@@ -210,6 +223,8 @@ class Retention:
     def _end(self, cache: LockingCache, last: int) -> Any:
         kept = self._kept.pop(last)
         self._num_held[kept.pages] -= 1
+        if self._groups is not None:
+            self._groups.let_go(self._groups.window_of(kept.pages))
         num_gone = int((self._num_held[kept.pages] == 0).sum())
         self.num_pages -= num_gone
         self._num_kept[kept.namespace] -= num_gone

@@ -87,8 +87,9 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
     """Return which requests have the pages. Cost: a pass over the pool in numpy, and two short arrays for each row.
 
     The counts are exact. In the cells, pages that are locked only because a request has duplicates of them are cached.
+    Where layers have windows, all pages with an id have cells, and cached pages count by the memory that they have.
     """
-    num_pages = kv.num_pages
+    num_pages = kv.num_ids
     per_cell = -(-num_pages // _MAX_CELLS)
     num_cells = -(-num_pages // per_cell)
     kinds = np.zeros(num_cells * per_cell, np.uint8)
@@ -103,10 +104,10 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
     num_private = int(counts[:, -1].sum())
     num_locked = kv.cache.num_locked
     return PoolView(
-        num_pages=num_pages,
+        num_pages=kv.num_pages,
         page_size=kv.page_size,
         num_free=kv.num_free,
-        num_cached=kv.num_cached - num_locked,
+        num_cached=max(0, kv.num_cached - num_locked),
         num_locked=num_locked,
         num_private=num_private,
         pages_per_cell=per_cell,
@@ -194,7 +195,7 @@ def _queued_stage(request: Request, state: EngineState, kv: KVSpace, *, is_first
     before = "It was preempted because memory ran out. " if request.num_cached >= 0 else ""
     if not kv.num_free_rows:
         return "waiting", f"{before}All {len(state.running) + len(state.draining)} rows are taken."
-    num_missing = (-(-request.num_known // kv.page_size)) - request.num_matched // kv.page_size
+    num_missing = kv.num_missing(request, request.num_matched)
     if num_missing > kv.num_available:
         return "waiting", f"{before}It needs {num_missing} pages, and {kv.num_available} are available."
     if is_first:

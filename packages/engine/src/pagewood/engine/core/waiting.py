@@ -391,7 +391,7 @@ class WaitingQueue:
             self._top_parked = max((one.priority for one in deferral), default=-inf)
             for one in deferral:
                 if one.priority > priority:
-                    claims[one.arrival] = one, self._num_pages(one, deferral.num_awaited(one))
+                    claims[one.arrival] = one, self._kv.num_missing(one, deferral.num_awaited(one))
         return list(claims.values())
 
     def hold_back(self, request: Request, claims: Sequence[Claim] = ()) -> bool:
@@ -444,10 +444,10 @@ class WaitingQueue:
                 return False
 
         def take(n: int) -> Int32 | None:
-            num_missing = self._num_pages(request, self._kv.peek(request))
+            num_missing = self._kv.num_missing(request, self._kv.peek(request))
             return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
 
-        self._recalling[request.arrival] = request, self._num_pages(request, request.num_matched)
+        self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
             self._end_recall(request)
@@ -499,6 +499,11 @@ class WaitingQueue:
         elif entry.matched_epoch != self._kv.epoch:
             entry.matched_epoch = self._kv.epoch
             request.num_matched = self._kv.peek(request)
+
+    def num_usable(self, request: Request) -> int:
+        """Return how much of `num_matched` can be used: a watch does not know which pages have lost their windows."""
+        is_known = self._group is None or self._kv.groups is None
+        return request.num_matched if is_known else self._kv.peek(request)
 
     def count_preempted(self, priority: int) -> None:
         """Count a request that has lost its memory before its end."""
@@ -554,11 +559,6 @@ class WaitingQueue:
             self._kv.tiers.cancel(entry.recall)
             del self._recalling[request.arrival]
         entry.recall = None
-
-    def _num_pages(self, request: Request, num_held: int) -> int:
-        """Return the pages for the known tokens of a request after the first `num_held`, which have theirs."""
-        page_size = self._kv.page_size
-        return -(-request.num_known // page_size) - num_held // page_size
 
     def _new_group(self) -> WatchGroup | None:
         if not self._is_watching:

@@ -116,6 +116,7 @@ class _Replay:
     def _assembled(self, assemble: Callable[..., Engine]) -> Engine:
         header, config = self._header, config_of(self._header.config)
         info: dict[str, Any] = {**header.info, "eos_token_ids": tuple(header.info["eos_token_ids"])}
+        info["windows"] = tuple(info.get("windows", (None,)))
         return assemble(
             replace(config, decision_log=None),
             info=EngineInfo(**info),

@@ -110,6 +110,8 @@ def cached(
         text += "" if evicted_ago_s is None else f" {evicted_ago_s:.3f} s before"
         text += f" by {evicted_by}" if evicted_by else ""
         return text + (f", to make room for request {evicted_for}" if evicted_for else "")
+    if cause == "window_evicted":
+        return text + f"those up to {num_possible:,} lacked the windows before their end, which had been evicted"
     if cause == "page_rounding" and num_possible == num_cached:
         return text + f"the rest is less than a page of {page_size}, and only whole pages can be used"
     if cause == "page_rounding":

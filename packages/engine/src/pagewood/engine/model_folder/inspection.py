@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, Progress, WeightFormat
+from pagewood.engine.core.page_groups import num_frames_needed
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
@@ -91,7 +92,9 @@ class Inspection:
     weights_bytes: dict[str, int]
     """Memory of all weights on a CPU, by form; quantised matrices keep their form, except for float32."""
     kv_bytes_per_token: dict[str, int]
-    """Bytes of a token's KV by the dtype of the KV memory."""
+    """Bytes of a token's KV in all layers, by the dtype of the KV memory."""
+    kv_bytes_of_longest: dict[str, int]
+    """The most that the longest text takes on a CPU while it runs alone; layers with a window keep its last part."""
     tokenizer: TokenizerSummary | None
     """None: the folder has no tokenizer."""
     form: str | None = None
@@ -164,6 +167,7 @@ def inspect_model(
         ],
         weights_bytes={str(name): size for name, size in sizes.items()},
         kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in ("float32", "int8")},
+        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in ("float32", "int8")},
         tokenizer=_tokenizer(folder, config),
         form=form,
         activations=activations,
@@ -249,6 +253,14 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:
     layout = config.memory_layout(page_size=_PAGE, dtype=dtype, order="HND")
     return layout.bytes_per_page // _PAGE
+
+
+def _kv_bytes_of_longest(config: ModelConfig, dtype: str) -> int:
+    groups = config.groups(max_length=config.max_position)
+    layout = config.memory_layout(page_size=_PAGE, dtype=dtype, order="HND", groups=groups)
+    num_ahead = EngineConfig(device="cpu").max_chunk_tokens
+    num_frames = num_frames_needed(groups.windows, config.max_position, page_size=_PAGE, num_ahead=num_ahead)
+    return num_frames * layout.bytes_per_page
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:

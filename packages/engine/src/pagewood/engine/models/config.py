@@ -16,7 +16,7 @@ from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.weights.quantisation import check_method
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool import LayerGroups, MultiHeadLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,16 @@ class ModelConfig:
         """The ropes of all layers, each once."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
 
-    def memory_layout(self, *, page_size: int, dtype: str = "float32", order: Order = "NHD") -> MultiHeadLayout:
-        """Return the layout of the keys and values of all layers; see `MultiHeadLayout` for the arguments.
+    def groups(self, *, max_length: int) -> LayerGroups:
+        """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
+        return LayerGroups.divide(self.windows, max_length=max_length)
+
+    def memory_layout(
+        self, *, page_size: int, dtype: str = "float32", order: Order = "NHD", groups: LayerGroups | None = None
+    ) -> MultiHeadLayout:
+        """Return the layout of the keys and values of all layers, or of the layers of one of some groups.
+
+        See `MultiHeadLayout` for the other arguments.
 
         Raises:
             ValueError: layers need memory of different shapes.
@@ -84,7 +92,7 @@ class ModelConfig:
         if others:
             shapes = [(one.num_kv_heads, one.head_dim) for one in (first, others[0])]
             raise ValueError(f"layers must have the same number and size of key heads, got {shapes[0]} and {shapes[1]}")
-        return replace(first, num_layers=self.num_layers)
+        return replace(first, num_layers=self.num_layers if groups is None else groups.num_layers)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:

@@ -95,11 +95,13 @@ class EchoRunner:
     Args:
         num_rows: rows of the tables.
         max_length: longest prompt plus output.
-        num_pages: pages of KV memory.
+        num_pages: pages of KV memory, or frames.
         page_size: positions per page.
         vocab_size: token ids are below it.
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
+        windows: of the groups of layers, as in `EngineInfo.windows`; there are as many frames in each as pages. Every
+            layer has the same KV, so that it changes the tokens if a window lacks any of it. One must have no window.
         broken: returns the grants of a batch that get wrong KV and yield no token. None: no grants.
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
@@ -119,6 +121,7 @@ class EchoRunner:
         vocab_size: int,
         held_pages: Callable[[], Int32] | None = None,
         memory: _UInt64 | None = None,
+        windows: Sequence[int | None] = (None,),
         broken: Callable[[Batch], Sequence[int]] | None = None,
         guess_quality: float = 0.5,
         guess_seed: int = 0,
@@ -144,7 +147,9 @@ class EchoRunner:
         """By row: alternatives of its tokens, if they are reported."""
         self._allowed: dict[tuple[int, int], list[int]] = {}
         """By sampled grant of the step that is computed and position: the tokens of a mask."""
-        self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
+        self._windows = windows
+        self._num_rows = num_rows
+        self._pages = np.full((num_rows * len(windows), -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
         self._drafts = EchoDrafts(num_rows=num_rows, num_slots=num_pages * page_size)
@@ -199,7 +204,7 @@ class EchoRunner:
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
         self._read_masks(step, step.masks, rows, starts)
-        earlier = [_sum(self._kv[self._slots(row, 0, start)]) for row, start in zip(rows, starts, strict=True)]
+        earlier = [self._total(row, start) for row, start in zip(rows, starts, strict=True)]
         promised = dict(zip(batch.sampled.tolist(), batch.num_promised.tolist(), strict=True))
         indices = {grant: index for index, grant in enumerate(promised)}
         pooled = {grant: (first, num) for grant, first, num in batch.pooled.tolist()}
@@ -220,11 +225,11 @@ class EchoRunner:
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
             if grant in broken:
-                self._kv[self._slots(row, start, start + count)] = _GARBAGE
+                self._write(row, start, np.full(count, _GARBAGE, np.uint64))
                 self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
                 self._lengths[row] = max(self._lengths[row], start + count + 1)
             else:
-                self._kv[self._slots(row, start, start + count)] = kv
+                self._write(row, start, kv)
             if grant in pooled:
                 vectors.append(self._pool(kv, total, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
@@ -414,6 +419,21 @@ class EchoRunner:
         [slot] = self._slots(row, position, position + 1).tolist()
         self._drafts.note(slot, kv, total + kv)
         return total + kv
+
+    def _total(self, row: int, end: int) -> int:
+        """Return the sum of the KV before `end`, and of what is wrong with it in windows."""
+        total = _sum(self._kv[self._slots(row, 0, end)])
+        for group, window in enumerate(self._windows):
+            if window is not None:
+                first = max(0, end + 1 - window)
+                right, found = self._slots(row, first, end), self._slots(row + group * self._num_rows, first, end)
+                total += _sum(self._kv[found] - self._kv[right])
+        return total
+
+    def _write(self, row: int, start: int, kv: _UInt64) -> None:
+        """Write the KV of positions from `start` on to all groups."""
+        for group in range(len(self._windows)):
+            self._kv[self._slots(row + group * self._num_rows, start, start + len(kv))] = kv
 
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)

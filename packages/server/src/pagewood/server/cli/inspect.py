@@ -85,6 +85,8 @@ def _described(found: Inspection) -> str:
     lines.append(f"  memory of the weights on a CPU: {memory}")
     kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())
     lines.append(f"  memory of a token's keys and values: {kv}")
+    longest = ", ".join(f"{dtype} {size / 1e6:.1f} MB" for dtype, size in found.kv_bytes_of_longest.items())
+    lines.append(f"  memory of those of the longest text: {longest}")
     if found.tokenizer is None:
         lines.append("  tokenizer: none")
     else:

@@ -44,6 +44,7 @@ from pagewood.engine.runner.cpu.program.step_program import StepWriter
 from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program, Run
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
+from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
@@ -222,6 +223,7 @@ class CPURunner:
         make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -238,17 +240,21 @@ class CPURunner:
                 drafts of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
             processors: functions that requests name to change their logits; None: there are none.
+            groups: of the layers, which share `storage`; None: all layers are one group.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
         self._rows = RowTables.allocate(  # contents written by: the worker
-            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages
-        )
+            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages,
+            num_groups=len(groups.windows) if groups else 1,
+        )  # fmt: skip
         self._adjustments = RowAdjustments(self._rows.adjustments)
         self._processors = RowProcessors(processors, max_rows=max_rows)
-        self._attention = CPUAttention(storage, [layer.mixer for layer in config.layers])
+        self._attention = CPUAttention(
+            storage, [layer.mixer for layer in config.layers], groups=groups, num_rows=max_rows
+        )
         self._rotations = Rotations(model.ropes)  # contents written by: the worker
         self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
         self._drafter = make_drafter(self._rows) if make_drafter else None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
 from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.storage import KVStorage
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
@@ -19,14 +20,23 @@ _TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little 
 class CPUAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`."""
 
-    __slots__ = ("_layers", "_memories", "_scales", "_storage", "tile")
+    __slots__ = ("_layers", "_memories", "_places", "_scales", "_storage", "tile")
 
-    def __init__(self, storage: KVStorage, layers: Sequence[AttentionConfig]) -> None:
+    def __init__(
+        self,
+        storage: KVStorage,
+        layers: Sequence[AttentionConfig],
+        *,
+        groups: LayerGroups | None = None,
+        num_rows: int = 0,
+    ) -> None:
         """Attend over `storage`, whose layout must have the order HND, in float32 or int8.
 
         Args:
             storage: the KV memory.
             layers: the attention of each layer.
+            groups: of the layers, each with a page table of its own; None: all layers are one group.
+            num_rows: rows of the page table of a group.
 
         Raises:
             ValueError: the layout is a different one.
@@ -38,6 +48,9 @@ class CPUAttention:
             )
         self._storage = storage
         self._layers = layers
+        groups = groups or LayerGroups.whole(layout.num_layers)
+        self._places = [(group * num_rows, number) for group, number in groups.places]
+        """First row of the page table of each layer, and its number in the memory."""
         numbers = range(layout.num_layers)
         self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
         self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else None for i in numbers]
@@ -54,18 +67,18 @@ class CPUAttention:
 
         Positions and pages are those of the scope of `q`.
         """
-        layout, memory, tape, own = self._storage.layout, self._memories[layer], q.tape, self._layers[layer]
+        first_row, number = self._places[layer]
+        layout, memory, tape, own = self._storage.layout, self._memories[number], q.tape, self._layers[layer]
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
-        scales = self._scales[layer]
-        scope = q.rows.scope
+        scales, scope = self._scales[number], q.rows.scope
         tape.add(
-            store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, size=k.size, kv_heads=heads,
-            page_size=page_size, memory_size=memory.size,
+            store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, first_row=first_row, size=k.size,
+            kv_heads=heads, page_size=page_size, memory_size=memory.size,
         )  # fmt: skip
         tape.add(
             attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
-            out=out, size=q.size, kv_heads=heads, page_size=page_size,
+            first_row=first_row, out=out, size=q.size, kv_heads=heads, page_size=page_size,
             window=_UNLIMITED if own.window is None else own.window, memory_size=memory.size, scale=own.scale,
         )  # fmt: skip
         return out

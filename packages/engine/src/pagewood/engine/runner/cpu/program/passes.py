@@ -44,7 +44,7 @@ class RowTables:
     lengths: Int32
     """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
-    """[rows, pages of a row], page ids."""  # written by: cpu.runner
+    """[groups * rows, pages of a row], page ids, the tables of all groups of layers."""  # written by: cpu.runner
     checked: Int32
     """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
     # written by: cpu.runner
@@ -61,12 +61,12 @@ class RowTables:
         return self.adjustments[rows, Adjustment.REPORTED] > 0
 
     @classmethod
-    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
-        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages."""
+    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int, num_groups: int = 1) -> RowTables:
+        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages a group."""
         return cls(
             tokens=np.zeros((num_rows, num_tokens), np.int32),
             lengths=np.zeros(num_rows, np.int32),
-            pages=np.zeros((num_rows, num_pages), np.int32),
+            pages=np.zeros((num_groups * num_rows, num_pages), np.int32),
             checked=np.zeros(num_rows, np.int32),
             limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
             stop_ids=np.full((num_rows, NUM_STOP_IDS), -1, np.int32),

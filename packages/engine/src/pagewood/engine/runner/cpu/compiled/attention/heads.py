@@ -34,16 +34,23 @@ from pagewood.engine.runner.cpu.compiled.machine.memory import codes, floats, ve
 @instruction(blocks_of_rows)
 @inlined
 def store(
-    scope: InScope, k_at: Any, v_at: Any, memory_at: Any, scales_at: Any, size: Any, kv_heads: Any, page_size: Any,
-    memory_size: Any, first: First, last: Last,
+    scope: InScope, k_at: Any, v_at: Any, memory_at: Any, scales_at: Any, first_row: Any, size: Any, kv_heads: Any,
+    page_size: Any, memory_size: Any, first: First, last: Last,
 ) -> None:  # fmt: skip
-    """Write keys and values `[T, G D]` to their pages in `memory`; with `scales`, as int8. `size` is G D."""
+    """Write keys and values `[T, G D]` to their pages in `memory`; with `scales`, as int8. `size` is G D.
+
+    Tables of groups of layers lie behind each other; `first_row` is the first row of the one to use.
+    """
     k, v = floats(k_at, 0, size), floats(v_at, 0, size)
     if scales_at != 0:
         scales = vector(scales_at, memory_size * kv_heads // size)
-        pages.store_codes(codes(memory_at, memory_size), scales, k, v, scope, kv_heads, page_size, first, last)
+        pages.store_codes(
+            codes(memory_at, memory_size), scales, k, v, scope, first_row, kv_heads, page_size, first, last
+        )
     else:
-        pages.store(vector(memory_at, memory_size), vector(0, 0), k, v, scope, kv_heads, page_size, first, last)
+        pages.store(
+            vector(memory_at, memory_size), vector(0, 0), k, v, scope, first_row, kv_heads, page_size, first, last
+        )
 
 
 @cache
@@ -79,15 +86,18 @@ def attend(dim: int, *, int8: bool) -> Instruction:
     @instruction(_num_items)
     @inlined
     def attend(
-        scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, out_at: Any, size: Any, kv_heads: Any,
-        page_size: Any, window: Any, memory_size: Any, scale: Real, num_rows: NumRows, item: Part,
+        scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, first_row: Any, out_at: Any, size: Any,
+        kv_heads: Any, page_size: Any, window: Any, memory_size: Any, scale: Real, num_rows: NumRows, item: Part,
         following: Following,
     ) -> None:  # fmt: skip
-        """Write to `out` `[T, H D]` what `q` attends to; `size` is H D, and a query sees the last `window` keys."""
+        """Write to `out` `[T, H D]` what `q` attends to; `size` is H D, and a query sees the last `window` keys.
+
+        For `first_row` see `store`.
+        """
         attend_item(
             numbers_at(memory_at, memory_size), vector(scales_at, memory_size // dim if scales_at != 0 else 0),
-            floats(q_at, num_rows, size), floats(out_at, num_rows, size), scope, item, following, kv_heads, page_size,
-            window, scale,
+            floats(q_at, num_rows, size), floats(out_at, num_rows, size), scope, first_row, item, following, kv_heads,
+            page_size, window, scale,
         )  # fmt: skip
 
     return attend

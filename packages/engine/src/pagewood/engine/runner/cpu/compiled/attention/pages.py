@@ -38,11 +38,16 @@ _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of max
 
 
 @inlined
-def _places(scope: Any) -> Any:
-    """Return the page table, and the row, the first position and the first token of every grant."""
+def _places(scope: Any, first_row: Any) -> Any:
+    """Return a page table, and the row, the first position and the first token of every grant.
+
+    The table is the one whose first row is `first_row` of all tables.
+    """
     num_grants = scope[Column.NUM_GRANTS]
     return (
-        integer_rows(scope[Column.PAGE_TABLE], 0, scope[Column.PAGES_PER_ROW]),
+        integer_rows(
+            scope[Column.PAGE_TABLE] + 4 * first_row * scope[Column.PAGES_PER_ROW], 0, scope[Column.PAGES_PER_ROW]
+        ),
         integers(scope[Column.ROWS], num_grants),
         integers(scope[Column.STARTS], num_grants),
         integers(scope[Column.OFFSETS], num_grants + 1),
@@ -50,10 +55,10 @@ def _places(scope: Any) -> Any:
 
 
 @inlined
-def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
-          last: Any) -> None:  # fmt: skip
+def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row: Any, kv_heads: Any, page_size: Any,
+          first: Any, last: Any) -> None:  # fmt: skip
     """Write the keys and values of tokens [first, last) of the scope to their pages; `scales` is empty."""
-    page_table, rows, starts, offsets = _places(scope)
+    page_table, rows, starts, offsets = _places(scope, first_row)
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * k.shape[1])  # elements of the keys of a page
     stride = _U(page_size) * dim
@@ -85,10 +90,10 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
 
 
 @inlined
-def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
-                last: Any) -> None:  # fmt: skip
+def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row: Any, kv_heads: Any, page_size: Any,
+                first: Any, last: Any) -> None:  # fmt: skip
     """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
-    page_table, rows, starts, offsets = _places(scope)
+    page_table, rows, starts, offsets = _places(scope, first_row)
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
     for grant in range(rows.shape[0]):
@@ -104,14 +109,17 @@ def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: 
 
 @inlined
 def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any,
-                first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
+                first: Any, begin: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys [begin, last) of the block at `first`, transposed, to `keys` `[dim, 64]`, and values to `[64, width]`.
 
-    The other values become zeros. Their keys are not changed, because their scores are masked.
+    The other values become zeros. Their keys are not changed, because their scores are masked: those before `begin` may
+    lie in pages that have been given back.
     """
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size * dim)
-    key = first
+    for i in range(_U(begin - first) * width):
+        values[i] = _F(0.0)
+    key = begin
     while key < last:
         offset = key % page_size
         size = min(page_size - offset, last - key)
@@ -129,11 +137,13 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
 
 @inlined
 def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
-                     dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+                     dim: Any, first: Any, begin: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
     """Like `_load_block`, from codes."""
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size)
-    for key in range(first, last):
+    for i in range(_U(begin - first) * width):
+        values[i] = _F(0.0)
+    for key in range(begin, last):
         at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
         k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first)
         for d in range(_U(dim)):
@@ -202,10 +212,10 @@ def _begin(scope: Any, grant: Any) -> Any:
 
 
 @inlined
-def _first_keys(scope: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
+def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
                 window: Any) -> Any:  # fmt: skip
     """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
-    page_table, rows, starts, _ = _places(scope)
+    page_table, rows, starts, _ = _places(scope, first_row)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
     first_page = max(_begin(scope, grant), starts[grant] + skipped + 1 - window) // page_size
@@ -323,10 +333,11 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         scores = np.empty(TALL * BLOCK, np.float32)
         partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
         _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
-        end = position + size
-        for first in range(max(begin, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
+        end, first_key = position + size, max(begin, position + 1 - window)
+        for first in range(first_key // BLOCK * BLOCK, end, BLOCK):
             last = min(first + BLOCK, end)
-            load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+            load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, max(first, first_key), last,
+                 keys, values)  # fmt: skip
             is_finite = _are_finite(values)
             for r in range(0, num_rows, TALL):
                 low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
@@ -361,9 +372,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
     @inlined
-    def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, item: Any, following: Any, kv_heads: Any,
-               page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
-        page_table, rows, starts, offsets = _places(scope)
+    def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, first_row: Any, item: Any, following: Any,
+               kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+        page_table, rows, starts, offsets = _places(scope, first_row)
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
@@ -372,7 +383,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
                  page_size, begin, window, _F(scale))  # fmt: skip
         else:
-            after = _first_keys(scope, items, following, kv_heads, page_size, dim, window)
+            after = _first_keys(scope, first_row, items, following, kv_heads, page_size, dim, window)
             for i in range(size):
                 end = np.int64(start + skipped + i + 1)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,

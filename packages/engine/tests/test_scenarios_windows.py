@@ -1,0 +1,102 @@
+"""The scenarios of `test_scenarios` with a model whose layers have windows, in pools that may not hold a request whole.
+
+The echo model's layers all have the same KV, so a window that lacks any of it changes the tokens.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.core import kv, page_groups
+from pagewood.engine.core.loop import Engine
+from scale import scaled
+from scenarios.drawing import (
+    random_scenario,
+    with_drafts,
+    with_grammars,
+    with_holds,
+    with_interruptions,
+    with_logprobs,
+    with_pooling,
+    with_urgency,
+    with_windows,
+)
+from scenarios.faulty import random_faults
+from scenarios.running import Report, run_scenario
+from scenarios.scenario import Scenario
+from seeded_faults import Edit, seed_fault
+
+EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
+    "drafts": with_drafts,
+    "grammars": with_grammars,
+    "holds": with_holds,
+    "interruptions": with_interruptions,
+    "log probabilities": with_logprobs,
+    "urgency": with_urgency,
+    "vectors": with_pooling,
+}
+
+
+def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+    scenario = random_scenario(rng, overlap=overlap)
+    if kind is not None:
+        scenario = EXTENSIONS[kind](scenario, rng)
+    if has_faults:
+        scenario = replace(scenario, faults=random_faults(rng))
+    return run_scenario(with_windows(scenario, rng), after_step=check_given_back)
+
+
+def check_given_back(engine: Engine) -> None:
+    """No running request uses the memory in windows of pages that are behind its own."""
+    groups, page_size = engine._kv.groups, engine.info.page_size  # pyright: ignore[reportPrivateUsage]
+    for request in engine._state.running:  # pyright: ignore[reportPrivateUsage]
+        behind = 0 if groups is None else (request.num_computed + 1 - groups.window) // page_size
+        assert request.num_passed >= behind
+
+
+@settings(max_examples=scaled(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rng=st.randoms(use_true_random=False),
+    overlap=st.booleans(),
+    kind=st.sampled_from((None, *EXTENSIONS)),
+    has_faults=st.booleans(),
+)
+def test_windows_that_are_given_back_do_not_change_the_output(
+    rng: random.Random, overlap: bool, kind: str | None, has_faults: bool
+) -> None:
+    run(rng, overlap=overlap, kind=kind, has_faults=has_faults and kind in (None, "holds", "interruptions"))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_scenarios_with_windows_exercise_what_they_claim(overlap: bool) -> None:
+    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(75)]
+    assert sum(report.num_preempted for report in reports) > 10
+    assert sum(report.num_cached_tokens for report in reports) > 250
+
+
+FAULTS: dict[str, list[Edit]] = {
+    "given back before they are read": [
+        (kv.KVSpace, "pass_windows", "request.num_computed + 1", "request.num_launched + 1 + self.page_size")
+    ],
+    "never given back": [(kv.KVSpace, "pass_windows", "first > request.num_passed", "False")],
+    "windows of a hit not checked": [(page_groups.PageGroups, "num_usable", "if not missing.any():", "if True:")],
+    "windows of a hit not used": [(kv.KVSpace, "_match", "self.groups.use(window)", "pass")],
+    "declined request uses them for ever": [(kv.KVSpace, "_let_go", "self.groups.let_go(window)", "pass")],
+    "frames in use taken": [(page_groups.PageGroups, "_is_idle", "(self._users[pages] == 0)", "True")],
+    "only one group announced": [(page_groups.PageGroups, "spread", "frames >= 0", "(frames >= 0) & (firsts == 0)")],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_seeded_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS[fault], monkeypatch)
+    for seed in range(300):
+        try:
+            run(random.Random(seed), overlap=seed % 3 > 0, kind=None)
+        except Exception:  # any error counts
+            return
+    pytest.fail("the fault was not found")

@@ -1,0 +1,159 @@
+"""Models with sliding windows give memory back while a request runs, and compute the same bits as with more memory."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from scratch import scratch_folder
+
+VOCAB_SIZE, PAGE_SIZE = 50, 16
+TYPES: dict[str, tuple[str, ...]] = {
+    "five of six": ("sliding_attention",) * 5 + ("full_attention",),
+    "all": ("sliding_attention",) * 2,
+}
+
+
+@cache
+def folder_of(kind: str, window: int) -> Path:
+    """Write a model of the Gemma 3 family with some layers that have windows."""
+    torch.manual_seed(3)
+    types = TYPES[kind]
+    config: Any = transformers.Gemma3TextConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=16, intermediate_size=24, num_hidden_layers=len(types), head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1 << 16, initializer_range=0.5,
+        query_pre_attn_scalar=8, sliding_window=window, layer_types=list(types), bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    folder = scratch_folder()
+    transformers.Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Bench:
+    """An engine, and what it has answered."""
+
+    def __init__(self, kind: str, window: int, **options: Any) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        config = EngineConfig(
+            model=str(folder_of(kind, window)), page_size=PAGE_SIZE, num_threads=1, max_running=4, weights="float32",
+            **options,
+        )  # fmt: skip
+        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
+        self.num_sent = 0
+
+    def ask(self, *prompts: np.ndarray, max_tokens: int = 8, explain: bool = False) -> list[list[Delta]]:
+        """Return the answers to prompts that arrive together; the accounting is checked at the end."""
+        names = [str(self.num_sent + i) for i in range(len(prompts))]
+        self.num_sent += len(prompts)
+        answers: dict[str, list[Delta]] = {name: [] for name in names}
+        for name, prompt in zip(names, prompts, strict=True):
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=3)
+            tokens = prompt.astype("<i4").tobytes()
+            self.inbox.put(Submit(request_id=name, tokens=tokens, sampling=sampling, explain=explain))
+        pending = None
+        while pending is not None or not all(found and found[-1].finish for found in answers.values()):
+            pending = self.engine.advance(pending)
+            for delta in self.outbox.take():
+                answers[delta.request_id].append(delta)
+        self.engine.step()
+        assert self.engine.violation() is None
+        return [answers[name] for name in names]
+
+    def reported(self, *prompts: np.ndarray, **options: Any) -> list[list[Any]]:
+        """Return the tokens of each answer, with their log probabilities and those of three more."""
+        answers = self.ask(*prompts, **options)
+        assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers), answers
+        return [[one for delta in answer for one in delta.logprobs] for answer in answers]
+
+    @property
+    def info(self) -> Any:
+        return self.engine.info
+
+
+def prompts_of(seed: int, *lengths: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(1, VOCAB_SIZE, length) for length in lengths]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_request_that_does_not_fit_whole_gives_the_same_bits(kind: str, dtype: Any) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": dtype, "chunked_prefill_size": 64}
+    small = Bench(kind, 64, max_total_tokens=448, max_length=1024, **options)
+    large = Bench(kind, 64, max_total_tokens=8192, max_length=1024, **options)
+    assert small.info.num_pages * PAGE_SIZE < 512 < small.info.max_length == 1024
+    assert small.info.windows == ((None, *[64] * 5) if kind == "five of six" else (64,))
+    (prompt,) = prompts_of(0, 900)
+    assert small.reported(prompt, max_tokens=124) == large.reported(prompt, max_tokens=124)
+    small.engine.close()
+    large.engine.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_requests_that_share_prompts_and_lack_memory_give_the_same_bits(kind: str) -> None:
+    small = Bench(kind, 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48)
+    large = Bench(kind, 40, max_total_tokens=1 << 14, max_length=600, chunked_prefill_size=48)
+    first, second = prompts_of(1, 300, 200)
+    rounds = [
+        [first, second],
+        [np.concatenate([first, second]), second[:150], first[:190]],
+        [first, first, np.concatenate([first[:100], second])],
+    ]
+    for prompts in rounds:
+        assert small.reported(*prompts, max_tokens=30) == large.reported(*prompts, max_tokens=30)
+    small.engine.close()
+    large.engine.close()
+
+
+def test_a_model_whose_windows_are_longer_than_its_sequences_has_one_group() -> None:
+    bench = Bench("five of six", 64, max_total_tokens=448, max_length=64)
+    assert bench.info.windows == (None,)
+    bench.engine.close()
+
+
+def test_with_lower_tiers_layers_keep_all_positions_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        bench = Bench("five of six", 64, max_total_tokens=448, host_cache_gb=0.001)
+    assert (bench.info.windows, bench.info.max_length) == ((None,), 448)
+    assert "keep the KV of all positions, because lower tiers copy whole pages" in caplog.text
+    bench.engine.close()
+
+
+@pytest.mark.parametrize("speculative", ["ngram", "suffix"])
+def test_drafts_that_are_looked_up_change_nothing(speculative: Any) -> None:
+    plain = Bench("five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48)
+    drafting = Bench(
+        "five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48, speculative=speculative
+    )
+    assert drafting.info.windows == (None, *[40] * 5)
+    (prompt,) = prompts_of(2, 100)
+    prompts = [np.tile(prompt, 4)]
+    assert plain.reported(*prompts, max_tokens=100) == drafting.reported(*prompts, max_tokens=100)
+    plain.engine.close()
+    drafting.engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_request_of_32k_tokens_with_windows_of_4k_runs_in_a_third_of_its_memory(kind: str) -> None:
+    num_tokens = 11_264 if kind == "five of six" else 5120
+    small = Bench(kind, 4096, max_total_tokens=num_tokens, max_length=32_768)
+    large = Bench(kind, 4096, max_total_tokens=65_536, max_length=32_768)
+    assert small.info.max_length == 32_768
+    (prompt,) = prompts_of(0, 32_700)
+    assert small.reported(prompt, max_tokens=60) == large.reported(prompt, max_tokens=60)
+    small.engine.close()
+    large.engine.close()
