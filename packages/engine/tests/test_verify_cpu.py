@@ -315,7 +315,7 @@ class GivenTrees:
         """Copy the arrays."""
         assert verify.parents is not None
         for source, target in ((self.tokens, verify.tokens), (self.parents, verify.parents)):
-            tape.add(rows.take, verify.scope.tokens, x=source, places=self._places, out=target, size=1)
+            tape.write(rows.take, verify.scope.tokens, x=source, places=self._places, out=target, size=1)
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Compute the target."""

@@ -141,7 +141,7 @@ class Unit:
         for number, one in enumerate(instructions):
             names |= {f"{one.name}_{number}": one.kernel, f"parts_{number}": one.parts}
         exec(compile(self.source, file, "exec"), names)
-        linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
+        linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file  # not ours
         digest = int.from_bytes(hashlib.sha256(self.source.encode()).digest()[:16], "little")
         self.kernel: Kernel = kernel("i8(i8, i8, i8, i8, i8)", variant=(digest << 32) + variant)(names[name])
 

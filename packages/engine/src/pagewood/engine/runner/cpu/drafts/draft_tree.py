@@ -64,18 +64,18 @@ class Trees:
         """Write the instructions that turn logits `[W, V]` of a pass into the candidates and the beam of a level."""
         tape, scope, topk = logits.tape, one.scope, self.size.topk
         tokens, scores = tape.buffer(scope.wanted, topk), tape.buffer(scope.wanted, topk)
-        tape.add(
+        tape.write(
             tree.expand, scope.wanted, logits=logits, choices=one.choices, tokens=tokens, scores=scores,
             vocab_size=logits.size, topk=topk,
         )  # fmt: skip
-        tape.add(
+        tape.write(
             tree.select, scope.sampled, scope=scope, tokens=tokens, scores=scores, nodes=self._nodes,
             beams=self._beams, topk=topk, num_levels=self.size.depth, level=level, firsts=self._firsts,
         )  # fmt: skip
 
     def climb(self, one: Pass, level: int) -> None:
         """Write the instruction that makes the beam of a level the tokens of a pass."""
-        one.tokens.tape.add(
+        one.tokens.tape.write(
             tree.climb, one.scope.sampled, scope=one.scope, nodes=self._nodes, beams=self._beams, topk=self.size.topk,
             num_levels=self.size.depth, level=level, tags=self._slots.tags, page_size=self._slots.page_size,
             firsts=self._firsts,
@@ -85,7 +85,7 @@ class Trees:
         """Write the instruction that returns the hidden states `[T, E]` of the parents of a beam."""
         tape, scope, size = one.tokens.tape, one.scope, states.shape[1]
         hidden = tape.buffer(scope.tokens, size)
-        tape.add(
+        tape.write(
             tree.inherit, scope.sampled, scope=scope, states=states, held=held, nodes=self._nodes, beams=self._beams,
             topk=self.size.topk, num_levels=self.size.depth, level=level, out=hidden, size=size, firsts=self._firsts,
         )  # fmt: skip
@@ -94,8 +94,8 @@ class Trees:
     def graft(self, verify: Pass) -> None:
         """Write the instructions that make the best candidates the drafts of the target."""
         tape, scope = verify.tokens.tape, verify.scope
-        tape.add(passes.fill, scope.sampled, scope=scope, shift=0)
-        tape.add(
+        tape.write(passes.fill, scope.sampled, scope=scope, shift=0)
+        tape.write(
             tree.graft, scope.sampled, scope=scope, nodes=self._nodes, topk=self.size.topk, num_levels=self.size.depth
         )  # fmt: skip
 
@@ -245,7 +245,7 @@ class EagleTree(EagleDrafter):
             scope = one.scope
             if level == 0:
                 hidden = tape.buffer(scope.wanted, size)
-                tape.add(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
+                tape.write(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
                 logits = head.logits(hidden)
                 self._indices = np.array([scope.index], np.int64)
             else:
@@ -254,14 +254,14 @@ class EagleTree(EagleDrafter):
                 hidden = trees.inherit(one, states, self._held, level)
                 logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
                 num = trees.size.widths[level - 1]
-                tape.add(
+                tape.write(
                     tree.keep_beam, scope.sampled, scope=scope, x=fed, held=self._held, topk=trees.size.topk, num=num,
                     size=size,
                 )  # fmt: skip
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
                 logits = tape.buffer(part.rows, vocab_size)
-                tape.add(
+                tape.write(
                     passes.spread, scope.wanted, logits=part, size=part.size, token_map=self._token_map, out=logits,
                     vocab_size=vocab_size,
                 )  # fmt: skip
@@ -275,17 +275,17 @@ class EagleTree(EagleDrafter):
         one = self._new_pass(tape)
         scope, target, states = one.scope, verify.scope, self._states
         places, features = tape.buffer(scope.tokens, 1), self._head.features(self._hidden)
-        tape.add(passes.fill, scope.sampled, scope=scope, shift=1)
-        tape.add(tree.line_up, scope.sampled, scope=scope, target=target, places=places)
-        tape.add(
+        tape.write(passes.fill, scope.sampled, scope=scope, shift=1)
+        tape.write(tree.line_up, scope.sampled, scope=scope, target=target, places=places)
+        tape.write(
             tree.trace, target.sampled, scope=scope, target=target, places=places, nodes=accepted.nodes,
             counts=accepted.counts,
         )  # fmt: skip
         hidden = tape.buffer(scope.tokens, features.size)
-        tape.add(take, scope.tokens, x=features, places=places, out=hidden, size=features.size)
+        tape.write(take, scope.tokens, x=features, places=places, out=hidden, size=features.size)
         fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
-        tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
+        tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
         self._extension = scope.index
 
     def lay_out(self, scopes: Int64, counts: Int64, grants: Grants) -> Outcome:

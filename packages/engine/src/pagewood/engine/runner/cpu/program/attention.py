@@ -73,11 +73,11 @@ class CPUAttention:
         heads, page_size = layout.num_kv_heads, layout.page_size
         scales = self._scales[layer]
         scope = q.rows.scope
-        tape.add(
+        tape.write(
             store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, size=k.size, kv_heads=heads,
             page_size=page_size, memory_size=memory.size,
         )  # fmt: skip
-        tape.add(
+        tape.write(
             attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
             out=out, size=q.size, kv_heads=heads, page_size=page_size,
             window=_UNLIMITED if own.window is None else own.window, memory_size=memory.size, scale=own.scale,

@@ -266,7 +266,7 @@ class Pass:
 
     def plant(self) -> None:
         """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
-        self.tokens.tape.add(plant, self.scope.sampled, scope=self.scope)
+        self.tokens.tape.write(plant, self.scope.sampled, scope=self.scope)
 
     def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
         """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
@@ -278,7 +278,7 @@ class Pass:
             page_size: slots of a page.
         """
         words = memory.nbytes // 4 // (len(memory) * groups * page_size)
-        self.tokens.tape.add(
+        self.tokens.tape.write(
             compact, self.scope.sampled, scope=self.scope, memory=memory, groups=groups, page_size=page_size,
             words=words, nodes=accepted.nodes, counts=accepted.counts,
         )  # fmt: skip
@@ -286,7 +286,7 @@ class Pass:
     def pool(self, states: Buffer) -> Buffer:
         """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
         out = states.tape.buffer(states.rows, states.size)
-        states.tape.add(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
+        states.tape.write(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
         return out
 
     def adjust(self, logits: Buffer) -> Buffer:
@@ -307,7 +307,7 @@ class Pass:
         self._adjust(logits, logits)
 
     def _adjust(self, logits: Buffer, raw: Buffer) -> None:
-        logits.tape.add(
+        logits.tape.write(
             adjust, self.scope.sampled, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw
         )  # fmt: skip
 
@@ -320,7 +320,7 @@ class Pass:
             accepted: what was accepted in this pass.
         """
         out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
-        logits.tape.add(
+        logits.tape.write(
             report, logits.rows, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw,
             found=accepted.tokens, counts=accepted.counts, nodes=accepted.nodes, out=out,
         )  # fmt: skip
@@ -334,7 +334,7 @@ class Pass:
         """
         tape, scope = drawn.tape, self.scope
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        tape.add(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts, nodes=nodes)
+        tape.write(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts, nodes=nodes)
         return Accepted(tokens=found, counts=counts, nodes=nodes)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
@@ -351,7 +351,7 @@ class Pass:
             logits: `[W, V]` of `drafting`.
             index: of the draft in its chain.
         """
-        logits.tape.add(
+        logits.tape.write(
             hold_logits, drafting.scope.sampled, scope=drafting.scope, target=self.scope, logits=logits,
             held=held.logits, vocab_size=logits.size, num_drafts=held.max_tokens, index=index,
         )  # fmt: skip
@@ -366,7 +366,7 @@ class Pass:
         tape, scope = logits.tape, self.scope
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
-        tape.add(
+        tape.write(
             reject, scope.sampled, scope=scope, logits=logits, held=held.logits, vocab_size=logits.size,
             num_drafts=held.max_tokens, found=found, counts=counts, nodes=nodes, scratch=scratch,
         )  # fmt: skip
@@ -398,5 +398,5 @@ class Pass:
 def _columns(x: Buffer, start: int, size: int) -> Buffer:
     """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
     out = x.tape.buffer(x.rows, size)
-    x.tape.add(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
+    x.tape.write(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
     return out
