@@ -372,7 +372,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_rest",
-                "tape.add(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)",
+                "tape.write(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)",
                 "pass",
             )
         ],
@@ -389,7 +389,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_drafts",
-                "tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)",
+                "tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)",
                 "pass",
             )
         ],

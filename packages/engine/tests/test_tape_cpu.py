@@ -43,7 +43,7 @@ def adding_program(lines: list[int]) -> tuple[Program, np.ndarray]:
     most = max(lines)
     x, residual, out = (tape.buffer(scopes[0].tokens, SIZE) for _ in range(3))
     for scope in scopes:
-        tape.add(
+        tape.write(
             add_norm, scope.tokens, x=x.first(scope.tokens), residual=residual.first(scope.tokens), weight=WEIGHT,
             out=out.first(scope.tokens), size=SIZE, epsilon=1e-5,
         )  # fmt: skip
@@ -108,18 +108,18 @@ def test_an_operand_that_is_missing_unknown_or_of_another_type_is_named() -> Non
     without, other = {**right}, {**right, "weights": right["weight"]}
     del without["out"], other["weight"]
     with pytest.raises(ValueError, match="norm must have the operands x, weight, out, size, epsilon; missing: out;"):
-        tape.add(norm, scope.tokens, **without)
+        tape.write(norm, scope.tokens, **without)
     with pytest.raises(ValueError, match="missing: weight; unknown: weights"):
-        tape.add(norm, scope.tokens, **other)
+        tape.write(norm, scope.tokens, **other)
     with pytest.raises(TypeError, match="multiple values for keyword argument 'size'"):
-        tape.add(norm, scope.tokens, size=SIZE, **right)
+        tape.write(norm, scope.tokens, size=SIZE, **right)
     for name, operand, types in (("x", 1.5, "Buffer or ndarray or int or NoneType"), ("epsilon", x, "float or int")):
         with pytest.raises(ValueError, match=f"{name} of norm must be {types}, got "):
-            tape.add(norm, scope.tokens, **{**right, name: operand})
+            tape.write(norm, scope.tokens, **{**right, name: operand})
     with pytest.raises(ValueError, match="scope of store must be Scope, got 0"):
-        tape.add(store, scope.tokens, **{**dict.fromkeys(store.operands, 1), "scope": 0})
+        tape.write(store, scope.tokens, **{**dict.fromkeys(store.operands, 1), "scope": 0})
     assert tape.num_lines == 0
-    tape.add(norm, scope.tokens, **dict(reversed(right.items())))
+    tape.write(norm, scope.tokens, **dict(reversed(right.items())))
     assert tape.num_lines == 1
 
 
@@ -128,7 +128,7 @@ def test_operands_are_found_by_name() -> None:
     tape = Tape()
     scope = tape.scope()
     x, out = tape.buffer(scope.tokens, 2), tape.buffer(scope.tokens, 5)
-    tape.add(put, scope.tokens, column=3, out_size=5, size=2, out=out, x=x)
+    tape.write(put, scope.tokens, column=3, out_size=5, size=2, out=out, x=x)
     program = tape.program(step_kernel(), (FEW,) * NUM_KINDS, inputs=[x, out], outputs=[out])
     program.inputs[0][:], program.inputs[1][:] = [[1, 2], [3, 4]], 0
     program.start(np.full(NUM_KINDS, FEW, np.int64), program.scopes.copy()).work()
@@ -169,12 +169,12 @@ def routed_program() -> Program:
     sums, inputs = [], []
     for expert in range(NUM_EXPERTS):
         rows, places = tape.counted(scope.tokens), tape.buffer(scope.tokens, 1)
-        tape.add(
+        tape.write(
             route, scope.tokens, x=x, places=places, count=rows, size=SIZE, expert=float(expert)
         )  # fmt: skip
         own, ones, out = (tape.buffer(rows, SIZE) for _ in range(3))
-        tape.add(take, rows, x=x, places=places, out=own, size=SIZE)
-        tape.add(add_norm, rows, x=ones, residual=own, weight=WEIGHT, out=out, size=SIZE, epsilon=1e-5)
+        tape.write(take, rows, x=x, places=places, out=own, size=SIZE)
+        tape.write(add_norm, rows, x=ones, residual=own, weight=WEIGHT, out=out, size=SIZE, epsilon=1e-5)
         sums.append(own)
         inputs.append(ones)
     return tape.program(routing_kernel(), (MANY,) * NUM_KINDS, inputs=[x, *inputs], outputs=sums)

@@ -29,11 +29,12 @@ _LEAST_ROWS, _PART_SIZE = 4, 8192  # elements; what is smaller takes a thread le
 
 # What a parameter of a kernel is, by its annotation: how the generated code gets it. With {} it is an operand, and {}
 # is its column; `Any` is one that is passed as it is, an address or a whole number.
-Real: TypeAlias = Annotated[Any, "reals[{}]"]
+PLAIN, REAL, IN_SCOPE, COUNT = "one[{}]", "reals[{}]", "scopes[one[{}]]", "counts_at + 8 * one[{}]"
+Real: TypeAlias = Annotated[Any, REAL]
 """A floating point number."""
-InScope: TypeAlias = Annotated[Any, "scopes[one[{}]]"]
+InScope: TypeAlias = Annotated[Any, IN_SCOPE]
 """A scope; the kernel gets its row of the table of scopes."""
-Count: TypeAlias = Annotated[Any, "counts_at + 8 * one[{}]"]
+Count: TypeAlias = Annotated[Any, COUNT]
 """A number of rows that the kernel writes; it gets the address of an int64. Instructions behind it have these rows."""
 NumRows: TypeAlias = Annotated[Any, "num_rows"]
 Part: TypeAlias = Annotated[Any, "part"]
@@ -44,7 +45,6 @@ First: TypeAlias = Annotated[Any, "part * part_rows"]
 """First row of the part, where an instruction goes row by row."""
 Last: TypeAlias = Annotated[Any, "min((part + 1) * part_rows, num_rows)"]
 """The row behind its last one."""
-PLAIN, REAL, IN_SCOPE, COUNT = "one[{}]", Real.__metadata__[0], InScope.__metadata__[0], Count.__metadata__[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,7 +141,7 @@ class Unit:
         for number, one in enumerate(instructions):
             names |= {f"{one.name}_{number}": one.kernel, f"parts_{number}": one.parts}
         exec(compile(self.source, file, "exec"), names)
-        linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
+        linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file  # not ours
         digest = int.from_bytes(hashlib.sha256(self.source.encode()).digest()[:16], "little")
         self.kernel: Kernel = kernel("i8(i8, i8, i8, i8, i8)", variant=(digest << 32) + variant)(names[name])
 

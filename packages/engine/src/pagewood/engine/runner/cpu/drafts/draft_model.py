@@ -115,16 +115,16 @@ class DraftModel:
             one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=config.vocab_size)
             scope = one.scope
             if depth > 0:
-                tape.add(passes.fill, scope.sampled, scope=scope, shift=0)
+                tape.write(passes.fill, scope.sampled, scope=scope, shift=0)
             logits = self._model(one.tokens, one.rotated(), self._attention, one.wanted)
             self._slots.record(one)
             one.adjust_drafts(logits)
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
-            tape.add(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=0)
+            tape.write(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=0)
             indices.append(scope.index)
-        tape.add(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
+        tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return held
 

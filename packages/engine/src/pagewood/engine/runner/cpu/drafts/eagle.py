@@ -186,26 +186,26 @@ class EagleDrafter:
             one = self._new_pass(tape)
             scope, shift = one.scope, min(depth, 1)
             hidden = tape.buffer(scope.wanted if depth == 0 else scope.tokens, size)
-            tape.add(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
+            tape.write(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
             if depth == 0:
                 logits = head.logits(hidden)
             else:
-                tape.add(passes.fill, scope.sampled, scope=scope, shift=shift)
+                tape.write(passes.fill, scope.sampled, scope=scope, shift=shift)
                 logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
-                tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)
+                tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
                 logits = tape.buffer(part.rows, vocab_size)
-                tape.add(
+                tape.write(
                     passes.spread, scope.sampled, logits=part, size=part.size, token_map=self._token_map, out=logits,
                     vocab_size=vocab_size,
                 )  # fmt: skip
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
-            tape.add(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=shift)
+            tape.write(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=shift)
             indices.append(scope.index)
-        tape.add(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
+        tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return held
 
@@ -216,7 +216,7 @@ class EagleDrafter:
         )
         scope = verify.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
-            tape.add(
+            tape.write(
                 passes.stash, scope.sampled, scope=scope, x=state, size=state.size, stash=stash, depth=self._depth
             )  # fmt: skip
         return kept
@@ -225,7 +225,7 @@ class EagleDrafter:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""
         one = self._new_pass(tape)
         scope = verify.scope
-        tape.add(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)
+        tape.write(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)
         self._record_pairs(tape, one, self._hidden)
         self._extension = one.scope.index
 
@@ -255,7 +255,7 @@ class EagleDrafter:
         self._catch_up, captured = late.scope.index, []
         for stash in self._stashes:
             out = tape.buffer(late.scope.tokens, stash.shape[2])
-            tape.add(
+            tape.write(
                 passes.unstash, late.scope.sampled, scope=late.scope, stash=stash, depth=self._depth, out=out,
                 size=stash.shape[2],
             )  # fmt: skip
@@ -266,10 +266,10 @@ class EagleDrafter:
         """Write a pass over pairs, with the target's states, that keeps the head's state at its wanted tokens."""
         scope, states = one.scope, self._states
         hidden = self._head.features(captured)
-        tape.add(passes.fill, scope.sampled, scope=scope, shift=1)
+        tape.write(passes.fill, scope.sampled, scope=scope, shift=1)
         fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
         self._slots.record(one)
-        tape.add(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
+        tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
 
     def _lay_out_pairs(
         self, scopes: NDArray[np.int64], counts: NDArray[np.int64], index: int, rows: Int32, firsts: Int32, nums: Int32

@@ -71,6 +71,6 @@ class ValidSlots:
     def record(self, one: Pass) -> None:
         """Write the instruction that tags the slots which a pass has computed: call it behind its layers."""
         scope = one.scope
-        one.tokens.tape.add(
+        one.tokens.tape.write(
             tag, scope.sampled, scope=scope, tags=self.tags, page_size=self.page_size, chains=self.work
         )  # fmt: skip

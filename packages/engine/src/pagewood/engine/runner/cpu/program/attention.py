@@ -72,11 +72,11 @@ class CPUAttention:
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
         scales, scope = self._scales[number], q.rows.scope
-        tape.add(
+        tape.write(
             store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, first_row=first_row, size=k.size,
             kv_heads=heads, page_size=page_size, memory_size=memory.size,
         )  # fmt: skip
-        tape.add(
+        tape.write(
             attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
             first_row=first_row, out=out, size=q.size, kv_heads=heads, page_size=page_size,
             window=_UNLIMITED if own.window is None else own.window, memory_size=memory.size, scale=own.scale,

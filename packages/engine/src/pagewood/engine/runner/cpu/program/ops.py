@@ -59,8 +59,8 @@ class PanelLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape = x.tape
         packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
-        tape.add(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=x.size, num_outputs=self._size)
-        tape.add(
+        tape.write(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=x.size, num_outputs=self._size)
+        tape.write(
             matmul.multiply, x.rows, x=x, packed=packed, panels=self.panels, bias=self._bias, out=out, depth=x.size,
             size=self._size,
         )  # fmt: skip
@@ -79,7 +79,7 @@ class TableEmbedding:
         """Return `[T, E]`."""
         size = self._table.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.add(rows.gather, tokens.rows, tokens=tokens, table=self._table, out=out, size=size)
+        tokens.tape.write(rows.gather, tokens.rows, tokens=tokens, table=self._table, out=out, size=size)
         return out
 
 
@@ -96,7 +96,7 @@ class TiedEmbedding:
         panels = self._projection.panels
         size = panels.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.add(rows.gather_panels, tokens.rows, tokens=tokens, panels=panels, out=out, size=size)
+        tokens.tape.write(rows.gather_panels, tokens.rows, tokens=tokens, panels=panels, out=out, size=size)
         return out
 
 
@@ -120,19 +120,19 @@ class PackedLinear:
         if isinstance(self._level, DotLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 4)
             sums, row_scales = tape.buffer(x.rows, shape.depth // shape.group), tape.buffer(x.rows, 1)
-            tape.add(
+            tape.write(
                 quantise, x.rows, x=x, out=packed, sums=sums, scales=row_scales, size=shape.inputs, depth=shape.depth,
                 group=shape.group, factor=shape.kind.factor,
             )  # fmt: skip
         elif isinstance(self._level, PairLevel):
             source = packed = tape.buffer(x.rows, shape.depth // 2)
-            tape.add(round_pairs, x.rows, x=x, out=packed, size=shape.inputs, depth=shape.depth)
+            tape.write(round_pairs, x.rows, x=x, out=packed, size=shape.inputs, depth=shape.depth)
         else:
             packed = tape.buffer(x.rows, shape.depth)
             source = x if shape.depth == x.size else packed
-            tape.add(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=shape.depth, num_outputs=shape.size)
+            tape.write(matmul.pack, x.rows, x=x, packed=packed, size=x.size, depth=shape.depth, num_outputs=shape.size)
         out = tape.buffer(x.rows, shape.size)
-        tape.add(
+        tape.write(
             multiply_packed(shape.kind, self._level), x.rows, x=source, packed=packed, sums=sums,
             row_scales=row_scales, panels=self.weight.panels, scales=self.weight.scales, bias=self._bias, out=out,
             depth=shape.depth, size=shape.size, group=shape.group,
@@ -152,7 +152,7 @@ class PackedEmbedding:
         """Return `[T, E]`."""
         shape = self._weight.shape
         out = tokens.tape.buffer(tokens.rows, shape.inputs)
-        tokens.tape.add(
+        tokens.tape.write(
             look_up(shape.kind), tokens.rows, tokens=tokens, panels=self._weight.panels, scales=self._weight.scales,
             out=out, size=shape.inputs, depth=shape.depth, group=shape.group,
         )  # fmt: skip
@@ -221,13 +221,13 @@ class CPUOps:
     def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.add(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
+        x.tape.write(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.add(
+        x.tape.write(
             rows.add_norm, x.rows, x=x, residual=residual, weight=_array(norm), out=out, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
@@ -235,7 +235,7 @@ class CPUOps:
 
     def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        x.tape.add(
+        x.tape.write(
             rows.norm_add, x.rows, x=x, weight=_array(norm), residual=residual, size=x.size, epsilon=norm.epsilon
         )  # fmt: skip
 
@@ -247,14 +247,14 @@ class CPUOps:
         if split.norms_are_whole:
             for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
                 assert norm is not None
-                tape.add(
+                tape.write(
                     rows.norm_columns, qkv.rows, x=qkv, weight=_array(norm), x_size=qkv.size, column=start, size=size,
                     epsilon=norm.epsilon,
                 )  # fmt: skip
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
         q_norm, k_norm = (None if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm))
-        tape.add(
+        tape.write(
             heads.split(2 * rotation[0].size), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
@@ -264,24 +264,24 @@ class CPUOps:
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
-        gate_up.tape.add(rows.silu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        gate_up.tape.write(rows.silu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def gelu_mul(self, gate_up: Buffer) -> Buffer:
         """Return gelu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
-        gate_up.tape.add(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
-        x.tape.add(rows.scale, x.rows, x=x, size=x.size, factor=factor)
+        x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
         return x
 
     def take(self, x: Buffer, wanted: Buffer) -> Buffer:
         """Return the rows of `x` at `wanted`."""
         out = x.tape.buffer(wanted.rows, x.size)
-        x.tape.add(rows.take, wanted.rows, x=x, places=wanted, out=out, size=x.size)
+        x.tape.write(rows.take, wanted.rows, x=x, places=wanted, out=out, size=x.size)
         return out
 
     def concat(self, parts: Sequence[Buffer]) -> Buffer:
@@ -289,14 +289,14 @@ class CPUOps:
         tape = parts[0].tape
         out, start = tape.buffer(parts[0].rows, sum(part.size for part in parts)), 0
         for part in parts:
-            tape.add(rows.put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
+            tape.write(rows.put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
             start += part.size
         return out
 
     def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         sines = rotation[1]
-        x.tape.add(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
+        x.tape.write(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
 
 

@@ -255,7 +255,7 @@ class Pass:
     def pool(self, states: Buffer) -> Buffer:
         """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
         out = states.tape.buffer(states.rows, states.size)
-        states.tape.add(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
+        states.tape.write(pool, states.rows, scope=self.scope, states=states, size=states.size, out=out)
         return out
 
     def adjust(self, logits: Buffer) -> Buffer:
@@ -276,7 +276,7 @@ class Pass:
         self._adjust(logits, logits)
 
     def _adjust(self, logits: Buffer, raw: Buffer) -> None:
-        logits.tape.add(
+        logits.tape.write(
             adjust, self.scope.sampled, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw
         )  # fmt: skip
 
@@ -289,7 +289,7 @@ class Pass:
             accepted: what was accepted in this pass.
         """
         out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
-        logits.tape.add(
+        logits.tape.write(
             report, logits.rows, scope=self.scope, logits=logits, vocab_size=logits.size, raw=raw,
             found=accepted.tokens, counts=accepted.counts, out=out,
         )  # fmt: skip
@@ -303,7 +303,7 @@ class Pass:
         """
         tape, scope = drawn.tape, self.scope
         found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
-        tape.add(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts)
+        tape.write(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts)
         return Accepted(tokens=found, counts=counts)
 
     def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
@@ -320,7 +320,7 @@ class Pass:
             logits: `[W, V]` of `drafting`.
             index: of the draft in its chain.
         """
-        logits.tape.add(
+        logits.tape.write(
             hold_logits, drafting.scope.sampled, scope=drafting.scope, target=self.scope, logits=logits,
             held=held.logits, vocab_size=logits.size, num_drafts=held.max_tokens, index=index,
         )  # fmt: skip
@@ -335,7 +335,7 @@ class Pass:
         tape, scope = logits.tape, self.scope
         found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
-        tape.add(
+        tape.write(
             reject, scope.sampled, scope=scope, logits=logits, held=held.logits, vocab_size=logits.size,
             num_drafts=held.max_tokens, found=found, counts=counts, scratch=scratch,
         )  # fmt: skip
@@ -367,5 +367,5 @@ class Pass:
 def _columns(x: Buffer, start: int, size: int) -> Buffer:
     """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
     out = x.tape.buffer(x.rows, size)
-    x.tape.add(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
+    x.tape.write(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
     return out

@@ -28,7 +28,7 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
         choices: `[S, NUM_CHOICE_COLUMNS]`, from `choices_of`.
     """
     tokens = logits.tape.buffer(logits.rows, 1)
-    logits.tape.add(
+    logits.tape.write(
         drawing.draw, logits.rows, logits=logits, choices=choices, out=tokens, vocab_size=logits.size
     )  # fmt: skip
     return tokens

@@ -76,7 +76,7 @@ class StepWriter:
 
         def mark(moment: int) -> None:
             if drafter is not None:
-                tape.add(clock, one.scope.tokens, out=self.clock[moment])
+                tape.write(clock, one.scope.tokens, out=self.clock[moment])
 
         mark(0)
         held = None if drafter is None else drafter.record_drafts(tape, one)

@@ -108,7 +108,7 @@ class Tape:
     __slots__ = ("_counted", "_lines", "_scopes")
 
     def __init__(self) -> None:
-        self._lines: list[_Line] = []  # written by: add
+        self._lines: list[_Line] = []  # written by: write
         self._scopes: list[dict[Column, Operand]] = []  # written by: scope, fill
         self._counted: list[Rows] = []  # written by: counted
 
@@ -143,7 +143,7 @@ class Tape:
         self._counted.append(most)
         return Rows(-len(self._counted), most.scope)
 
-    def add(self, instruction: Instruction, rows: Rows, /, **operands: Operand) -> None:
+    def write(self, instruction: Instruction, rows: Rows, /, **operands: Operand) -> None:
         """Add an instruction for some rows; its kernel says what the operands are. The program keeps arrays alive.
 
         Raises:
