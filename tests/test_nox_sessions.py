@@ -22,6 +22,7 @@ class Session:
     """Stands for nox's session: keeps what is installed and run, and does neither."""
 
     posargs = ()
+    cache_dir = Path("cache")
 
     def __init__(self, name: str, *, cuda: str) -> None:
         self.name = name
@@ -82,4 +83,5 @@ def test_torch_comes_from_the_index_that_is_named_and_from_no_other(
     assert arguments == ("-c", "constraints.txt", "--index-url", "https://example.org/cuda", "torch")
     assert env["PIP_EXTRA_INDEX_URL"] == ""
     assert len(session.installed) == 2
-    assert any("tools/gpu_host/kernels.py" in command for command in session.ran)
+    compiling = next(command for command in session.ran if "tools/gpu_host/kernels.py" in command)
+    assert compiling[-2:] == ("--folder", str(session.cache_dir / "flashinfer"))

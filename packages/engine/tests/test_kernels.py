@@ -16,7 +16,7 @@ import pytest
 import small_disk
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, split
 from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
-from pagewood.engine.runner.cpu.compiled.instruction import ROWS, Instruction, Unit
+from pagewood.engine.runner.cpu.compiled.instruction import OPERANDS, ROWS, Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.machine.kernel import _Locator, kernel
 from pagewood.engine.runner.cpu.compiled.rows import scale
@@ -208,7 +208,7 @@ def test_generated_code_is_stale_when_it_changes(tmp_path: Path, monkeypatch: py
 def test_generated_code_can_be_read_where_a_debugger_looks_for_it() -> None:
     unit = Unit("some", clock)
     assert inspect.getsource(unit.kernel._dispatcher.py_func) == unit.source
-    assert "        clock_0(one[5])\n" in unit.source
+    assert f"        clock_0(one[{OPERANDS}])\n" in unit.source
 
 
 def test_a_call_compiles_nothing() -> None:

@@ -194,9 +194,14 @@ def test_invalid_frames_are_dropped(decoder: Any, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("dropped a malformed message") == len(wrong) + (not expected)
 
 
+GENERATES_CODE = "runner/cpu/compiled/instruction.py"
+"""The one module that runs text: what it has made of the signatures of its own kernels, when it is imported."""
+
+
 def test_no_source_uses_pickle() -> None:
     forbidden = re.compile(r"\b(pickle|marshal|shelve|dill|_pyobj|multiprocessing|eval\(|exec\()\b")
     for package in (pagewood.server, pagewood.engine):
         assert package.__file__ is not None
         for file in Path(package.__file__).parent.rglob("*.py"):
-            assert not forbidden.search(file.read_text()), file
+            found = set(forbidden.findall(file.read_text()))
+            assert found == ({"exec("} if file.as_posix().endswith(GENERATES_CODE) else set()), file

@@ -21,10 +21,13 @@ from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import doubles, long_rows, longs
 
-FUNCTION, OPERATION, ROWS, PART_ROWS, IS_AHEAD, OPERANDS = range(6)
+FUNCTION, OPERATION, ROWS, PART_ROWS, IS_AHEAD, RULE, OPERANDS = range(7)
 """Columns of a row of a program: the address of the unit, which of its instructions, which of the counts of a run is
 the number of rows, the rows of a part where an instruction goes row by row, whether a thread claims its next part
-before it computes one, and the first operand."""
+before it computes one, the rule for parts, and the first operand."""
+ASKED, BLOCKS, SINGLE = range(3)
+"""Rules for parts: those of BLOCKS (`blocks_of_rows`) and SINGLE (`single_rows`) are computed without a call of the
+unit, which the shortest steps would notice; for all others it is asked."""
 _LEAST_ROWS, _PART_SIZE = 4, 8192  # elements; what is smaller takes a thread less time than it takes two to meet
 
 # What a parameter of a kernel is, by its annotation: how the generated code gets it. With {} it is an operand, and {}
@@ -62,6 +65,11 @@ class Instruction:
     """By name, how the kernel gets each: PLAIN, REAL, IN_SCOPE or COUNT."""
     arguments: Mapping[str, str]
     """The source of each argument of the kernel, by parameter."""
+
+    @property
+    def rule(self) -> int:
+        """Which rule for parts it has."""
+        return BLOCKS if self.parts is blocks_of_rows else SINGLE if self.parts is single_rows else ASKED
 
     @property
     def is_ahead(self) -> bool:

@@ -204,7 +204,7 @@ class Tape:
             sizes_of_rows = [operand.size for operand in line.operands if isinstance(operand, Buffer)]
             row[:OPERANDS] = [
                 *kernel.place(line.instruction), value(line.rows), rows_of_part(max(sizes_of_rows, default=1)),
-                line.instruction.is_ahead,
+                line.instruction.is_ahead, line.instruction.rule,
             ]  # fmt: skip
             row[OPERANDS : OPERANDS + len(line.operands)] = list(map(value, line.operands))
         scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
