@@ -131,7 +131,7 @@ def expected(x: Array, weight: Weight, bias: Array | None) -> NDArray[np.float64
 
 
 @pytest.mark.parametrize("kind", MAKERS, ids=NAME)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     num_rows=st.one_of(st.integers(1, 30), st.integers(90, 210)),
     sides=st.integers(1, 4),
@@ -180,7 +180,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("kind", MAKERS, ids=NAME)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     num_rows=st.one_of(st.integers(1, 30), st.integers(90, 130)),
     sides=st.integers(1, 4),

@@ -58,7 +58,7 @@ def check_given_back(engine: Engine) -> None:
         assert request.num_passed >= behind
 
 
-@settings(max_examples=scaled(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),

@@ -27,6 +27,6 @@ def seed_fault(edits: Sequence[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slow_ones(faults: Iterable[str], *slow: str) -> list[Any]:
-    """Return faults as parameters; those whose scenarios run into their limit of steps are marked as slow."""
+    """Return faults as parameters; those that take many or long scenarios to find are marked as slow."""
     assert set(slow) <= set(faults)
     return [pytest.param(fault, marks=pytest.mark.slow) if fault in slow else fault for fault in faults]
