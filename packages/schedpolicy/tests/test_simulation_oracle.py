@@ -241,7 +241,12 @@ class NaiveReplica:
             """Preempt requests without a grant until a running one has pages; return whether it still runs."""
             while request in self.running and not self.grow(request, num_tokens):
                 granted = [*decodes, *(r for r, _ in prefills)]
-                self.preempt([r for r in self.running if r not in granted])
+                candidates = [r for r in self.running if r not in granted]
+                if choose_victim(candidates, rank=self.policies.victim) is request:  # rather one of lower priority
+                    candidates = [r for r in granted if r.priority < request.priority] or candidates
+                self.preempt(candidates)
+                decodes[:] = [r for r in decodes if r in self.running]
+                prefills[:] = [(r, num) for r, num in prefills if r in self.running]
                 preempted[0] = True
             return request in self.running
 
@@ -552,6 +557,27 @@ def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
 
     both = policies_for(order, budget, victim, page_size, scale=scale, min_shared=min_shared)
     compare(trace, *both, num_tokens // page_size, page_size)
+
+
+def test_a_decode_gives_its_pages_to_a_prompt_of_higher_priority() -> None:
+    """Also if it has its grant in the step: the prompt rather takes that back than be preempted itself."""
+    shapes = [(0, 8, 8, 0), *[(0, 1, 1, 0)] * 4, (5, 10, 1, 1), *[(5, 1, 1, 0)] * 4]
+    requests = [
+        TraceRequest(
+            arrived_s=arrived / 2**6,
+            num_prompt=num_prompt,
+            num_output=num_output,
+            max_new_tokens=num_output,
+            keys=tuple(range(100 * number, 100 * number + num_prompt + num_output)),
+            tenant="a",
+            priority=priority,
+        )
+        for number, (arrived, num_prompt, num_output, priority) in enumerate(shapes)
+    ]
+    trace = Trace(name="crowded", requests=tuple(requests), block_size=1)
+    budget = Budget(max_step_tokens=3, max_chunk_tokens=4, max_running=2, max_prefills=2)
+    found, _ = compare(trace, *policies_for("fcfs", budget, "priority", 1, scale=0.02, min_shared=None), 23, 1)
+    assert [request.num_preemptions for request in found] == [1, *[0] * 9]
 
 
 def crowded_trace(rng: Random) -> Trace:
