@@ -35,7 +35,7 @@ REQUIRED_IN_SDIST = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "
 GENERATED = re.compile(r"(^|/)(__pycache__|\.[a-z]+_cache|\.hypothesis|\.benchmarks)(/|$)|\.(pyc|nbi|nbc|so)$")
 TESTS = re.compile(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$|stand_ins/)")
 FOR_TESTS_OF_USERS = {
-    "radixcache": ("testing/__init__", "testing/machine", "testing/oracle", "testing/protocol"),
+    "radixcache": ("testing/__init__", "testing/machine", "testing/oracle", "testing/protocol", "testing/soaking"),
     "kvpool": ("testing", "tiers/testing"),
     "schedpolicy": ("testing/__init__", "testing/one_step", "testing/oracles", "testing/requests", "testing/traffic"),
     "engine": (
