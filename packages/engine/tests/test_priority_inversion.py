@@ -257,7 +257,7 @@ def test_no_stream_of_middle_ones_delays_a_parked_one(
 
 
 def test_middle_ones_start_in_what_is_left_beside_a_parked_one() -> None:
-    """Of its prompt only what it does not share with its leader is left free: 8 of 41 pages, and one for output."""
+    """Only pages for the part that it does not share with its leader stay free: 8 of 41, and one for output."""
     bench = behind_a_low_leader(overlap=False, num_pages=70, max_running=64)
     stream = middle_ones(4, max_tokens=4)  # 2 pages each
     for _ in range(15):

@@ -56,7 +56,7 @@ class Scenario:
     long_step_tokens: int = 0
     """Tokens of a step that is retired before the next one is launched; 0: no step is."""
     windows: tuple[int | None, ...] = (None,)
-    """Of the groups of layers; only for the runner that `run_scenario` makes."""
+    """The window of each group of layers; read by the runner that `run_scenario` makes."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

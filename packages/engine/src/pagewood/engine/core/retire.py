@@ -57,8 +57,7 @@ def retire(
         deltas = _retire(state, kv, grants, result, True)
         between()
         deltas += _retire(state, kv, grants, result, False)
-    if kv.groups is not None:
-        kv.pass_windows([grant.request for grant in grants])
+    kv.pass_windows(grant.request for grant in grants)
     release_drained(state, kv)
     if state.has_priorities:
         priorities = {grant.request.request_id: -grant.request.own_priority for grant in grants}

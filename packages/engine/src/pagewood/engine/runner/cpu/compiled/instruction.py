@@ -124,7 +124,7 @@ def rows_of_part(size: int) -> int:
 class Unit:
     """Instructions that are compiled as one function.
 
-    It computes a part of one of them. For the part -1 it returns how many there are.
+    It computes a part of one of them. For the part -1 it returns how many parts there are, if the rule is ASKED.
     """
 
     __slots__ = ("instructions", "kernel", "source")
@@ -163,11 +163,10 @@ def _source_of(name: str, instructions: tuple[Instruction, ...]) -> str:
         f"    num_rows, part_rows = longs(counts_at, 0)[one[{ROWS}]], one[{PART_ROWS}]",
     ]
     for number, one in enumerate(instructions):
-        rule = ", ".join(one.arguments.get(given, given) for given in inspect.signature(one.parts.py_func).parameters)
-        lines += [
-            f"    {'elif' if number else 'if'} one[{OPERATION}] == {number}:",
-            "        if part < 0:",
-            f"            return parts_{number}({rule})",
-            f"        {one.name}_{number}({', '.join(one.arguments.values())})",
-        ]
+        lines.append(f"    {'elif' if number else 'if'} one[{OPERATION}] == {number}:")
+        if one.rule == ASKED:
+            wanted = inspect.signature(one.parts.py_func).parameters
+            rule = ", ".join(one.arguments.get(given, given) for given in wanted)
+            lines += ["        if part < 0:", f"            return parts_{number}({rule})"]
+        lines.append(f"        {one.name}_{number}({', '.join(one.arguments.values())})")
     return "\n".join([*lines, "    return 0", ""])

@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.instruction import (
-    ASKED,
     BLOCKS,
     FUNCTION,
     IS_AHEAD,
     PART_ROWS,
     ROWS,
     RULE,
+    SINGLE,
     Instruction,
     Unit,
+    blocks_of_rows,
+    single_rows,
 )
 from pagewood.engine.runner.cpu.compiled.machine.kernel import kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import call_part, fetch_add, wait_a_moment, wait_for
@@ -57,10 +59,12 @@ def step(instructions: Any, counts: Any, counters: Any, scopes: Any, runs: Any, 
     while i < instructions.shape[0]:
         function, is_ahead = instructions[i, FUNCTION], instructions[i, IS_AHEAD] != 0
         one_at = instructions.ctypes.data + 8 * instructions.shape[1] * i
-        num_parts, rule = counts[instructions[i, ROWS]], instructions[i, RULE]
+        num_rows, rule = counts[instructions[i, ROWS]], instructions[i, RULE]
         if rule == BLOCKS:
-            num_parts = (num_parts + instructions[i, PART_ROWS] - 1) // instructions[i, PART_ROWS]
-        elif rule == ASKED:
+            num_parts = blocks_of_rows(num_rows, instructions[i, PART_ROWS])
+        elif rule == SINGLE:
+            num_parts = single_rows(num_rows)
+        else:
             num_parts = call_part(function, one_at, counts_at, scopes_at, -1, -1)
         if num_parts < 1:  # not even claimed
             i += 1
