@@ -19,7 +19,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
-from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
+from pagewood.engine.models.parts.rope import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda import runner as cuda_runner
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.attention import CPUAttention

@@ -18,14 +18,8 @@ from hypothesis import strategies as st
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.parts.rope import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from pagewood.engine.models.rope import Rope
-from pagewood.engine.models.rope_config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    Scaling,
-    YarnScaling,
-)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.models.ops import HeadSplit, Norm
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
-from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps

@@ -35,7 +35,7 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from pagewood.engine.models.parts.rope import LinearScaling, Llama3Scaling, YarnScaling
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.keys import unknown_keys

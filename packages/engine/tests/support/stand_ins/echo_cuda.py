@@ -22,7 +22,7 @@ from torch import Tensor
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
-from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.program.attention import CPUAttention

@@ -14,7 +14,7 @@ from pagewood.engine.api import Progress
 from pagewood.engine.models.checkpoint import Checkpoint, Found
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.end_tokens import token_ids
+from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops

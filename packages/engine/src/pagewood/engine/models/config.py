@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.agreement import NUM_MTP_LAYERS, check_fields
-from pagewood.engine.models.end_tokens import tokenizer_end
-from pagewood.engine.models.families import FAMILIES, Family
-from pagewood.engine.models.layer_fields import read_layers
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.registry import FAMILIES
+from pagewood.engine.models.fields.agreement import NUM_MTP_LAYERS, check_fields
+from pagewood.engine.models.fields.end_tokens import tokenizer_end
+from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import Order
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
-from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LayerGroups, MultiHeadLayout
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.rope_config import MAX_POSITION
+from pagewood.engine.models.fields.rope import MAX_POSITION
 
 LARGEST: Mapping[str, int] = MappingProxyType(
     {

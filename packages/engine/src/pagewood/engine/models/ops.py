@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pagewood.engine.models.rope_config import RopeConfig
+    from pagewood.engine.models.parts.rope import RopeConfig
 
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""

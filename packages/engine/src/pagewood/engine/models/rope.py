@@ -9,13 +9,7 @@ import math
 
 import torch
 
-from pagewood.engine.models.rope_config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    RopeConfig,
-    YarnScaling,
-)
+from pagewood.engine.models.parts.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 
 class Rope:

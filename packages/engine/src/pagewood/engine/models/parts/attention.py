@@ -13,7 +13,7 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, HeadSplit, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.kvpool import MultiHeadLayout
 
 Order = Literal["NHD", "HND"]

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
-from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
-from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameConfig:
-    """The norms of a layer, as the names of their tensors without ".weight"; None: no norm.
+    """The names of a layer's parts, and of the norms around them without ".weight"; None: no norm.
 
     A norm before a part is applied to the part's input, and a norm after it to the part's addition to the residual
     stream.
@@ -29,6 +28,8 @@ class FrameConfig:
     behind_mixer: str | None = None
     before_feed_forward: str | None = "post_attention_layernorm"
     behind_feed_forward: str | None = None
+    mixer: str = "self_attn"
+    feed_forward: str = "mlp"
 
     def __post_init__(self) -> None:
         places = [
@@ -43,8 +44,8 @@ class FrameConfig:
 class LayerConfig:
     """The parts of a layer."""
 
-    mixer: AttentionConfig
-    feed_forward: FeedForwardConfig
+    mixer: AnyMixer
+    feed_forward: AnyFeedForward
     norm: NormConfig
     """The numbers of the norms of the frame."""
     frame: FrameConfig
@@ -87,12 +88,14 @@ class Layer(Generic[A]):
         frame = config.frame
         self._ops = ops
         self.input_norm = norm(frame.before_mixer)
-        self._mixer = SelfAttention(
-            config.mixer, weights, ops, f"{prefix}.self_attn.", hidden_size=hidden_size, inputs=mixer_inputs
+        self._mixer = make_mixer(
+            config.mixer, weights, ops, f"{prefix}.{frame.mixer}.", hidden_size=hidden_size, inputs=mixer_inputs
         )
         self._behind_mixer = norm(frame.behind_mixer)
         self._feed_forward_norm = norm(frame.before_feed_forward)
-        self._feed_forward = FeedForward(config.feed_forward, weights, ops, f"{prefix}.mlp.", hidden_size=hidden_size)
+        self._feed_forward = make_feed_forward(
+            config.feed_forward, weights, ops, f"{prefix}.{frame.feed_forward}.", hidden_size=hidden_size
+        )
         self._behind_feed_forward = norm(frame.behind_feed_forward)
 
     def enter(self, pending: A | None, residual: A) -> A:

@@ -89,3 +89,15 @@ def must_be(fields: Fields, name: str, *harmless: object) -> None:
     if value is not None and value not in harmless:
         allowed = " or ".join(("null", *map(shown, harmless)))
         raise ValueError(f"{fields.source}: {name} must be absent or {allowed}, got {shown(value)}")
+
+
+def read_bias(fields: Fields, name: str, fixed: bool | None) -> bool:
+    """Return whether a part has a bias: the flag `name` if `fixed` is None, otherwise `fixed`.
+
+    Raises:
+        ValueError: the flag contradicts `fixed`.
+    """
+    if fixed is None:
+        return fields.flag(name, False)
+    must_be(fields, name, fixed)
+    return fixed

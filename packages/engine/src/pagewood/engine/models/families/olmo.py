@@ -1,0 +1,26 @@
+"""OLMo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.parts.layer import FrameConfig
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "Olmo2ForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            qk_norm="whole",
+            frame=FrameConfig(
+                before_mixer=None,
+                behind_mixer="post_attention_layernorm",
+                before_feed_forward=None,
+                behind_feed_forward="post_feedforward_layernorm",
+            ),
+            defaults={"rms_norm_eps": 1e-5},
+        ),
+    }
+)

@@ -1,0 +1,1 @@
+"""From the fields of a config.json to the numbers of parts."""

@@ -1,0 +1,68 @@
+"""The fields of attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagewood.engine.json_fields import Fields
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.fields.agreement import read_bias
+from pagewood.engine.models.fields.rope import local_ropes, read_rope
+from pagewood.engine.models.limits import read_size
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.norm import NormConfig
+
+
+def read_attention(
+    fields: Fields, family: Family, windows: Sequence[int | None], *, hidden_size: int, norm: NormConfig
+) -> tuple[AttentionConfig, ...]:
+    """Return the attention of each layer.
+
+    Args:
+        fields: of config.json, with the defaults of the family.
+        family: the fixed properties of the architecture.
+        windows: of each layer.
+        hidden_size: of the model.
+        norm: the numbers of norms of q and k.
+
+    Raises:
+        ValueError: see `read_layers`.
+    """
+    num_heads = read_size(fields, "num_attention_heads", "num_heads")
+    head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
+    max_position = read_size(fields, "max_position_embeddings", "max_position")
+    views = local_ropes(fields) if family.has_local_rope else (fields, fields)
+    ropes = [read_rope(view, head_dim=head_dim, max_position=max_position) for view in views]
+    num_kv_heads = read_size(fields, "num_key_value_heads", "num_kv_heads", num_heads)
+    qkv_bias = read_bias(fields, "attention_bias", family.qkv_bias)
+    output_bias = fields.flag("attention_bias", False) if family.output_bias is None else family.output_bias
+    scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
+    return tuple(
+        AttentionConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rope=ropes[window is not None],
+            scale=scalar**-0.5,
+            window=window,
+            qkv_bias=qkv_bias,
+            output_bias=output_bias,
+            qk_norm=None if family.qk_norm == "none" else norm,
+            qk_norm_is_whole=family.qk_norm == "whole",
+        )
+        for window in windows
+    )
+
+
+def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:
+    """Return the size of a head if no field names it; None if it would not be a whole number.
+
+    Raises:
+        ValueError: no field names it, and it cannot be derived.
+    """
+    if hidden_size % num_heads and fields.values.get("head_dim") is None:
+        raise ValueError(
+            f"{fields.source}: hidden_size must be a multiple of num_attention_heads {num_heads} where head_dim is "
+            f"absent, got {hidden_size}"
+        )
+    return hidden_size // num_heads or None

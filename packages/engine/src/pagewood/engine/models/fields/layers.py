@@ -1,0 +1,35 @@
+"""From the fields of a config.json to the layers of a model."""
+
+from __future__ import annotations
+
+from pagewood.engine.json_fields import Fields
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.fields.attention import read_attention
+from pagewood.engine.models.fields.feed_forward import read_feed_forward
+from pagewood.engine.models.fields.windows import read_windows
+from pagewood.engine.models.limits import read_size
+from pagewood.engine.models.parts.layer import LayerConfig
+from pagewood.engine.models.parts.norm import NormConfig
+
+
+def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormConfig) -> tuple[LayerConfig, ...]:
+    """Return the layers.
+
+    Args:
+        fields: of config.json, with the defaults of the family.
+        family: the fixed properties of the architecture.
+        hidden_size: of the model.
+        norm: the numbers of all its norms.
+
+    Raises:
+        ValueError: a field is missing, of another type or out of its range, needs something that is not supported, or
+            contradicts another one.
+    """
+    num_layers = read_size(fields, "num_hidden_layers", "num_layers")
+    windows = read_windows(fields, family, num_layers)
+    mixers = read_attention(fields, family, windows, hidden_size=hidden_size, norm=norm)
+    feed_forwards = read_feed_forward(fields, family, num_layers)
+    return tuple(
+        LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=family.frame)
+        for mixer, feed_forward in zip(mixers, feed_forwards, strict=True)
+    )

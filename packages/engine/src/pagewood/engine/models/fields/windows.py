@@ -1,0 +1,68 @@
+"""The fields that say which layers see how many positions."""
+
+from __future__ import annotations
+
+from pagewood.engine.json_fields import Fields
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.fields.agreement import must_be
+from pagewood.engine.models.fields.rope import LAYER_TYPES
+
+_LONGEST_WINDOW = (1 << 31) - 1
+_PERIOD = 6
+"""Each n-th layer sees all positions in a family with periodic windows if `sliding_window_pattern` is absent."""
+_DEFAULT_WINDOW = 4096
+"""The window if a family has windows and `sliding_window` is absent; null means no windows."""
+
+
+def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """Return the window of each layer; None: a layer sees all positions.
+
+    Raises:
+        ValueError: a field is of another type or out of its range, or contradicts another one.
+    """
+    kinds = _layer_types(fields, num_layers)
+    if kinds is None and family.windows == "periodic":
+        period = fields.integer("sliding_window_pattern", _PERIOD, low=1, high=_LONGEST_WINDOW)
+        kinds = tuple("sliding_attention" if layer % period else "full_attention" for layer in range(1, num_layers + 1))
+    window = _window(fields, family)
+    if kinds is None:
+        first = 0 if family.windows == "all" else fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if window is None and "sliding_attention" in kinds:
+        if family.windows == "none":
+            raise ValueError(f"{fields.source}: layer_types must not name sliding_attention in this architecture")
+        asked = {
+            name: fields.values[name] for name in ("sliding_window", "use_sliding_window") if name in fields.values
+        }
+        raise ValueError(
+            f"{fields.source}: layer_types may name sliding_attention only where sliding_window is not null and "
+            f"use_sliding_window is not false, got {asked!r:.80}"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _window(fields: Fields, family: Family) -> int | None:
+    """Return the window of the layers that have one, or None if no layer has one."""
+    if family.windows == "some" and not fields.flag("use_sliding_window", False):
+        return None
+    if family.windows == "none":
+        if fields.flag("use_sliding_window", True):
+            must_be(fields, "sliding_window")
+        return None
+    if "sliding_window" in fields.values and fields.values["sliding_window"] is None:
+        return None
+    return fields.integer("sliding_window", _DEFAULT_WINDOW, low=1, high=_LONGEST_WINDOW)
+
+
+def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        return None
+    unknown = sorted(set(kinds) - LAYER_TYPES)
+    if unknown:
+        raise ValueError(
+            f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown[0][:80]!r}"
+        )
+    if len(kinds) != num_layers:
+        raise ValueError(f"{fields.source}: layer_types must have {num_layers} entries, got {len(kinds)}")
+    return kinds

@@ -1,0 +1,47 @@
+"""Which part computes what a configuration describes.
+
+Legend: T tokens of a step, W wanted tokens, E hidden_size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagewood.engine.models.ops import A, Ops, Step, Weights
+from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+
+AnyMixer = AttentionConfig
+"""Every kind of mixer: what lets tokens see earlier ones."""
+AnyFeedForward = FeedForwardConfig
+"""Every kind of feed-forward: what computes each token by itself."""
+
+
+class Mixer(Protocol[A]):
+    """A mixer with its parameters."""
+
+    def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        ...
+
+
+class PerToken(Protocol[A]):
+    """A feed-forward with its parameters."""
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, E]` of `[T, E]`."""
+        ...
+
+
+def make_mixer(
+    config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None
+) -> Mixer[A]:
+    """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
+    return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs)
+
+
+def make_feed_forward(
+    config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+) -> PerToken[A]:
+    """Return a feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
+    return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
