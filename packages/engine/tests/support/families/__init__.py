@@ -1,0 +1,1 @@
+"""Tiny models of every supported family, for comparison with `transformers`; one module per lineage."""

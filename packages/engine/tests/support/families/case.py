@@ -1,0 +1,69 @@
+"""A tiny model with random weights, and its reference."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.12,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a test builds of an architecture."""
+
+    kind: str
+    """As in "Llama" of `LlamaForCausalLM`."""
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the configuration beside, or in place of, those of `SMALL`; None: the field is left out."""
+    config: str = ""
+    """Class of the configuration; by default that of `kind`."""
+    by_token: bool = False
+    """Whether the reference computes one token at a time."""
+    is_inside: bool = False
+    """Whether the model is a part of one that reads images too."""
+    norms_from_zero: bool = False
+    """Whether norms are stored less one."""
+    is_long: bool = False
+    """Whether sequences may be longer than `max_position_embeddings`."""
+
+
+def build(case: Case, folder: Path) -> Any:
+    """Save a model with random weights to `folder`, and return it."""
+    torch.manual_seed(7)
+    fields = {name: value for name, value in {**SMALL, **case.extra}.items() if value is not None or name in case.extra}
+    config = getattr(transformers, case.config or f"{case.kind}Config")(**fields)
+    if case.is_inside:
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "image_size": 28, "patch_size": 14}  # fmt: skip
+        config = getattr(transformers, f"{case.kind}Config")(
+            text_config=config, vision_config=vision, mm_tokens_per_image=4, image_token_id=90
+        )
+    config._attn_implementation = "eager"
+    kind = "ForConditionalGeneration" if case.is_inside else "ForCausalLM"
+    reference = getattr(transformers, f"{case.kind}{kind}")(config).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
+            # them swapped.
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+    reference.save_pretrained(folder)
+    return reference

@@ -1,0 +1,27 @@
+"""Gemma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from families.case import Case
+
+_GEMMA3 = {
+    "head_dim": 16,
+    "sliding_window": 9,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    },
+}
+_case3 = Case(kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True)
+CASES = {
+    "gemma3": Case(kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True),
+    "gemma3-in-a-model-of-images": Case(
+        kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True, is_inside=True
+    ),
+}

@@ -1,0 +1,12 @@
+"""OLMo."""
+
+from __future__ import annotations
+
+from families.case import Case
+
+CASES = {
+    "olmo2": Case(kind="Olmo2", extra={"eos_token_id": 0}),
+    "olmo2-one-kv-head": Case(
+        kind="Olmo2", extra={"eos_token_id": 0, "num_key_value_heads": 1, "attention_bias": True}
+    ),
+}

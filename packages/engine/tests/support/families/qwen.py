@@ -1,0 +1,33 @@
+"""Qwen."""
+
+from __future__ import annotations
+
+from families.case import Case
+from families.ropes import rope
+
+CASES = {
+    "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
+    "qwen2-windows": Case(
+        kind="Qwen2", extra={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    ),
+    "qwen3": Case(kind="Qwen3", extra={"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-yarn-stretched": Case(
+        kind="Qwen3",
+        is_long=True,
+        extra={
+            "head_dim": 16,
+            "max_position_embeddings": 40,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=40),
+        },
+    ),
+    "qwen3-windows": Case(
+        kind="Qwen3",
+        extra={
+            "head_dim": 8,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
