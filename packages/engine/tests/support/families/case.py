@@ -32,7 +32,7 @@ class Case:
     kind: str
     """As in "Llama" of `LlamaForCausalLM`."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the configuration beside, or in place of, those of `SMALL`; None: the field is left out."""
+    """Fields of the configuration beside, or in place of, those of `SMALL`."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
     by_token: bool = False
@@ -48,8 +48,7 @@ class Case:
 def build(case: Case, folder: Path) -> Any:
     """Save a model with random weights to `folder`, and return it."""
     torch.manual_seed(7)
-    fields = {name: value for name, value in {**SMALL, **case.extra}.items() if value is not None or name in case.extra}
-    config = getattr(transformers, case.config or f"{case.kind}Config")(**fields)
+    config = getattr(transformers, case.config or f"{case.kind}Config")(**{**SMALL, **case.extra})
     if case.is_inside:
         vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                   "image_size": 28, "patch_size": 14}  # fmt: skip

@@ -18,10 +18,5 @@ _GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     },
 }
-_case3 = Case(kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True)
-CASES = {
-    "gemma3": Case(kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True),
-    "gemma3-in-a-model-of-images": Case(
-        kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True, is_inside=True
-    ),
-}
+_CASE3 = Case(kind="Gemma3", config="Gemma3TextConfig", extra=_GEMMA3, norms_from_zero=True)
+CASES = {"gemma3": _CASE3, "gemma3-in-a-model-of-images": replace(_CASE3, is_inside=True)}
