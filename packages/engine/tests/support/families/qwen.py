@@ -5,6 +5,8 @@ from __future__ import annotations
 from families.case import Case
 from families.ropes import rope
 
+_END = {"eos_token_id": 0, "bos_token_id": 1}
+
 CASES = {
     "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
     "qwen2-windows": Case(
@@ -19,6 +21,18 @@ CASES = {
             "max_position_embeddings": 40,
             **rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
+    ),
+    "qwen2.5-vl": Case(
+        kind="Qwen2_5_VL",
+        config="Qwen2_5_VLTextConfig",
+        is_inside=True,
+        extra={**_END, **rope("default", mrope_section=[2, 3, 3])},
+    ),
+    "qwen3-vl": Case(
+        kind="Qwen3VL",
+        config="Qwen3VLTextConfig",
+        is_inside=True,
+        extra={**_END, "head_dim": 16, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)},
     ),
     "qwen3-windows": Case(
         kind="Qwen3",

@@ -15,6 +15,7 @@ _GEMMA3 = Family(
     qk_norm="heads",
     windows="periodic",
     has_local_rope=True,
+    theta=1e6,
     scale_field="query_pre_attn_scalar",
     activation_field="hidden_activation",
     norm_offset=1.0,

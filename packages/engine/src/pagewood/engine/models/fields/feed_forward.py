@@ -30,6 +30,7 @@ def read_feed_forward(fields: Fields, family: Family, num_layers: int) -> tuple[
     config = FeedForwardConfig(
         size=read_size(fields, "intermediate_size", "intermediate_size"),
         activation=_ACTIVATIONS[activation],
-        has_bias=read_bias(fields, "mlp_bias", family.mlp_bias),
+        has_bias=read_bias(fields, family.bias_fields[2], family.mlp_bias),
+        is_fused=family.gate_is_fused,
     )
     return (config,) * num_layers

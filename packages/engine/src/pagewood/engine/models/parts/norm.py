@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import Norm, Weights
 
 
@@ -26,12 +27,12 @@ class NormConfig:
             raise ValueError(f"norm_offset must be 0 or 1, got {self.offset}")
 
 
-def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
+def read_norm(config: NormConfig, weights: Weights, name: str, size: int, *, order: RowOrder | None = None) -> Norm:
     """Take the norm `name` of `size` elements from `weights`.
 
     An offset is added here if the weights are float32. With narrower weights the device adds it, without rounding the
     sum.
     """
-    weight = weights.stack([(f"{name}.weight", size)])
+    weight = weights.stack([(f"{name}.weight", size)], order=order)
     norm = Norm(weight=weight, epsilon=config.epsilon, offset=config.offset)
     return norm.folded() if weight.dtype.itemsize >= 4 else norm

@@ -22,7 +22,8 @@ from pagewood.engine.runner.cpu.compiled.products import matmul
 COMMON = (
     Unit(
         "rows", rows.gather, rows.gather_panels, rows.take, rows.put, rows.columns, rows.clear_first, rows.norm,
-        rows.add_norm, rows.norm_add, rows.norm_columns, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
+        rows.add_norm, rows.norm_add, rows.norm_columns, rows.norm_heads, rows.split, rows.scale_rows, rows.silu_mul,
+        rows.gelu_mul, rows.scale, pool, clock,
     ),
     Unit("products", matmul.pack, matmul.multiply),
     Unit("pages", store, accept.accept),
