@@ -76,7 +76,7 @@ class StepBudget(Protocol):
         ...
 
     def take_prefill(self, wanted: int, *, ends: bool) -> int:
-        """Take the tokens that `offer_prefill` would return, and return their number; a prompt `ends` with them."""
+        """Take the tokens that `offer_prefill` would return; return their number. `ends`: the prompt ends with them."""
         ...
 
     @property
@@ -120,7 +120,7 @@ class StepReserve(Protocol):
         ...
 
     def exceeds(self, candidate: Request, *, num_available: int) -> bool:
-        """Return whether `num_reserved` is certainly more than a number of pages; if False, it may be all the same.
+        """Return True only if `num_reserved` is certainly more than `num_available`; False proves nothing.
 
         Args:
             candidate: waiting.
@@ -232,8 +232,8 @@ class Planner:
             reserve: how much memory is kept for outputs.
             victim: which request is preempted.
             skip_ahead: how far to look past a request that does not fit.
-            max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
-                for the logits of the whole vocabulary.
+            max_scored: most prompt tokens of a request in one step if their log probabilities are wanted; each takes
+                memory for the logits of the whole vocabulary.
             chunk_align: a part of a prompt that does not end it ends at a multiple of this many positions. A step must
                 have room for that many prompt tokens.
             giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
@@ -465,12 +465,12 @@ class Planner:
                 )  # fmt: skip
             return
         self._skip_ahead.begin_step(waiting)
-        # Whether a request that does not fit changes nothing but that its cached prefix counts as used.
+        # Whether declining a request has no effect, except that its cached prefix counts as used.
         is_plain = self._notes is None and self._giving_way is None and kv.tiers is None and not kv.num_retained
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
         claims: list[Claim] = []
-        claims_of: int | None = None  # the priority that they are above; None: there may be more
+        claims_of: int | None = None  # `claims` are those above this priority; None: look them up again
         is_declined = False
         num_available = kv.num_available
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
@@ -483,7 +483,7 @@ class Planner:
                 has_tokens = budget.offer_prefill(1) > 0
                 has_place = budget.can_admit and kv.num_free_rows > 0
                 reserve, num_available = None, kv.num_available
-                waiting.match(request)  # the pages for the prompts may have been those of its match
+                waiting.match(request)  # pages of its match may have been taken for the prompts
             if self._skip_ahead.is_barred(request):
                 break
             if not has_tokens:
@@ -572,12 +572,12 @@ class Planner:
             has_place = budget.can_admit and kv.num_free_rows > 0
             num_available = kv.num_available
         waiting.end_pass(admitted)
-        if is_declined and state.held:  # not before the pass has ended, in which the order must not change
+        if is_declined and state.held:  # only after the pass, because the order must not change during it
             give_back(state, kv)
 
     def _open_reserve(self, running: Sequence[Request], claims: Sequence[Claim], *, all_decode: bool) -> StepReserve:
         page_size, num_to_complete = self._kv.page_size, sum(num_pages for _, num_pages in claims)
-        if not all_decode:  # those that do have pages for all tokens already known
+        if not all_decode:  # decoding requests have pages for all tokens already known
             lacking = [request for request in running if request.num_known > request.num_pages * page_size]
             num_to_complete += sum(map(self._kv.num_to_complete, lacking))
         running = [*running, *(claimant for claimant, _ in claims)]
@@ -665,9 +665,10 @@ class Shortage:
 
 
 def _is_in_progress(request: Request, *, prefill_first: bool) -> bool:
-    """Return whether a running request lacks more than its last token, which alone is decoded.
+    """Return whether a running request lacks more than its last token; one that lacks only that one decodes.
 
-    With `prefill_first`, the last token of a prompt is not: other prompts would keep it from its first token.
+    With `prefill_first`, the last token of a prompt counts as in progress too: as a decode it would wait for all
+    prompts.
     """
     num_missing = request.num_known + request.num_unseen - request.num_launched
     return num_missing > (request.pool is None) or (
