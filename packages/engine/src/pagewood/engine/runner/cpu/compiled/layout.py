@@ -83,7 +83,7 @@ class Column(IntEnum):
     NUM_ADJUSTED = 30
     """Sampled grants whose logits are changed."""
     NUM_REPORTED = 31
-    """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.drawing.report`."""
+    """Sampled grants whose tokens are reported, plus the reported prompt tokens; see `compiled.drawing.report`."""
     NUM_SAMPLED = 32
     """S."""
     SCORED = 33
