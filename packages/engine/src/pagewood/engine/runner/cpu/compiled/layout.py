@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, fill_choice
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, fill_choice
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import (
     fetch_add,
