@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, giving_way, pausing, retire
+    """Queued, without a row."""  # written by: intake, plan, priority_preemption, pausing, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     on_end: Callable[[Request], None] | None = None
