@@ -177,7 +177,7 @@ class MooncakeStore:
 
 
 def _check(codes: Sequence[int], what: str, harmless: frozenset[int] | set[int]) -> None:
-    """Raise if no page was served, and not because there is none or no room."""
+    """Raise if no page was served, unless pages are missing or there is no room."""
     failed = [code for code in codes if code < 0 and code not in harmless]
     if failed and len(failed) == len(codes):
         raise OSError(f"mooncake could not {what} (code {failed[0]})")
