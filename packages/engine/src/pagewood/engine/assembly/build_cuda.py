@@ -34,6 +34,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
@@ -202,7 +203,9 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
 
 
 def _activations(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(sorted({layer.feed_forward.activation for layer in model.layers}))
+    """Return the activations that are multiplied by a gate; torch computes the others."""
+    parts = (layer.feed_forward for layer in model.layers)
+    return tuple(sorted({part.activation for part in parts if isinstance(part, FeedForwardConfig)}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:

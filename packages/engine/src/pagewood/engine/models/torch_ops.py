@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
+from pagewood.engine.models.ops import XIELU, Embedding, HeadSplit, Linear, Norm, PlainActivation
 from pagewood.engine.models.parts.attention import AttentionConfig
 
 
@@ -71,8 +71,7 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""
-        weight = norm.folded().weight
-        return functional.rms_norm(x, weight.shape, weight, norm.epsilon)
+        return normed(x, norm)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum."""
@@ -81,6 +80,10 @@ class TorchOps:
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
         residual.add_(self.rms_norm(x, norm))
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add `x` to `residual`."""
+        residual.add_(x)
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
@@ -110,6 +113,14 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """Return an activation of `x`."""
+        return activated(x, activation)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
+        return torch.tanh(x / cap) * cap
+
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""
         return x * torch.tensor(factor, dtype=x.dtype)
@@ -125,6 +136,29 @@ class TorchOps:
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of the last axis of `x`."""
+    weight = norm.folded().weight
+    if norm.is_centred:
+        return functional.layer_norm(x, x.shape[-1:], weight, norm.bias, norm.epsilon)
+    return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
+
+
+def activated(x: Tensor, activation: PlainActivation) -> Tensor:
+    """Return an activation of `x`."""
+    match activation:
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "gelu_quick":
+            return x * torch.sigmoid(1.702 * x)
+        case "relu_squared":
+            return functional.relu(x).square()
+        case XIELU(positive=p, negative=n, beta=b, epsilon=e):
+            return torch.where(x > 0, p * x * x, (torch.expm1(torch.minimum(x, e)) - x) * n) + b * x
 
 
 class WholeTexts:
