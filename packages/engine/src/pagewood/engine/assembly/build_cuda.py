@@ -190,12 +190,19 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
             f"sliding window, and the order of summation depends on where the window starts; got {longest}"
         )
+    chunk = min((layer.mixer.window or longest for layer in model.layers if layer.mixer.is_chunked), default=longest)
+    if chunk < longest:
+        raise ValueError(
+            f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
+            f"which FlashInfer does not, got {longest}"
+        )
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
         group=attention.group,
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
+        has_soft_cap=attention.soft_cap is not None,
         kv_dtype=_kv_dtype_of(config),
         verifies=config.speculative != "off",
         activations=_activations(model),

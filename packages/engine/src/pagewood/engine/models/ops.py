@@ -174,8 +174,16 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A, v: A, layer: int) -> A:
-        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`."""
+    def run(self, q: A, k: A, v: A, layer: int, sinks: Tensor | None = None) -> A:
+        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
+
+        Args:
+            q: queries.
+            k: keys of the same tokens.
+            v: values of the same tokens.
+            layer: number of its memory; its numbers, such as a window or a soft cap, are known for it.
+            sinks: `[heads]`, a score of each query head that takes its share of the softmax, but has no value.
+        """
         ...
 
 

@@ -171,11 +171,31 @@ class WholeTexts:
         self._layers = layers
         self._length = length
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`."""
         config, length = self._layers[layer], self._length
-        ages = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
-        seen = (ages >= 0) & (ages < (config.window or length))
-        heads = [x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v)]
-        attended = functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=config.scale, enable_gqa=True)
+        own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
+        window = config.window or length
+        seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))
+        shapes = (x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v))
+        queries, keys, values = shapes
+        if config.soft_cap is None and sinks is None:
+            attended = functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=seen, scale=config.scale, enable_gqa=True
+            )
+        else:
+            attended = _attend(queries, keys, values, seen, config, sinks)
         return attended.transpose(1, 2).reshape(len(q), -1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: AttentionConfig, sinks: Tensor | None) -> Tensor:
+    """Return the attention `[B, heads, L, D]` step by step, with a soft cap and sinks."""
+    k, v = (x.repeat_interleave(config.group, 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * config.scale
+    if config.soft_cap is not None:
+        scores = config.soft_cap * torch.tanh(scores / config.soft_cap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        extra = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ v
+    return scores.softmax(-1) @ v
