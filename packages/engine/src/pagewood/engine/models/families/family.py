@@ -13,6 +13,8 @@ from pagewood.engine.models.parts.layer import FrameConfig
 class Family:
     """Properties of an architecture that have no field in config.json."""
 
+    mixer: Literal["attention", "latents", "indexed latents"] = "attention"
+    """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
     qkv_bias: bool | None = False
     """None: `attention_bias` decides."""
     output_bias: bool | None = False
@@ -42,4 +44,5 @@ class Family:
     @property
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
-        return frozenset({self.activation_field, self.scale_field or self.activation_field})
+        own = {self.activation_field, self.scale_field or self.activation_field}
+        return frozenset(own if self.mixer == "attention" else own | {"rope_interleave", "n_routed_experts"})
