@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from families import gemma, llama, olmo, qwen
+from families import deepseek, gemma, llama, olmo, qwen
 from families.case import Case
 
-CASES: dict[str, Case] = {**llama.CASES, **qwen.CASES, **olmo.CASES, **gemma.CASES}
+CASES: dict[str, Case] = {**llama.CASES, **qwen.CASES, **olmo.CASES, **gemma.CASES, **deepseek.CASES}
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma3")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

@@ -269,7 +269,9 @@ def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
     """Return the target with one layer, which has no window, and with other norms."""
     layer = target.layers[0]
     if isinstance(layer.mixer, LatentAttentionConfig):
-        raise ValueError("a layer for multi-token prediction must not have latent attention, which drafters do not have")
+        raise ValueError(
+            "a layer for multi-token prediction must not have latent attention, which drafters do not have"
+        )
     mixer = replace(layer.mixer, window=None, qk_norm=None if layer.mixer.qk_norm is None else norm)
     return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm),))
 

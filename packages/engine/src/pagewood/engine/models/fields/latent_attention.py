@@ -27,7 +27,10 @@ def read_latent_attention(fields: Fields, family: Family) -> LatentAttentionConf
     plain_dim, rope_dim = sizes["qk_nope_head_dim"], sizes["qk_rope_head_dim"]
     check_same(
         fields.source,
-        [("qk_head_dim", fields.values.get("qk_head_dim")), ("qk_nope_head_dim + qk_rope_head_dim", plain_dim + rope_dim)],
+        [
+            ("qk_head_dim", fields.values.get("qk_head_dim")),
+            ("qk_nope_head_dim + qk_rope_head_dim", plain_dim + rope_dim),
+        ],
     )
     shape = LatentShape(
         num_heads=read_size(fields, "num_attention_heads", "num_heads"),
