@@ -36,7 +36,7 @@ from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafte
 from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
 from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.processing import Processing, integers_at
 from pagewood.engine.runner.cpu.program.spans import RunnerSpans
@@ -45,6 +45,7 @@ from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool import LayerGroups
+from pagewood.kvpool.latent_storage import LatentStorage
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
@@ -213,7 +214,7 @@ class CPURunner:
     def __init__(
         self,
         model: Decoder[Buffer],
-        storage: KVStorage,
+        storage: KVStorage | LatentStorage,
         kernel: StepKernel,
         *,
         max_rows: int,
@@ -229,8 +230,8 @@ class CPURunner:
 
         Args:
             model: to compute.
-            storage: its KV memory, in a layout of order HND.
-            kernel: compiled for the model's head_dim.
+            storage: its KV memory; keys and values have the order HND.
+            kernel: compiled for the model's memory.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
@@ -252,7 +253,7 @@ class CPURunner:
         )  # fmt: skip
         self._adjustments = RowAdjustments(self._rows.adjustments)
         self._processors = RowProcessors(processors, max_rows=max_rows)
-        self._attention = CPUAttention(
+        self._attention = attention_over(
             storage, [layer.mixer for layer in config.layers], groups=groups, num_rows=max_rows
         )
         self._rotations = Rotations(model.ropes)  # contents written by: the worker

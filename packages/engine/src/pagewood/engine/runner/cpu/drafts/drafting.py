@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
@@ -100,7 +100,7 @@ class ProgramDrafter(Protocol):
         """
         ...
 
-    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
         """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`."""
         ...
 

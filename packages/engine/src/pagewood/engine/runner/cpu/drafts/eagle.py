@@ -32,7 +32,7 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import (
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, CPUAttention
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
@@ -209,7 +209,7 @@ class EagleDrafter:
         self._indices = np.array(indices, np.int64)
         return held
 
-    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
         kept, self._hidden = self._target.states(
             verify.tokens, verify.rotated(), attention, verify.kept, captured=self._head.config.captured
