@@ -26,7 +26,7 @@ class Pool:
     end: int
     """The position after the last one whose state is part of the sum."""
     total: NDArray[np.float64] | None = None
-    """[E], the sum of states; None: there are none yet."""  # written by: pooling
+    """[E], the sum of states; None: no states yet."""  # written by: pooling
     num_added: int = 0  # written by: pooling
 
     @classmethod

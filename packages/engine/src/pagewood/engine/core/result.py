@@ -49,7 +49,7 @@ class StepResult:
     num_short: int = 0
     """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
     vectors: NDArray[np.float32] | None = None
-    """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: there are none."""
+    """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: no vectors."""
 
     def by_grant(self) -> list[tuple[int, ...]]:
         """Return the tokens of each of the S grants."""

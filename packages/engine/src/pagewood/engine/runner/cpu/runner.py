@@ -129,7 +129,7 @@ class _Constraint:
     is_drafting: bool
     """Whether any of them may have drafts."""
     drafting: Later[Run | MeasuredRun | None] = field(default_factory=Later)
-    """The instructions that draft, if `is_drafting`; None: there are none."""
+    """The instructions that draft, if `is_drafting`; None: nothing runs."""
     drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
     """The drafts of each grant."""
     gate: Int64
@@ -173,11 +173,11 @@ class _Step:
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Later[Run | MeasuredRun | None] = field(default_factory=Later)
-    """The instructions to compute, once their inputs are in place; None: there are none."""
+    """The instructions to compute, once their inputs are in place; None: nothing runs."""
     constraint: _Constraint | None = None
     """What some draws wait for; None: no draw waits."""
     processing: Processing | None = None
-    """Functions that change logits before tokens are drawn; None: there are none."""
+    """Functions that change logits before tokens are drawn; None: no functions."""
 
     def give_up(self) -> None:
         """Release all waiters; nothing runs."""
@@ -240,7 +240,7 @@ class CPURunner:
             make_drafter: called with the tables of rows; returns what drafts in the program. Without either, the drafts
                 of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
-            processors: functions that requests name to change their logits; None: there are none.
+            processors: functions that requests name to change their logits; None: no functions.
             groups: of the layers, which share `storage`; None: all layers are one group.
         """
         config, page_size = model.config, storage.layout.page_size
