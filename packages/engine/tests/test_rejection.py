@@ -60,20 +60,28 @@ def chains() -> Any:
     return run
 
 
+FILTERS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.6),
+    SamplingParams(top_k=4),
+    SamplingParams(top_p=0.8),
+    SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
+    SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
+    SamplingParams(temperature=1.5, top_n_sigma=2.0),
+]
+NOISES = [0.5, 2.0]
+
+
 @pytest.mark.parametrize(
-    "params",
+    ("params", "noise"),
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.6),
-        pytest.param(SamplingParams(top_k=4), marks=pytest.mark.slow),
-        SamplingParams(top_p=0.8),
-        SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
-        SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
-        SamplingParams(temperature=1.5, top_n_sigma=2.0),
+        pytest.param(
+            params, noise, marks=[] if noise == NOISES[index % 2] else [pytest.mark.slow], id=f"{index}-{noise}"
+        )
+        for index, params in enumerate(FILTERS)
+        for noise in NOISES
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_tokens_follow_the_target(params: SamplingParams, noise: float) -> None:
     """200,000 chains of each kind: every place of the chain, given the tokens before it."""
     num, size = 200_000, 8
