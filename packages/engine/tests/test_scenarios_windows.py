@@ -20,6 +20,7 @@ from scenarios.drawing import (
     with_grammars,
     with_holds,
     with_interruptions,
+    with_limits,
     with_logprobs,
     with_pooling,
     with_urgency,
@@ -35,19 +36,25 @@ EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "grammars": with_grammars,
     "holds": with_holds,
     "interruptions": with_interruptions,
+    "limits": with_limits,
     "log probabilities": with_logprobs,
     "urgency": with_urgency,
     "vectors": with_pooling,
 }
 
 
-def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+def drawn(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Scenario:
     scenario = random_scenario(rng, overlap=overlap)
     if kind is not None:
         scenario = EXTENSIONS[kind](scenario, rng)
     if has_faults:
         scenario = replace(scenario, faults=random_faults(rng))
-    return run_scenario(with_windows(scenario, rng), after_step=check_given_back)
+    return replace(with_windows(scenario, rng), is_encoded=rng.random() < 0.3)
+
+
+def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+    scenario = drawn(rng, overlap=overlap, kind=kind, has_faults=has_faults)
+    return run_scenario(scenario, after_step=check_given_back)
 
 
 def check_given_back(engine: Engine) -> None:
@@ -73,9 +80,15 @@ def test_windows_that_are_given_back_do_not_change_the_output(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_windows_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(75)]
-    assert sum(report.num_preempted for report in reports) > 10
-    assert sum(report.num_cached_tokens for report in reports) > 250
+    by_windows: dict[bool, list[Report]] = {True: [], False: []}
+    for seed in range(100):
+        scenario = drawn(random.Random(seed), overlap=overlap, kind=("holds", "interruptions", None)[seed % 3])
+        by_windows[None in scenario.windows].append(run_scenario(scenario))
+    for reports in by_windows.values():
+        assert sum(report.num_preempted for report in reports) > 10
+        assert sum(report.num_cached_tokens for report in reports) > 100
+        assert sum(report.num_aborted for report in reports) > 5
+        assert sum(report.num_held for report in reports) > 10
 
 
 FAULTS: dict[str, list[Edit]] = {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 import torch
 import transformers
 
+from pagewood.engine import LLM, BeamSearchParams
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.model_folder.folder import model_folder as embedded_folder
 from scratch import scratch_folder
 
 VOCAB_SIZE, PAGE_SIZE = 50, 16
@@ -144,6 +147,28 @@ def test_drafts_that_are_looked_up_change_nothing(speculative: Any) -> None:
     assert plain.reported(*prompts, max_tokens=100) == drafting.reported(*prompts, max_tokens=100)
     plain.engine.close()
     drafting.engine.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_several_answers_and_beams_are_those_of_a_large_pool(kind: str) -> None:
+    folder = scratch_folder() / "model"
+    shutil.copytree(folder_of(kind, 40), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # of other tokens, which are not read
+        shutil.copy(embedded_folder(None) / name, folder)
+    sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
+    params = BeamSearchParams(beam_width=4, max_tokens=40, ignore_eos=True)
+    prompts = [prompt.tolist() for prompt in prompts_of(3, 150, 90)]
+    found: list[Any] = []
+    for num_tokens in (256, 1 << 14):
+        options: dict[str, Any] = {"max_total_tokens": num_tokens, "max_length": 256, "chunked_prefill_size": 48}
+        options |= {"schedule_conservativeness": 0.05, "max_running": 8, "max_prefills": 8}
+        with LLM(folder, page_size=PAGE_SIZE, num_threads=1, weights="float32", **options) as llm:
+            answers = [[one.tokens for one in each] for each in llm.generate(prompts, sampling, n=5)]
+            beams = [[(one.tokens, one.score) for one in each.sequences] for each in llm.beam_search(prompts, params)]
+            found.append((answers, beams))
+            assert (llm.counters().num_preempted > 0) == (num_tokens < 1000)
+            assert llm._engine.violation() is None
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
