@@ -250,7 +250,10 @@ def _giving_way(kv: KVSpace, threshold: int, notes: Notes | None) -> GivingWay:
     def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
         return guard.choose(candidate, running, threshold, num_missing=num_missing)
 
-    return GivingWay(kv, choose, num_spared=lambda: guard.num_spared, notes=notes)
+    def able(candidate: Request, running: Sequence[Request]) -> Sequence[Request]:
+        return guard.eligible(candidate, running, threshold)
+
+    return GivingWay(kv, choose, able=able, num_spared=lambda: guard.num_spared, notes=notes)
 
 
 def _quotas(config: EngineConfig) -> Quotas | None:
