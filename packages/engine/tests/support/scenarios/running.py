@@ -28,9 +28,10 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
-from pagewood.engine.assemble import assemble
+from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
@@ -41,6 +42,9 @@ from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
+
+MakeFramedCaches = Callable[[NDArray[np.uint64], int, PageGroups], Callable[[], PrefixCache]]
+"""The same for memory of frames, and the groups that know them."""
 
 _EOS = 0
 _REFUSALS: Mapping[str | None, Callable[[EngineConfig], bool]] = {
@@ -103,6 +107,7 @@ def run_scenario(
     *,
     after_step: Callable[[Engine], None] | None = None,
     make_caches: MakeCaches | None = None,
+    make_framed_caches: MakeFramedCaches | None = None,
     make_runner: MakeRunner | None = None,
 ) -> Report:
     """Run a scenario to its end; every answer must equal that of the sequential oracle.
@@ -111,6 +116,7 @@ def run_scenario(
         scenario: the traffic.
         after_step: another check, called after every step.
         make_caches: for prefix caches that copy KV memory; None: the configured cache.
+        make_framed_caches: the same for a scenario whose layers have windows.
         make_runner: makes another runner of the echo model, whose tokens must not depend on seeds; None: an
             `EchoRunner` with the faults of the scenario.
 
@@ -119,14 +125,18 @@ def run_scenario(
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
     """
-    return _Run(scenario, make_caches, make_runner).to_the_end(after_step)
+    return _Run(scenario, make_caches, make_framed_caches, make_runner).to_the_end(after_step)
 
 
 class _Run:
     """One run of a scenario."""
 
     def __init__(
-        self, scenario: Scenario, make_caches: MakeCaches | None, make_other_runner: MakeRunner | None
+        self,
+        scenario: Scenario,
+        make_caches: MakeCaches | None,
+        make_framed_caches: MakeFramedCaches | None,
+        make_other_runner: MakeRunner | None,
     ) -> None:
         self._scenario = scenario
         self._make_other_runner = make_other_runner
@@ -159,24 +169,31 @@ class _Run:
             seed=len(scenario.arrivals),
             is_exact=scenario.guess_quality == 1.0 and not scenario.faults and make_other_runner is None,
         )
+        info = EngineInfo(
+            model_name="echo",
+            max_length=scenario.max_length,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(_EOS,),
+            num_pages=scenario.num_pages,
+            page_size=scenario.config.page_size,
+            windows=scenario.windows,
+            vector_size=STATE_SIZE,
+            long_step_tokens=scenario.long_step_tokens,
+        )
+        allocator = page_allocator(scenario.config.resolved(), info)
+        make_cache = None if make_caches is None else make_caches(self._memory, page_size)
+        if make_framed_caches is not None:
+            assert isinstance(allocator, PageGroups)
+            make_cache = make_framed_caches(self._memory, page_size, allocator)
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
             drafts_constrained=True,
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
-            info=EngineInfo(
-                model_name="echo",
-                max_length=scenario.max_length,
-                vocab_size=VOCAB_SIZE,
-                eos_token_ids=(_EOS,),
-                num_pages=scenario.num_pages,
-                page_size=scenario.config.page_size,
-                windows=scenario.windows,
-                vector_size=STATE_SIZE,
-                long_step_tokens=scenario.long_step_tokens,
-            ),
+            info=info,
             make_runner=self._make_runner,
-            make_cache=None if make_caches is None else make_caches(self._memory, page_size),
+            make_cache=make_cache,
+            allocator=allocator,
             inbox=self._inbox,
             outbox=self._outbox,
             clock=lambda: float(self._step),

@@ -51,7 +51,7 @@ class Batch:
 
     page_rows: Int32
     """[U] row of each new page in the page tables of all groups of layers (`EngineInfo.windows`), which lie behind each
-    other: group * num_rows + row."""
+    other: group * num_rows + row. With `EngineInfo.announces_pages`, that of the pages' own ids comes behind them."""
     page_columns: Int32
     """[U] place of each new page in its row; it holds positions [column * page_size, (column + 1) * page_size)."""
     page_ids: Int32

@@ -6,7 +6,7 @@ connects them to a `KVStorage`.
 
 from pagewood.kvpool.tiers.breaker import Breaker
 from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.device import ArrayPages, DevicePages, PageHolder
 from pagewood.kvpool.tiers.disk import DiskTier
 from pagewood.kvpool.tiers.folder import SharedFolder
 from pagewood.kvpool.tiers.host import HostTier
@@ -30,6 +30,7 @@ __all__ = [
     "KeyChain",
     "Lane",
     "Lanes",
+    "PageHolder",
     "PageStore",
     "PagesRemoved",
     "PagesStored",
