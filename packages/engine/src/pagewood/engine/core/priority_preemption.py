@@ -17,16 +17,21 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 """(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""
 
 
+def _nothing(_: Sequence[Request]) -> int:
+    return 0
+
+
 class PriorityPreemption:
     """Knows which running requests leave for which waiting one. Invariant: they leave for one request at a time."""
 
-    __slots__ = ("_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
+    __slots__ = ("_able", "_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
 
     def __init__(
         self,
         kv: KVSpace,
         choose: WorthPreempting,
         *,
+        able: Callable[[Request, Sequence[Request]], Sequence[Request]],
         num_spared: Callable[[], int] = lambda: 0,
         notes: Notes | None = None,
     ) -> None:
@@ -35,6 +40,7 @@ class PriorityPreemption:
         Args:
             kv: memory of the engine.
             choose: returns the requests to preempt.
+            able: returns the running requests that `choose` may return for a waiting one.
             num_spared: returns for how many waiting requests `choose` has preempted nothing because the candidates had
                 been preempted before.
             notes: gets the reasons of decisions; None: no reasons are kept.
@@ -42,6 +48,7 @@ class PriorityPreemption:
         self.num_spared = num_spared
         self._notes = notes
         self._kv = kv
+        self._able = able
         self._choose = choose
         self.leaving: list[Request] = []
         """Running requests that are to leave; they get no grant."""  # written by: priority_preemption
@@ -68,8 +75,13 @@ class PriorityPreemption:
                 self._notes.note(reason, request, self.favoured)
         return self.leaving, stop_all(state, self._kv, leaving)
 
-    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> Sequence[Request]:
+    def ask(
+        self, state: EngineState, candidate: Request, *, reserved_beside: Callable[[Sequence[Request]], int] = _nothing
+    ) -> Sequence[Request]:
         """Choose the requests to preempt for `candidate`, which does not fit now; they leave from the next step on.
+
+        Of the pages that are reserved for outputs, those of requests that can give way do not count: they would go with
+        them. If some of these stay, and the candidate still does not fit beside them, it asks again.
 
         Returns:
             Those that were chosen now.
@@ -77,13 +89,15 @@ class PriorityPreemption:
         Args:
             state: of the engine.
             candidate: waits.
-            num_reserved: as for `KVSpace.admit`.
+            reserved_beside: returns the pages that must stay available if only some of the running requests stay.
         """
         if self.leaving:
             return ()
-        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
-        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         running = [request for request in state.running if request.finish is None]
+        num_pages = self._kv.num_missing(candidate, candidate.num_matched)
+        if able := set(self._able(candidate, running)):
+            num_pages += reserved_beside([request for request in state.running if request not in able])
+        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         chosen = self._choose(candidate, running, num_missing)
         if chosen:
             self.favoured, self.leaving = candidate, list(chosen)

@@ -37,7 +37,9 @@ class JointMemory:
     """The memory of a target and its drafter."""
 
     whole: PageMemory
-    """Memory of whole pages, for tiers and for the `Populator`."""
+    """Memory of whole pages, or of the frames of the target: for tiers and for the `Populator`."""
+    beside: PageMemory | None = None
+    """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
     target: KVStorage
     drafter: KVStorage
     tags: PageMemory
@@ -63,10 +65,26 @@ class LoadedDrafter:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
         return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
-    def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
-        """Allocate the memory of `layout`."""
-        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+    def layout_beside(self, target: MultiHeadLayout) -> JointLayout:
+        """Return the layout of pages that hold the drafter's KV and its tags only."""
+        return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
+
+    def allocate(self, target: MultiHeadLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+        """Allocate the memory of `layout`.
+
+        Args:
+            target: of the target's pages, or of its frames.
+            num_pages: that the drafter has memory for.
+            num_frames: of the target, whose memory the drafter's then lies beside, in `layout_beside`; None: its pages
+                are whole.
+        """
         own = self.memory_layout(target)
+        if num_frames is not None:
+            storage = KVStorage(target, num_frames)
+            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
+            drafter = KVStorage(own, num_pages, memory=for_drafter)
+            return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         return JointMemory(
             whole=whole,
             target=KVStorage(target, num_pages, memory=for_target),
