@@ -48,6 +48,10 @@ class _Headers:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], *columns)
+        return torch.empty(0)
+
     def integers(self, name: str, rows: int) -> torch.Tensor:
         return self._checkpoint.integers(name, rows)
 
@@ -67,6 +71,9 @@ class _Shapes:
         if any(one.format is not None for one in found):
             return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
         return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
+
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        return self._checkpoint.exact(name, rows, *columns)
 
 
 def check_weights(folder: str | Path, config: ModelConfig) -> int:
