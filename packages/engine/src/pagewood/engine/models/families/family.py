@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -48,6 +49,8 @@ class Family:
     """The layout of checkpoints; None: Llama's."""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors of other models in the checkpoint; with any, the decoder's fields are in `text_config`."""
+    mixture: Mixture | None = None
+    """Properties of its experts; None: no layer has any."""
     frame: FrameConfig = field(default_factory=FrameConfig)
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Values of fields that are absent."""
@@ -57,4 +60,5 @@ class Family:
         """Fields that other families refuse, or know by another name."""
         scale = set[str]() if self.scale_field is None else {self.scale_field}
         latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
-        return self.knows | scale | latent | set(self.field_names.values())
+        mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
+        return self.knows | scale | latent | mixture | set(self.field_names.values())
