@@ -14,5 +14,5 @@ CASES: dict[str, Case] = {
     **starcoder.CASES,
     **apertus.CASES,
 }
-ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma3")
+ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""
