@@ -17,10 +17,10 @@ from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.sampling_table import SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
+from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION as POSITION_COLUMN
+from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key, seed_in
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import POSITION as POSITION_COLUMN
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, seed_of
-from pagewood.engine.runner.cpu.program.sampling import choices_of
+from pagewood.engine.runner.cpu.program.draws import choices_of
 from pagewood.engine.runner.splitmix import Domain
 
 Float32 = NDArray[np.float32]

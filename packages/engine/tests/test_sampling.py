@@ -21,11 +21,11 @@ from chi_square import drop_atypical, is_near_the_largest
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.program.sampling import choices_of, draw
+from pagewood.engine.runner.cpu.program.draws import choices_of, draw
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.splitmix import exponentials, row_keys

@@ -73,11 +73,11 @@ from hypothesis import strategies as st
 from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
 from pagewood.engine.core import (
     batch,
-    giving_way,
     intake,
     kv,
     loop,
     plan,
+    priority_preemption,
     retire,
     speculation,
     state,
@@ -713,11 +713,13 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
 FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "give way in flight": [
         UNCHECKED,
-        (plan.Planner, "plan", "if self._giving_way is not None and (", "if False and ("),  # so they have grants
-        (giving_way, "stop_all", "if not request.num_in_flight", ""),
+        (plan.Planner, "plan", "if self._preemption is not None and (", "if False and ("),  # so they have grants
+        (priority_preemption, "stop_all", "if not request.num_in_flight", ""),
         (retire, "_retire", "if request.finish is not None:", "if request.finish is not None or request.row < 0:"),
     ],
-    "favoured for ever": [(giving_way.GivingWay, "begin_step", "self.favoured not in state.waiting", "False")],
+    "favoured for ever": [
+        (priority_preemption.PriorityPreemption, "begin_step", "self.favoured not in state.waiting", "False")
+    ],
     "expired while it runs": [(intake.Intake, "expire", "request.num_cached >= 0", "request.num_known > 10**9")],
 }
 

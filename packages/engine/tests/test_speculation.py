@@ -46,7 +46,7 @@ from pagewood.engine.model_folder.folder import model_folder as model_folder_of
 from pagewood.engine.runner.cpu import runner
 from pagewood.engine.runner.cpu.drafts import draft_model, eagle, valid_slots
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool.tiers import device
+from pagewood.kvpool.tiers.pages import device
 from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault
 from speculating import (

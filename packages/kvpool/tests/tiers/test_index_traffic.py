@@ -28,7 +28,7 @@ from pagewood.kvpool.tiers import (
     TierLog,
     WritePolicy,
 )
-from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.pages.arrays import Int32
 from pagewood.kvpool.tiers.plain_cache import PlainCache
 from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 

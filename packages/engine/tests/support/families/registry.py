@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import apertus, gemma, granite, llama, olmo, qwen, starcoder
+from families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -13,6 +13,7 @@ CASES: dict[str, Case] = {
     **granite.CASES,
     **starcoder.CASES,
     **apertus.CASES,
+    **deepseek.CASES,
 }
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

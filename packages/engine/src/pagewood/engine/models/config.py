@@ -14,12 +14,13 @@ from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.weights.quantisation import check_method
-from pagewood.kvpool import LayerGroups, MultiHeadLayout
+from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class ModelConfig:
 
     def memory_layout(
         self, *, page_size: int, dtype: str = "float32", order: Order = "NHD", groups: LayerGroups | None = None
-    ) -> MultiHeadLayout:
+    ) -> MultiHeadLayout | LatentLayout:
         """Return the layout of the keys and values of all layers, or of the layers of one of some groups.
 
         See `MultiHeadLayout` for the other arguments.
@@ -94,7 +95,10 @@ class ModelConfig:
             layer.mixer.memory(page_size=page_size, dtype=dtype, order=order) for layer in self.layers
         )
         if others:
-            shapes = [(one.num_kv_heads, one.head_dim) for one in (first, others[0])]
+            heads = [one for one in (first, others[0]) if isinstance(one, MultiHeadLayout)]
+            if len(heads) < 2:
+                raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
+            shapes = [(one.num_kv_heads, one.head_dim) for one in heads]
             raise ValueError(f"layers must have the same number and size of key heads, got {shapes[0]} and {shapes[1]}")
         return replace(first, num_layers=self.num_layers if groups is None else groups.num_layers)
 
@@ -161,13 +165,16 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         norm = replace(family.norm, epsilon=epsilon)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
+        if not family.has_local_rope:
+            max_position = layers[0].mixer.rope.longest(max_position)
+        choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
         return ModelConfig(
             architecture=architecture,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             layers=layers,
             norm=norm,
-            max_position=max_position if family.has_local_rope else layers[0].mixer.rope.longest(max_position),
+            max_position=min([max_position, *(longest for longest in choices if longest is not None)]),
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),

@@ -92,6 +92,58 @@ PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | X
 1.702 x; the square of max(x, 0)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C of latents."""
+
+    num_heads: int
+    plain_dim: int
+    """N"""
+    rope_dim: int
+    """R"""
+    value_dim: int
+    """V"""
+    rank: int
+    """C"""
+    has_pairs: bool = False
+    """Whether elements 2i and 2i + 1 are rotated together, rather than i and i + R / 2."""
+
+    @property
+    def query_size(self) -> int:
+        """Elements of all queries of a token, before they are absorbed."""
+        return self.num_heads * (self.plain_dim + self.rope_dim)
+
+    @property
+    def latent_size(self) -> int:
+        """Elements of a latent with its rotated key."""
+        return self.rank + self.rope_dim
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the matrix that would make keys and values of latents."""
+        return self.num_heads * (self.plain_dim + self.value_dim)
+
+
+class LatentHeads(Protocol[A]):
+    """The matrix `[H (N + V), C]` that would make the keys and values of all heads of latents, absorbed on both sides.
+
+    The rotation is that of `Ops.split_heads`. The order in which a device leaves rotated elements is the same in
+    latents and queries, so that it does not change their products.
+    """
+
+    def latents(self, x: A, rotation: tuple[A, A], norm: Norm) -> A:
+        """Return `[T, C + R]` of `x` `[T, C + R]`: the norm of the first C columns, and the others rotated."""
+        ...
+
+    def queries(self, q: A, rotation: tuple[A, A]) -> A:
+        """Return `[T, H (C + R)]` of `q` `[T, H (N + R)]`: of each head what latents are multiplied with."""
+        ...
+
+    def values(self, attended: A) -> A:
+        """Return `[T, H V]` of sums of latents `[T, H C]`."""
+        ...
+
+
 class Ops(Protocol[A]):
     """The arithmetic of a device.
 
@@ -166,6 +218,10 @@ class Ops(Protocol[A]):
         """Return `[T, sum of n]` in new memory: the columns of all `parts` `[T, n]`, side by side."""
         ...
 
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[A]:
+        """Take over `weight` `[H (N + V), C]`, of each head the rows of keys, then those of values."""
+        ...
+
     def clear_first(self, x: A, rotation: tuple[A, A]) -> A:
         """Return `x` `[T, E]` with zeros in the rows of tokens at position 0; `rotation` as in `split_heads`."""
         ...
@@ -174,8 +230,11 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A, v: A, layer: int, sinks: Tensor | None = None) -> A:
+    def run(self, q: A, k: A, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
+
+        In a layer of latents `v` is None, because latents `k` `[T, C + R]` are keys, and their first C elements values.
+        The attention is then `[T, H C]` of `q` `[T, H (C + R)]`.
 
         Args:
             q: queries.
@@ -201,4 +260,8 @@ class Weights(Protocol):
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""
+        ...
+
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored."""
         ...

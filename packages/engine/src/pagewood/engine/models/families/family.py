@@ -15,6 +15,8 @@ from pagewood.engine.models.parts.norm import NormConfig
 class Family:
     """Properties of an architecture that have no field in config.json."""
 
+    mixer: Literal["attention", "latents", "indexed latents"] = "attention"
+    """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
     qkv_bias: bool | None = False
     """None: `attention_bias` decides."""
     output_bias: bool | None = False
@@ -56,4 +58,5 @@ class Family:
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
         scale = set[str]() if self.scale_field is None else {self.scale_field}
-        return self.knows | scale | set(self.field_names.values())
+        latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
+        return self.knows | scale | latent | set(self.field_names.values())

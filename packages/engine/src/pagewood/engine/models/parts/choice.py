@@ -10,9 +10,10 @@ from typing import Protocol
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 
-AnyMixer = AttentionConfig
+AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
 AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig
 """Every kind of feed-forward: what computes each token by itself."""
@@ -38,6 +39,9 @@ def make_mixer(
     config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None
 ) -> Mixer[A]:
     """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
+    if isinstance(config, LatentAttentionConfig):
+        assert inputs is None, "drafting heads have other attentions"
+        return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size)
     return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs)
 
 

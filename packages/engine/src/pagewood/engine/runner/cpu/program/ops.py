@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.models.ops import XIELU, Embedding, HeadSplit, Linear, Norm, PlainActivation
+from pagewood.engine.models.ops import (
+    XIELU,
+    Embedding,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+    PlainActivation,
+)
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.instruction import Instruction
@@ -33,6 +42,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
@@ -333,6 +343,10 @@ class CPUOps:
             tape.write(rows.put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
             start += part.size
         return out
+
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Buffer]:
+        """Lay out `weight` `[H (N + V), C]` in panels; it is not kept."""
+        return CPULatentHeads(weight, shape, self._packer)
 
     def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
