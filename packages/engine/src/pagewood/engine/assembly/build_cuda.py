@@ -28,6 +28,7 @@ from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.page_groups import longest_request
 from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
@@ -42,7 +43,7 @@ from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
-from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool import JointLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
@@ -60,9 +61,11 @@ class BuiltRunner:
     runner: CUDARunner
     model: ModelConfig
     memory: PageMemory
-    """KV memory; its last page is for the runner itself."""
+    """KV memory; its last page, or frame, is for the runner itself."""
     num_pages: int
     max_length: int
+    windows: tuple[int | None, ...]
+    """Of the groups of layers."""
 
 
 def build_cuda_engine(
@@ -111,8 +114,9 @@ def build_on(
         eos_token_ids=built.model.eos_token_ids,
         num_pages=built.num_pages,
         page_size=config.page_size,
+        windows=built.windows,
         vector_size=built.model.hidden_size,
-        page_bytes=built.memory.layout.bytes_per_page,
+        page_bytes=built.memory.layout.bytes_per_page * len(built.windows),
     )
     make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
@@ -253,13 +257,14 @@ def build_cuda_runner(
         ) from error
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
     sizes = sizes if config.cuda_graph else []
-    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config))
-    parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
-    if model.config.groups(max_length=longest).windows != (None,):
-        _log.info("layers with a window keep the KV of all positions, because kernels are planned for one page table")
+    groups = _groups(config, model.config, drafter, longest)
+    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
+    parts = _Parts(
+        device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config
+    )
     budget = _Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
@@ -276,7 +281,13 @@ def build_cuda_runner(
         page_bytes=parts.page_bytes,
     )
     num_pages = budget.num_pages(config)
-    max_length = min(longest, num_pages * config.page_size)
+    max_length = longest_request(
+        groups.windows,
+        num_pages * len(groups.windows),
+        page_size=config.page_size,
+        num_ahead=config.max_chunk_tokens,
+        limit=longest,
+    )
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
     _log.info(
@@ -291,7 +302,30 @@ def build_cuda_runner(
     runner, memory = parts.runner(
         num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
     )
-    return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
+    return BuiltRunner(
+        runner=runner,
+        model=model.config,
+        memory=memory,
+        num_pages=num_pages,
+        max_length=max_length,
+        windows=groups.windows,
+    )
+
+
+def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | None, longest: int) -> LayerGroups:
+    """Return the groups of layers whose memory is given back apart."""
+    groups = model.groups(max_length=longest)
+    if groups.windows == (None,):
+        return groups
+    reason = None
+    if config.host_cache_gb is not None:
+        reason = "lower tiers copy whole pages"
+    elif drafter is not None and drafter.layout(model.memory_layout(page_size=config.page_size)) is not None:
+        reason = "a drafter has its own beside it"
+    if reason is None:
+        return groups
+    _log.info("layers with a window keep the KV of all positions, because %s", reason)
+    return LayerGroups.whole(model.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +337,8 @@ class _Parts:
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
     layout: MultiHeadLayout
+    """Of a page, or of a frame."""
+    groups: LayerGroups
     config: EngineConfig
 
     @property
@@ -313,8 +349,12 @@ class _Parts:
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page."""
-        return sum(layout.bytes_per_page for layout in self.layouts)
+        """Size of a page, with the frames of all groups."""
+        return sum(layout.bytes_per_page for layout in self.layouts) * len(self.groups.windows)
+
+    def num_frames(self, num_pages: int) -> int:
+        """Return the pages of memory of one group for `num_pages` pages and for the runner itself."""
+        return num_pages * len(self.groups.windows) + 1
 
     def runner(
         self,
@@ -325,16 +365,17 @@ class _Parts:
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
     ) -> tuple[CUDARunner, PageMemory]:
-        """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
+        """Allocate `num_pages` pages and one frame for the runner; return the runner and the memory."""
+        num_frames = self.num_frames(num_pages)
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
         layouts, draft_storage = self.layouts, None
         if len(layouts) == 1:
-            storage = KVStorage(self.layout, num_pages + 1, device=where)
+            storage = KVStorage(self.layout, num_frames, device=where)
             memory = storage.memory
         else:
-            memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_frames, device=where)
             storage, draft_storage = (
-                KVStorage(layout, num_pages + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+                KVStorage(layout, num_frames, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
         drafter = self.drafter and self.drafter.make(
             draft_storage,
@@ -358,6 +399,7 @@ class _Parts:
             drafter=drafter,
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
             processors=processors,
+            groups=self.groups,
             progress=progress,
         )
         return runner, memory
@@ -438,7 +480,8 @@ def _graph_bytes(
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
-    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
+    num_groups = len(model.groups(max_length=longest).windows)
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
     masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
     return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
 
@@ -464,7 +507,8 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
+    kv_bytes = parts.num_frames(num_pages) * (parts.page_bytes // len(parts.groups.windows))
+    return max(parts.device.peak_bytes(work) - kv_bytes, 0) + masks
 
 
 def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
