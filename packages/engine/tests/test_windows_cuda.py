@@ -22,6 +22,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from scratch import scratch_folder
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
+from tiny_models import head_folder, model_folder
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -89,6 +90,31 @@ def test_requests_that_do_not_fit_whole_get_the_tokens_of_the_cpu(kind: str, opt
     )  # fmt: skip
     expected = ask(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox, prompts)
     assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_a_drafter_with_kv_of_its_own_leaves_the_windows_of_the_target(kind: Any, cuda_graph: bool) -> None:
+    """A model that drafts for itself has all of its drafts accepted, so its KV is where it belongs."""
+    folder = model_folder("gemma3")
+    drafter = folder if kind == "draft" else head_folder("gemma3")
+    generator = np.random.default_rng(2)
+    prompts = [generator.integers(1, 60, length) for length in (60, 33, 47)]
+    found: list[Any] = []
+    for options in ({}, {"speculative": kind, "speculative_model": str(drafter), "speculative_control": "fixed"}):
+        config = EngineConfig(
+            model=str(folder), page_size=4, device="cuda", dtype="float32", max_running=3, max_length=96,
+            chunked_prefill_size=16, max_total_tokens=100, cuda_graph=cuda_graph, **options,
+        )  # fmt: skip
+        inbox, outbox = MemoryInbox(), MemoryOutbox()
+        engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=inbox, outbox=outbox)
+        assert engine.info.windows == (None, 7)
+        found.append(ask(engine, inbox, outbox, prompts))
+        counts = engine.counters().speculation
+        assert (counts is None) == (not options)
+        assert counts is None or counts.num_drafted > 50
+        assert counts is None or kind == "eagle" or counts.num_accepted == counts.num_drafted
+    assert found[0] == found[1]
 
 
 def test_with_lower_tiers_layers_keep_all_positions_and_the_log_says_so(

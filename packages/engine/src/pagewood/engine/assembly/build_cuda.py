@@ -28,7 +28,7 @@ from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.page_groups import longest_request
+from pagewood.engine.core.page_groups import longest_request, most_pages
 from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
@@ -66,6 +66,8 @@ class BuiltRunner:
     max_length: int
     windows: tuple[int | None, ...]
     """Of the groups of layers."""
+    page_bytes: int
+    announces_pages: bool
 
 
 def build_cuda_engine(
@@ -115,8 +117,9 @@ def build_on(
         num_pages=built.num_pages,
         page_size=config.page_size,
         windows=built.windows,
+        announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
-        page_bytes=built.memory.layout.bytes_per_page * len(built.windows),
+        page_bytes=built.page_bytes,
     )
     make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
@@ -309,6 +312,8 @@ def build_cuda_runner(
         num_pages=num_pages,
         max_length=max_length,
         windows=groups.windows,
+        page_bytes=parts.page_bytes,
+        announces_pages=parts.has_drafts_beside,
     )
 
 
@@ -320,8 +325,8 @@ def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | N
     reason = None
     if config.host_cache_gb is not None:
         reason = "lower tiers copy whole pages"
-    elif drafter is not None and drafter.layout(model.memory_layout(page_size=config.page_size)) is not None:
-        reason = "a drafter has its own beside it"
+    elif None not in groups.windows and drafter is not None and drafter.max_position is not None:
+        reason = "a drafter has its own of all of them"
     if reason is None:
         return groups
     _log.info("layers with a window keep the KV of all positions, because %s", reason)
@@ -342,19 +347,33 @@ class _Parts:
     config: EngineConfig
 
     @property
-    def layouts(self) -> tuple[MultiHeadLayout, ...]:
-        """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
-        more = None if self.drafter is None else self.drafter.layout(self.layout)
-        return (self.layout,) if more is None else (self.layout, more)
+    def draft_layout(self) -> MultiHeadLayout | None:
+        """The layout of the drafter's KV; None: it has no KV."""
+        return None if self.drafter is None else self.drafter.layout(self.layout)
+
+    @property
+    def has_drafts_beside(self) -> bool:
+        """Whether the drafter's KV lies beside the frames of pages, under the ids of pages."""
+        return self.draft_layout is not None and len(self.groups.windows) > 1
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page, with the frames of all groups."""
-        return sum(layout.bytes_per_page for layout in self.layouts) * len(self.groups.windows)
+        """Size of a page, with the frames of all groups and what the drafter has beside them at most."""
+        num_groups, more = len(self.groups.windows), self.draft_layout
+        frames = num_groups * self.layout.bytes_per_page
+        if more is None:
+            return frames
+        return frames + -(-more.bytes_per_page * num_groups // self.groups.windows.count(None))
 
-    def num_frames(self, num_pages: int) -> int:
-        """Return the pages of memory of one group for `num_pages` pages and for the runner itself."""
-        return num_pages * len(self.groups.windows) + 1
+    def kv_bytes(self, num_pages: int) -> int:
+        """Return the size of the memory that `runner` allocates for pages."""
+        more = 0 if self.draft_layout is None else self.draft_layout.bytes_per_page
+        num_frames = num_pages * len(self.groups.windows)
+        return (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
+
+    def num_drafted(self, num_frames: int) -> int:
+        """Return how many pages the drafter has memory for."""
+        return most_pages(self.groups.windows, num_frames) if self.has_drafts_beside else num_frames
 
     def runner(
         self,
@@ -366,16 +385,19 @@ class _Parts:
         progress: Progress | None = None,
     ) -> tuple[CUDARunner, PageMemory]:
         """Allocate `num_pages` pages and one frame for the runner; return the runner and the memory."""
-        num_frames = self.num_frames(num_pages)
+        num_frames, more = num_pages * len(self.groups.windows), self.draft_layout
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
-        layouts, draft_storage = self.layouts, None
-        if len(layouts) == 1:
-            storage = KVStorage(self.layout, num_frames, device=where)
+        draft_storage = None
+        if more is None or self.has_drafts_beside:
+            storage = KVStorage(self.layout, num_frames + 1, device=where)
             memory = storage.memory
+            if more is not None:
+                draft_storage = KVStorage(more, self.num_drafted(num_frames) + 1, device=where)
         else:
-            memory, views = allocate_joint(JointLayout(parts=layouts), num_frames, device=where)
+            layouts = (self.layout, more)
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (
-                KVStorage(layout, num_frames, memory=view) for layout, view in zip(layouts, views, strict=True)
+                KVStorage(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
         drafter = self.drafter and self.drafter.make(
             draft_storage,
@@ -400,6 +422,7 @@ class _Parts:
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
             processors=processors,
             groups=self.groups,
+            num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,
             progress=progress,
         )
         return runner, memory
@@ -507,8 +530,7 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    kv_bytes = parts.num_frames(num_pages) * (parts.page_bytes // len(parts.groups.windows))
-    return max(parts.device.peak_bytes(work) - kv_bytes, 0) + masks
+    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages), 0) + masks
 
 
 def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:

@@ -210,6 +210,7 @@ class CUDARunner:
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
+        num_drafted_pages: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -228,8 +229,9 @@ class CUDARunner:
             drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
             max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
             processors: functions that requests name to change their logits; None: there are none.
-            groups: of the layers, which share `storage`; None: all layers are one group. With several, `drafter` has no
-                KV of its own.
+            groups: of the layers, which share `storage`; None: all layers are one group.
+            num_drafted_pages: pages of the drafter's memory, if batches announce pages; the runner uses the last one
+                itself. None: it has the page ids of the first group, or no memory.
             progress: gets a report of every graph.
 
         Raises:
@@ -244,6 +246,7 @@ class CUDARunner:
             pages_per_row=pages_per_row,
             page_size=page_size,
             windows=windows,
+            has_pages=num_drafted_pages is not None,
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
@@ -256,9 +259,11 @@ class CUDARunner:
         with torch.inference_mode():
             self._tokens = torch.zeros((max_rows + 1) * (max_length + 1), **options)
             """[places] token ids; contents written by: launch"""
-            num_places = len(windows) * self._tables.pages_per_group
+            num_places = self._tables.num_tables * self._tables.pages_per_group
             self._page_table = torch.full((num_places,), storage.num_pages - 1, **options)
             """[places] page ids, the tables of all groups; contents written by: launch"""
+            if num_drafted_pages is not None:
+                self._page_table[-self._tables.pages_per_group :] = num_drafted_pages - 1
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
             """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
@@ -432,7 +437,8 @@ class CUDARunner:
             host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._update(host, step)
             graph = self._graphs.of(size)
-            logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
+            arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
+            logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
             self._features = self._feature_memory[:size]
         scored = self._report_prompts(batch, step.scored, step.sources, logits)
@@ -474,7 +480,7 @@ class CUDARunner:
             positions=where.positions,
             kv_indptr=step.kv_indptr,
             kv_indices=indices[0],
-            more_indices=indices[1:],
+            more_indices=indices[1 : len(self._tables.windows)],
             last_page_len=step.last_page_len,
             is_finite=(step.is_draft > 0)[:, None],
         )
@@ -507,8 +513,8 @@ class CUDARunner:
                 following = self._tokens.index_select(0, where.sources + 1)
                 self._head.extend(
                     Extension(
-                        host=arrays, places=places, masks=masks, tokens=following, features=self._features,
-                        wanted=last, rows=rows, slot=slot,
+                        host=arrays, places=self._drafted(places, indices), masks=masks, tokens=following,
+                        features=self._features, wanted=last, rows=rows, slot=slot,
                     )
                 )  # fmt: skip
             stamps.append(self._device.stamp())
@@ -539,7 +545,9 @@ class CUDARunner:
         drafts, found = self._drafter.draft(
             DraftRequest(
                 tokens=self._tokens.view(-1, self._tables.tokens_per_row),
-                page_table=self._page_table,
+                page_table=self._page_table[-self._tables.pages_per_group :]
+                if self._tables.has_pages
+                else self._page_table,
                 rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
                 lengths=where.positions.index_select(0, firsts) + 1,
                 num_drafts=verify.width - 1,
@@ -670,7 +678,7 @@ class CUDARunner:
         self._head.extend(
             Extension(
                 host=_host_arrays(host, is_decode=is_decode),
-                places=_places(step, indices),
+                places=self._drafted(_places(step, indices), indices),
                 masks=None,
                 tokens=self._tokens.index_select(0, step.sources + 1),
                 features=self._features,
@@ -698,7 +706,7 @@ class CUDARunner:
         is_decode: bool,
     ) -> Tensor:
         """Queue a step without a graph; return the last states of the tokens of `_wanted`."""
-        places = _places(step, indices)
+        places = _places(step, indices[: len(self._tables.windows)])
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         return self._last_states(step.sources, step.positions, planned, _wanted(step))
 
@@ -721,7 +729,7 @@ class CUDARunner:
         step: StepArrays[Tensor] | VerifyArrays[Tensor],
         starts: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the page ids of all grants in each group of layers, `[pages of the step]`.
+        """Return the page ids of all grants in each group of layers, and those of pages, `[pages of the step]` each.
 
         Those behind a window, whose memory may have another owner by now, are the padding page: kernels read them too
         and multiply by zero, so they must be numbers. `starts` `[G]` are the first positions of the grants with pages.
@@ -739,7 +747,15 @@ class CUDARunner:
                 is_behind = columns < behind.index_select(0, grants)
                 indices = torch.where(is_behind, self._storage.num_pages - 1, indices)
             found.append(indices)
+        if self._tables.has_pages:
+            found.append(self._page_table.index_select(0, places + len(found) * self._tables.pages_per_group))
         return tuple(found)
+
+    def _drafted(self, places: Places, indices: tuple[Tensor, ...]) -> Places:
+        """Return the places of a step's tokens in the memory of the head."""
+        if not self._tables.has_pages:
+            return places
+        return replace(places, kv_indices=indices[-1], more_indices=())
 
     def _last_states(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""

@@ -33,6 +33,13 @@ class TableShape:
     page_size: int
     windows: tuple[int | None, ...] = (None,)
     """Of each group of layers, see `EngineInfo.windows`."""
+    has_pages: bool = False
+    """Whether the table of the pages' own ids is behind those of the groups, see `EngineInfo.announces_pages`."""
+
+    @property
+    def num_tables(self) -> int:
+        """Page tables."""
+        return len(self.windows) + self.has_pages
 
     @property
     def pages_per_group(self) -> int:
@@ -146,7 +153,7 @@ def scored_tokens(batch: Batch, offsets: Int32) -> Int32:
 def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
     """Return the page and token updates of a batch, under the names of `StepArrays`."""
     rows = batch.page_rows
-    if len(tables.windows) > 1:  # a row for padding is behind those of each group
+    if tables.num_tables > 1:  # a row for padding is behind those of each group
         rows = rows + rows // np.int32(tables.max_rows)
     return {
         "page_places": _wide(rows * np.int32(tables.pages_per_row) + batch.page_columns),
