@@ -123,7 +123,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_groups, has_frames = len(groups.windows), len(groups.windows) > 1
     page_bytes = layout.bytes_per_page * num_groups
     if drafter is not None and has_frames:  # a request that is long for its windows holds little but whole groups
-        page_bytes += drafter.layout_beside(layout).bytes_per_page * most_pages(groups.windows, num_groups)
+        page_bytes += -(-drafter.layout_beside(layout).bytes_per_page * num_groups // groups.windows.count(None))
     elif drafter is not None:
         page_bytes = drafter.layout(layout).bytes_per_page
     num_pages, max_length = _memory(config, model_config, groups, page_bytes)
