@@ -178,7 +178,7 @@ def drawn_run(rng: random.Random) -> None:
     assert groups.num_free == kv.num_pages
 
 
-@settings(max_examples=scaled(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False))
 def test_requests_find_what_they_read_in_every_group(rng: random.Random) -> None:
     drawn_run(rng)

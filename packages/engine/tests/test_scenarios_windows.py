@@ -58,7 +58,7 @@ def check_given_back(engine: Engine) -> None:
         assert request.num_passed >= behind
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
@@ -73,9 +73,9 @@ def test_windows_that_are_given_back_do_not_change_the_output(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_windows_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(75)]
-    assert sum(report.num_preempted for report in reports) > 10
-    assert sum(report.num_cached_tokens for report in reports) > 250
+    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(25)]
+    assert sum(report.num_preempted for report in reports) > 3
+    assert sum(report.num_cached_tokens for report in reports) > 80
 
 
 FAULTS: dict[str, list[Edit]] = {

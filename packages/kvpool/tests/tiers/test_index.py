@@ -25,7 +25,7 @@ from pagewood.kvpool.tiers import (
     WritePolicy,
     thread_lanes,
 )
-from pagewood.kvpool.tiers.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.pages.arrays import Bytes, Int32
 from pagewood.kvpool.tiers.plain_cache import PlainCache
 from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 

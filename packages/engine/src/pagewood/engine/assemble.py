@@ -16,13 +16,13 @@ from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
-from pagewood.engine.core.giving_way import GivingWay
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.page_groups import PageGroups, num_frames_needed
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.priority_preemption import PriorityPreemption
 from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
@@ -154,9 +154,9 @@ def assemble(
         skip_ahead=policy.skip_ahead,
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
         chunk_align=config.chunk_align,
-        giving_way=None
+        preemption=None
         if config.preemption_threshold is None
-        else _giving_way(kv, config.preemption_threshold, observer),
+        else _priority_preemption(kv, config.preemption_threshold, observer),
         pace=None if config.target_step_s is None else pacing,
         notes=observer,
     )
@@ -244,13 +244,13 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
     return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
 
 
-def _giving_way(kv: KVSpace, threshold: int, notes: Notes | None) -> GivingWay:
+def _priority_preemption(kv: KVSpace, threshold: int, notes: Notes | None) -> PriorityPreemption:
     guard = PreemptionGuard[Request]()
 
     def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
         return guard.choose(candidate, running, threshold, num_missing=num_missing)
 
-    return GivingWay(kv, choose, num_spared=lambda: guard.num_spared, notes=notes)
+    return PriorityPreemption(kv, choose, num_spared=lambda: guard.num_spared, notes=notes)
 
 
 def _quotas(config: EngineConfig) -> Quotas | None:

@@ -15,7 +15,7 @@ from pagewood.engine.assembly.late_store import LateStore
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
 _log = logging.getLogger(__name__)

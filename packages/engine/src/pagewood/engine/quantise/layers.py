@@ -68,6 +68,9 @@ class _Recorded:
             self.parts = parts
         return self._checkpoint.stack(parts, *columns)
 
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        return self._checkpoint.numbers(name, rows, columns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLayer:

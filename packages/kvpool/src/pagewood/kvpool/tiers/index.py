@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
-from pagewood.kvpool.tiers.arrays import Int32
-from pagewood.kvpool.tiers.breaker import Breaker
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.demotion import Demotion
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.keys import KeyChain, Namespace
-from pagewood.kvpool.tiers.lane import Lanes, thread_lanes
-from pagewood.kvpool.tiers.policy import PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.pages.keys import KeyChain, Namespace
 from pagewood.kvpool.tiers.prefix_cache import Match, Prefix, PrefixCache, TieredInsertion, TieredMatch
-from pagewood.kvpool.tiers.recall import Recall, Recalls, Take
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.stores.breaker import Breaker
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.demotion import Demotion
+from pagewood.kvpool.tiers.transfers.lane import Lanes, thread_lanes
+from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.transfers.recall import Recall, Recalls, Take
 
 
 class _All(Enum):

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -20,7 +21,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 before_feed_forward=None,
                 behind_feed_forward="post_feedforward_layernorm",
             ),
-            defaults={"rms_norm_eps": 1e-5},
+            norm=NormConfig(epsilon=1e-5),
         ),
     }
 )

@@ -37,7 +37,7 @@ class JointMemory:
     """The memory of a target and its drafter."""
 
     whole: PageMemory
-    """Of whole pages: for tiers, and for what provides memory ahead."""
+    """Memory of whole pages, for tiers and for the `Populator`."""
     target: KVStorage
     drafter: KVStorage
     tags: PageMemory
@@ -153,7 +153,7 @@ def load_drafter(
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:
-    """Return 64 signed bits that stand for two models, or for this process: then no other one takes over its tags."""
+    """Return 64 signed bits that stand for two models; without both digests, random ones that no other process has."""
     if digest is None or target_digest is None:
         return int.from_bytes(os.urandom(8), "little", signed=True)
     return int.from_bytes(sha256(digest + target_digest + mark.encode()).digest()[:8], "little", signed=True)

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes, Int32
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.demotion import Demotion
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.keys import Namespace
-from pagewood.kvpool.tiers.lane import Lanes, Work
-from pagewood.kvpool.tiers.policy import PrefetchPolicy
+from pagewood.kvpool.tiers.pages.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.pages.keys import Namespace
 from pagewood.kvpool.tiers.prefix_cache import PrefixCache
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.demotion import Demotion
+from pagewood.kvpool.tiers.transfers.lane import Lanes, Work
+from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 # Runs of at least this size are copied by a call each; smaller ones go through a buffer that stays in the L2 cache.
 _RUN_BYTES = 32 * 1024

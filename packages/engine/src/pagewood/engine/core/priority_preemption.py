@@ -1,7 +1,7 @@
-"""Running requests that give way to a waiting one of much higher priority, over several steps.
+"""Preempts running requests for a waiting one of much higher priority, over several steps.
 
-A request whose step is in flight cannot lose its pages. So it first gets no grant, and leaves when its last step has
-been retired.
+A request whose step is in flight cannot lose its pages. So it first gets no grant, and is preempted when its last step
+has been retired.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 """(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""
 
 
-class GivingWay:
-    """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
+class PriorityPreemption:
+    """Knows which running requests leave for which waiting one. Invariant: they leave for one request at a time."""
 
     __slots__ = ("_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
 
@@ -35,25 +35,25 @@ class GivingWay:
         Args:
             kv: memory of the engine.
             choose: returns the requests to preempt.
-            num_spared: returns for how many waiting requests `choose` has spared others because these were preempted
-                before.
-            notes: gets the reasons, if they are wanted.
+            num_spared: returns for how many waiting requests `choose` has preempted nothing because the candidates had
+                been preempted before.
+            notes: gets the reasons of decisions; None: no reasons are kept.
         """
         self.num_spared = num_spared
         self._notes = notes
         self._kv = kv
         self._choose = choose
         self.leaving: list[Request] = []
-        """Those that make room and still run; they get no grant."""  # written by: giving_way
+        """Running requests that are to leave; they get no grant."""  # written by: priority_preemption
         self.favoured: Request | None = None
-        """The waiting request that others make room for; it is to be admitted before all others."""
-        # written by: giving_way
+        """The waiting request that they leave for; it is admitted before all others."""
+        # written by: priority_preemption
 
     def begin_step(self, state: EngineState) -> tuple[list[Request], int]:
         """Move the leaving requests without a step in flight to the queue.
 
         Returns:
-            Those that still have one, which must get no grant in this step; and how many were moved.
+            The leaving requests that still have one, which must get no grant in this step; and how many were moved.
         """
         if self.favoured is None:
             return [], 0
@@ -69,7 +69,7 @@ class GivingWay:
         return self.leaving, stop_all(state, self._kv, leaving)
 
     def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> Sequence[Request]:
-        """Choose the requests that give way to `candidate`, which does not fit now; they leave from the next step on.
+        """Choose the requests to preempt for `candidate`, which does not fit now; they leave from the next step on.
 
         Returns:
             Those that were chosen now.
@@ -91,7 +91,7 @@ class GivingWay:
 
 
 def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:
-    """Move those of some running requests that have no step in flight to the queue; return how many."""
+    """Move the running requests of `requests` without a step in flight to the queue; return how many."""
     ready = [request for request in requests if not request.num_in_flight]
     for request in ready:
         kv.release(request)

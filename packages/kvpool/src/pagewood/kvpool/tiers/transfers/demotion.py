@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.lane import Lanes, Work
-from pagewood.kvpool.tiers.policy import WritePolicy
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.lane import Lanes, Work
+from pagewood.kvpool.tiers.transfers.policy import WritePolicy
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 
