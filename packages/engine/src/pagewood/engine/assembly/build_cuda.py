@@ -14,22 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, Inbox, Outbox, Progress, SamplingParams
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.page_groups import longest_request, most_pages
-from pagewood.engine.core.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -52,7 +50,6 @@ _log = logging.getLogger(__name__)
 
 _WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
 _GRAPH_BYTES = 4 << 20  # driver memory for each captured graph
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +262,7 @@ def build_cuda_runner(
             )
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
+            f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "
             "use a smaller model or dtype, or free memory on the device"
         ) from error
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
@@ -278,7 +275,7 @@ def build_cuda_runner(
     parts = _Parts(
         device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config
     )
-    budget = _Budget(
+    budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
         weight_bytes=free_before - device.free_bytes(),
@@ -447,49 +444,6 @@ def _kv_dtype_of(config: EngineConfig) -> str:
     return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Budget:
-    """The division of a device's memory, in bytes."""
-
-    free_bytes: int
-    """Free memory before anything was loaded."""
-    mem_fraction: float
-    weight_bytes: int
-    activation_bytes: int
-    graph_bytes: int
-    page_bytes: int
-
-    def num_pages(self, config: EngineConfig) -> int:
-        """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
-
-        Raises:
-            ValueError: too few fit.
-        """
-        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
-        left = int(self.free_bytes * self.mem_fraction) - taken
-        fitting = max(left, 0) // self.page_bytes - 1
-        needed = -(-2 // config.page_size)
-        if config.max_total_tokens is not None:
-            needed = max(config.max_total_tokens // config.page_size, needed)
-        if fitting < needed:
-            missing = (needed + 1) * self.page_bytes - left
-            share = (taken + (needed + 1) * self.page_bytes) / self.free_bytes
-            change = f"raise mem_fraction to {share:.2f} or " if share <= 1 else ""
-            raise ValueError(
-                f"KV memory of {needed} pages lacks {-(-missing // _MIB)} MiB, {self}: {change}lower max_total_tokens, "
-                "chunked_prefill_size or max_running, or free memory on the device"
-            )
-        return fitting if config.max_total_tokens is None else needed
-
-    def __str__(self) -> str:
-        """Return the budget in words."""
-        return (
-            f"of {self.free_bytes / _MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
-            f"{self.free_bytes * self.mem_fraction / _MIB:.0f}; weights {self.weight_bytes / _MIB:.0f}, "
-            f"activations {self.activation_bytes / _MIB:.0f}, graphs {self.graph_bytes / _MIB:.0f}"
-        )
-
-
 def _graph_bytes(
     sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int
 ) -> int:
@@ -522,7 +476,7 @@ def _graph_bytes(
 def _activation_bytes(parts: _Parts, longest: int) -> int:
     """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
     config = parts.config
-    batch = _largest_batch(config, longest)
+    batch = largest_batch(config, longest)
     num_pages = int(batch.page_ids[-1]) + 1
 
     def work() -> None:
@@ -530,7 +484,7 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
         try:
             runner.launch(batch).wait()
             if parts.drafter is not None:
-                runner.launch(_largest_verification(config, batch)).wait()
+                runner.launch(largest_verification(config, batch)).wait()
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
@@ -541,43 +495,3 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
     return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages), 0) + masks
-
-
-def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
-    """Return a step after `batch` that verifies as many drafts as possible in every row."""
-    count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
-    empty = np.empty(0, np.int32)
-    return replace(
-        batch,
-        page_rows=empty,
-        page_columns=empty,
-        page_ids=empty,
-        counts=np.full_like(batch.counts, count),
-        num_promised=np.full_like(batch.num_promised, count),
-    )
-
-
-def _largest_batch(config: EngineConfig, longest: int) -> Batch:
-    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
-    num_rows = config.num_rows
-    count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
-    pages_per_row = -(-count // config.page_size)
-    rows = np.arange(num_rows, dtype=np.int32)
-    empty = np.empty(0, np.int32)
-    every_filter = replace(
-        SamplingParams(), **{name: one.on for name, one in SAMPLING_PARAMETERS.items() if one.off is not None}
-    )
-    return Batch(
-        page_rows=np.repeat(rows, pages_per_row),
-        page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
-        page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
-        token_rows=empty,
-        token_positions=empty,
-        token_ids=empty,
-        rows=rows,
-        starts=np.zeros(num_rows, np.int32),
-        counts=np.full(num_rows, count, np.int32),
-        sampled=rows.copy(),
-        num_promised=np.ones(num_rows, np.int32),
-        sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
-    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -355,6 +356,27 @@ class VerifyKernels:
 Kernels = DecodeKernels | PrefillKernels
 
 
+class AttentionPlanner(Protocol):
+    """Plans the attention of steps. What it returns is handed to the model, which alone knows what to do with it."""
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """The windows for which steps bring staging and masks: how many earlier positions a token sees; -1: all."""
+        ...
+
+    def plan(self, host: HostArrays, places: Places, staging: Staging) -> Any:
+        """Return the attention of a step."""
+        ...
+
+    def plan_verify(self, host: HostArrays, places: Places, masks: Masks, staging: Staging) -> Any:
+        """Return the attention of a step in which each token sees the positions in `masks`."""
+        ...
+
+    def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
+        """Return how many empty grants must be added to a step without a graph."""
+        ...
+
+
 class PlannedAttention:
     """The attention of one step; satisfies `models.ops.Attention`."""
 
@@ -463,6 +485,11 @@ class FlashInferAttention:
     def layout(self) -> MultiHeadLayout:
         """The layout of the KV memory."""
         return self._storage.layout
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """The windows of all layers, each once."""
+        return self.shape.all_windows_left
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""

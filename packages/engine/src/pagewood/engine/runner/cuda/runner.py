@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +23,13 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cuda.attention import (
+    AttentionPlanner,
     AttentionShape,
     FlashInferAttention,
     HostArrays,
     Places,
-    PlannedAttention,
 )
 from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.drafts.masks import packed_masks
@@ -178,6 +180,32 @@ class CUDAStepHandle:
         return self._result
 
 
+class StatesModel(Protocol):
+    """What a runner computes: a `Decoder` over tensors, or a model that is called like it."""
+
+    @property
+    def ropes(self) -> Sequence[Rope]:
+        """The ropes whose rotations it needs."""
+        ...
+
+    def states(
+        self,
+        tokens: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        attention: Any,
+        wanted: Tensor,
+        *,
+        captured: Sequence[int] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute a step up to the input of the output projection; see `Decoder.states`."""
+        ...
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Returns the logits `[T, V]` of states `[T, E]` after the last norm."""
+        ...
+
+
 class CUDARunner:
     """Queues batches on one stream, and owns the KV memory, the token table and the page table.
 
@@ -196,13 +224,14 @@ class CUDARunner:
 
     def __init__(
         self,
-        model: Decoder[Tensor],
+        model: StatesModel,
         storage: KVStorage,
-        flashinfer: FlashInfer,
+        flashinfer: FlashInfer | None,
         device: Device,
         *,
         max_rows: int,
         max_length: int,
+        attention: AttentionPlanner | None = None,
         dtype: str | None = None,
         batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
@@ -218,10 +247,12 @@ class CUDARunner:
         Args:
             model: to compute, on `device`.
             storage: its KV memory, in a layout of order NHD; the runner uses the last page itself.
-            flashinfer: the module, or a stand-in.
+            flashinfer: the module, or a stand-in; None: tokens are drawn by torch alone, and `attention` is given.
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
+            attention: over `storage`, for a model that calls it in a way of its own, without graphs; None:
+                FlashInfer's, for a `Decoder`.
             dtype: of activations; None: that of the KV memory.
             batch_invariant: whether the logits of a token must not depend on the batch, see `invariance`; the
                 projections of `model` must not depend on it either.
@@ -237,7 +268,7 @@ class CUDARunner:
         Raises:
             ValueError: the tables have more places than 31 bits can address.
         """
-        config, page_size = model.config, storage.layout.page_size
+        page_size = storage.layout.page_size
         pages_per_row = -(-(max_length + 1) // page_size)
         windows = (None,) if groups is None else groups.windows
         self._tables = TableShape(
@@ -267,7 +298,6 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
             """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
-            shape = AttentionShape.of([layer.mixer for layer in config.layers], dtype=dtype, groups=groups)
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
@@ -284,44 +314,63 @@ class CUDARunner:
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
-            self._attention = FlashInferAttention(
-                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
-            )
-            self._mask_windows = sorted({*shape.all_windows_left, *(self._head.windows if self._head else ())})
+            self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
+            planned = None
+            if attention is None:
+                assert isinstance(model, Decoder)
+                assert flashinfer is not None
+                shape = AttentionShape.of([layer.mixer for layer in model.config.layers], dtype=dtype, groups=groups)
+                attention = planned = FlashInferAttention(
+                    flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
+                )
+            self._attention: AttentionPlanner = attention
+            self._mask_windows = sorted({*attention.windows, *(self._head.windows if self._head else ())})
             self._staging = StagingPool(
-                device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
+                device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts)
             )
-            slot = self._staging.take()
-            device.finish()
-            with device.computing():
-                self._graphs = capture_graphs(  # written by: close
-                    graph_sizes,
-                    self._attention,
-                    self._forward_in_graph,
-                    device=device,
-                    padding_source=max_rows * (max_length + 1),
-                    padding_page=storage.num_pages - 1,
-                    pages_per_row=pages_per_row,
-                    num_groups=len(windows),
-                    staging=slot.plans,
-                    progress=progress,
-                )
-                self._verify_graphs = capture_verify_graphs(  # written by: close
-                    () if drafter is None else graph_sizes,
-                    (1 + max_drafts,),
-                    self._attention,
-                    self._forward_in_graph,
-                    device=device,
-                    padding_source=max_rows * (max_length + 1),
-                    padding_page=storage.num_pages - 1,
-                    pages_per_row=pages_per_row,
-                    page_size=page_size,
-                    num_groups=len(windows),
-                    staging=slot.plans,
-                    progress=progress,
-                )
-            device.finish()
-            self._staging.give_back(slot)
+            if planned is not None:
+                self._capture(planned, graph_sizes, (1 + max_drafts,) if drafter else (), progress)
+
+    def _capture(
+        self,
+        attention: FlashInferAttention,
+        sizes: Sequence[int],
+        widths: Sequence[int],
+        progress: Progress | None,
+    ) -> None:
+        """Capture the graphs of decode steps, and of steps that verify if there are `widths`."""
+        device, tables = self._device, self._tables
+        slot = self._staging.take()
+        device.finish()
+        with device.computing():
+            self._graphs = capture_graphs(
+                sizes,
+                attention,
+                self._forward_in_graph,
+                device=device,
+                padding_source=tables.max_rows * tables.tokens_per_row,
+                padding_page=self._storage.num_pages - 1,
+                pages_per_row=tables.pages_per_row,
+                num_groups=len(tables.windows),
+                staging=slot.plans,
+                progress=progress,
+            )
+            self._verify_graphs = capture_verify_graphs(
+                sizes if widths else (),
+                widths,
+                attention,
+                self._forward_in_graph,
+                device=device,
+                padding_source=tables.max_rows * tables.tokens_per_row,
+                padding_page=self._storage.num_pages - 1,
+                pages_per_row=tables.pages_per_row,
+                page_size=tables.page_size,
+                num_groups=len(tables.windows),
+                staging=slot.plans,
+                progress=progress,
+            )
+        device.finish()
+        self._staging.give_back(slot)
 
     def launch(self, batch: Batch) -> CUDAStepHandle:
         """Queue a step and return at once.
@@ -757,7 +806,7 @@ class CUDARunner:
             return places
         return replace(places, kv_indices=indices[-1], more_indices=())
 
-    def _last_states(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
+    def _last_states(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""
         captured = () if self._head is None else self._head.captured
         rotations = [(positions, table) for table in self._rotations]
@@ -768,9 +817,7 @@ class CUDARunner:
             self._features = self._head.features(states)
         return last
 
-    def _forward_in_graph(
-        self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor
-    ) -> Tensor:
+    def _forward_in_graph(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
         logits = self._model.head(self._last_states(sources, positions, attention, wanted))
         if self._features is not None:
             self._feature_memory[: len(self._features)].copy_(self._features)
