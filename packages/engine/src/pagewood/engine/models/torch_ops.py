@@ -171,7 +171,7 @@ class TorchOps:
 
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """Return an activation of `x`."""
-        return activated(x, activation)
+        return plain_activation(x, activation)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
@@ -220,7 +220,7 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
 
 
-def activated(x: Tensor, activation: PlainActivation) -> Tensor:
+def plain_activation(x: Tensor, activation: PlainActivation) -> Tensor:
     """Return an activation of `x`."""
     match activation:
         case "gelu":
