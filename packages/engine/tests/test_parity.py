@@ -33,7 +33,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
 
 PAGE_SIZE = 4
@@ -96,8 +96,8 @@ def _runner(
 ) -> CPURunner:
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
-    kernel = warm_up(layout.head_dim, int8=dtype == "int8", packed=packed, others=units)
-    return CPURunner(model, KVStorage(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
+    kernel = warm_up(layout, packed=packed, others=units)
+    return CPURunner(model, storage_for(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 
 def _driver(runner: CPURunner) -> RowDriver:

@@ -57,6 +57,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
+    "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
+    "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
         "Qwen3",

@@ -55,14 +55,18 @@ def build(case: Case, folder: Path) -> Any:
         config = getattr(transformers, f"{case.kind}Config")(
             text_config=config, vision_config=vision, mm_tokens_per_image=4, image_token_id=90
         )
-    config._attn_implementation = "eager"
     kind = "ForConditionalGeneration" if case.is_inside else "ForCausalLM"
-    reference = getattr(transformers, f"{case.kind}{kind}")(config).eval()
+    reference = getattr(transformers, f"{case.kind}{kind}")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
             # them swapped.
             if parameter.ndim == 1:
                 parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
     return reference

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from families import gemma, llama, olmo, qwen
+from families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
 from families.case import Case
 
-CASES: dict[str, Case] = {**llama.CASES, **qwen.CASES, **olmo.CASES, **gemma.CASES}
+CASES: dict[str, Case] = {
+    **llama.CASES,
+    **qwen.CASES,
+    **olmo.CASES,
+    **gemma.CASES,
+    **granite.CASES,
+    **gpt_oss.CASES,
+    **starcoder.CASES,
+    **apertus.CASES,
+    **deepseek.CASES,
+}
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma3", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

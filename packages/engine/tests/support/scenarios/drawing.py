@@ -87,7 +87,9 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
 def with_windows(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario for a model with windows, in a pool that may not hold the longest request whole."""
     window = rng.randint(1, scenario.max_length)
-    windows = rng.choice(((None, window), (None, window, window, window), (None, None, window)))
+    windows = rng.choice(
+        ((None, window), (None, window, window, window), (None, None, window), (window,), (window, window))
+    )
     config = scenario.config
     num_frames = num_frames_needed(
         windows, scenario.max_length, page_size=config.page_size, num_ahead=config.max_chunk_tokens

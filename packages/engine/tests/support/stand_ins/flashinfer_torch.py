@@ -13,8 +13,10 @@ Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -83,8 +85,12 @@ class _Wrapper:
             **options,  # pyright: ignore[reportArgumentType]
         )
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the planned attention."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the planned attention, and with `return_lse` the logarithms of the sums of its softmaxes."""
         plan = self._plan
         assert plan is not None
         for name, got, planned in (("q", q.dtype, plan.dtype), ("KV", paged_kv_cache.dtype, plan.kv_dtype)):
@@ -94,7 +100,8 @@ class _Wrapper:
             raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q)}")
         grants = [grant for grant in range(len(plan.lengths)) if plan.offsets[grant] < plan.offsets[grant + 1]]
         parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in grants]
-        return torch.cat(parts).to(q.dtype)
+        attended = torch.cat([attended for attended, _ in parts]).to(q.dtype)
+        return (attended, torch.cat([sums for _, sums in parts]) / math.log(2)) if return_lse else attended
 
     def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:
         """Return which positions each token of a grant sees, `[tokens, positions] bool`."""
@@ -105,7 +112,7 @@ class _Wrapper:
             seen &= distance <= plan.window_left
         return seen
 
-    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
+    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> tuple[Tensor, Tensor]:
         pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
         length = plan.lengths[grant]
         k, v = memory.index_select(0, pages).double().transpose(0, 1).flatten(1, 2)[:, :length]
@@ -116,9 +123,11 @@ class _Wrapper:
         if plan.soft_cap:
             scores = plan.soft_cap * torch.tanh(scores / plan.soft_cap)
         seen = self._seen(plan, grant, len(mine))
-        weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen.to(q.device), -torch.inf)
+        weights = scores.softmax(-1)
         pieces = zip(weights.split(plan.piece, -1), v.split(plan.piece), strict=True)
-        return reduce(torch.add, (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces))
+        parts = (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces)
+        return reduce(torch.add, parts), scores.logsumexp(-1).T.float()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
@@ -191,12 +192,19 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
             f"sliding window, and the order of summation depends on where the window starts; got {longest}"
         )
+    chunk = min((layer.mixer.window or longest for layer in model.layers if layer.mixer.is_chunked), default=longest)
+    if chunk < longest:
+        raise ValueError(
+            f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
+            f"which FlashInfer does not, got {longest}"
+        )
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
         group=attention.group,
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
+        has_soft_cap=attention.soft_cap is not None,
         kv_dtype=_kv_dtype_of(config),
         verifies=config.speculative != "off",
         activations=_activations(model),
@@ -204,7 +212,9 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
 
 
 def _activations(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(sorted({layer.feed_forward.activation for layer in model.layers}))
+    """Return the activations that are multiplied by a gate; torch computes the others."""
+    parts = (layer.feed_forward for layer in model.layers)
+    return tuple(sorted({part.activation for part in parts if isinstance(part, FeedForwardConfig)}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:

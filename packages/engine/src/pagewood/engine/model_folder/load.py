@@ -18,6 +18,7 @@ from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
@@ -52,6 +53,10 @@ class _Headers:
         self._checkpoint.check([(name, rows)], *columns)
         return torch.empty(0)
 
+    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], columns)
+        return torch.empty(0)
+
     def integers(self, name: str, rows: int) -> torch.Tensor:
         return self._checkpoint.integers(name, rows)
 
@@ -74,6 +79,9 @@ class _Shapes:
 
     def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
         return self._checkpoint.exact(name, rows, *columns)
+
+    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        return self._checkpoint.numbers(name, rows, columns)
 
 
 def check_weights(folder: str | Path, config: ModelConfig) -> int:
@@ -135,6 +143,13 @@ def load_model(
     check_weights(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
+    if _chooses_tokens(config):
+        _log.info(
+            "%s: attention sees all tokens, as the model does up to index_topk; its indexer is not read, and requests "
+            "are at most %d tokens long",
+            folder,
+            config.max_position,
+        )
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
@@ -253,7 +268,14 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))
         or name.startswith(config.other_parts)
         or is_mtp_tensor(name, config)
+        or (".indexer." in name and _chooses_tokens(config))
     )
+
+
+def _chooses_tokens(config: ModelConfig) -> bool:
+    """Whether the model would attend to some tokens only in a sequence that is longer than the longest one here."""
+    mixers = [layer.mixer for layer in config.layers]
+    return any(isinstance(mixer, LatentAttentionConfig) and mixer.longest is not None for mixer in mixers)
 
 
 def _is_not_of_head(name: str, config: HeadConfig) -> bool:

@@ -119,7 +119,8 @@ class Checkpoint:
             if form is not None and not self._is_plain(name):
                 found.append(self._check_quantised(name, form, rows, columns[0]))
             else:
-                self._check_one(name, [(rows, *columns)], dtypes)
+                scalar = [()] if rows == 1 and not columns else []
+                self._check_one(name, [(rows, *columns), *scalar], dtypes)
                 found.append(Found(name=name, rows=rows))
             self.num_elements += math.prod((rows, *columns))
         return found
@@ -139,8 +140,22 @@ class Checkpoint:
             return cast("Tensor", self._mapped_rows(found))
         if columns and self._dtype is None:
             return cast("Tensor", joined(self.read(found, columns[0])))
+        return self._widened(found, *columns)
+
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return the matrix `name` `[rows, columns]` as `dtype`, or float32 without one, in new memory.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        found = self.check([(name, rows)], columns)
+        self._forget()
+        return self._widened(found, columns)
+
+    def _widened(self, found: Sequence[Found], *columns: int) -> Tensor:
+        """Return tensors that `check` found one below the other, as numbers in new memory."""
         dtype = self._dtype or torch.float32
-        stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=dtype, device=self._device)
+        stacked = torch.empty((sum(one.rows for one in found), *columns), dtype=dtype, device=self._device)
         start = 0
         for one in found:
             target = stacked[start : start + one.rows]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 _GEMMA3 = Family(
     qkv_bias=None,
@@ -16,8 +17,8 @@ _GEMMA3 = Family(
     windows="periodic",
     has_local_rope=True,
     scale_field="query_pre_attn_scalar",
-    activation_field="hidden_activation",
-    norm_offset=1.0,
+    field_names={"hidden_act": "hidden_activation"},
+    norm=NormConfig(epsilon=1e-6, offset=1.0),
     scales_embeddings=True,
     frame=FrameConfig(
         behind_mixer="post_attention_layernorm",
@@ -27,7 +28,7 @@ _GEMMA3 = Family(
     defaults={
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
+        "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
     },
 )  # fmt: skip
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import gemma, llama, olmo, qwen
+from pagewood.engine.models.families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
 from pagewood.engine.models.families.family import Family
 
+_LINEAGES = (
+    llama,
+    qwen,
+    olmo,
+    gemma,
+    gpt_oss,
+    granite,
+    starcoder,
+    apertus,
+    deepseek,
+)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for room in (llama, qwen, olmo, gemma) for name, family in room.FAMILIES.items()}
+    {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}
 )

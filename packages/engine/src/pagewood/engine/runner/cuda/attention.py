@@ -8,6 +8,7 @@ Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,22 +108,23 @@ class AttentionShape:
 
     @classmethod
     def of(cls, layers: Sequence[AttentionConfig], *, dtype: str) -> AttentionShape:
-        """Return the shape of layers that differ only in their windows.
+        """Return the shape of layers that differ only in their windows and sinks.
+
+        Sequences must not be longer than a window that does not slide. Then it hides nothing.
 
         Raises:
             ValueError: they differ in something else.
         """
-        first = layers[0]
-        for layer in layers:
-            if (layer.num_heads, layer.scale) != (first.num_heads, first.scale):
+        numbers = [(layer.num_heads, layer.scale, layer.soft_cap) for layer in layers]
+        for one in numbers:
+            if one != numbers[0]:
                 raise ValueError(
-                    "layers must have the same number of heads and the same scale on CUDA, where FlashInfer plans the "
-                    f"attention of all at once, got {first.num_heads}, {first.scale:g} and {layer.num_heads}, "
-                    f"{layer.scale:g}"
+                    "layers must have the same number of heads, scale and soft cap on CUDA, where FlashInfer plans the "
+                    f"attention of all at once, got {numbers[0]} and {one}"
                 )
-        return cls(
-            num_heads=first.num_heads, windows=[layer.window for layer in layers], scale=first.scale, dtype=dtype
-        )
+        num_heads, scale, soft_cap = numbers[0]
+        windows = [None if layer.is_chunked else layer.window for layer in layers]
+        return cls(num_heads=num_heads, windows=windows, scale=scale, logits_soft_cap=soft_cap, dtype=dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
@@ -352,8 +354,11 @@ class PlannedAttention:
         self._by_layer = [by_window[window] for window in shape.windows_left]
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`.
+
+        The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
+        """
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
         if places.is_finite is not None:
@@ -365,7 +370,12 @@ class PlannedAttention:
             places.kv_indices, places.kv_indptr, places.last_page_len,
         )  # fmt: skip
         heads = q.view(num_tokens, self._num_heads, layout.head_dim)
-        return self._by_layer[layer].run(heads, memory).view(num_tokens, -1)
+        wrapper = self._by_layer[layer]
+        if sinks is None:
+            return wrapper.run(heads, memory).view(num_tokens, -1)
+        attended, logarithms = wrapper.run(heads, memory, return_lse=True)
+        shares = torch.sigmoid(logarithms * math.log(2) - sinks.float())[..., None]
+        return (attended * shares).to(q.dtype).view(num_tokens, -1)
 
 
 class FlashInferAttention:

@@ -8,20 +8,32 @@ Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.models.ops import ChosenExperts, Embedding, ExpertMatrices, HeadSplit, Linear, Norm
+from pagewood.engine.models.ops import (
+    XIELU,
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+    PlainActivation,
+)
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
-from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.experts import route
-from pagewood.engine.runner.cpu.compiled.instruction import Unit
+from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
@@ -36,11 +48,20 @@ from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program import experts
+from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
 
 Float32 = NDArray[np.float32]
+_ACTIVATIONS: Mapping[PlainActivation, Instruction] = MappingProxyType(
+    {
+        "gelu": activations.gelu,
+        "gelu_tanh": activations.gelu_tanh,
+        "gelu_quick": activations.gelu_quick,
+        "relu_squared": activations.relu_squared,
+    }
+)
 
 
 class PanelLinear:
@@ -192,7 +213,7 @@ class CPUExperts:
         before, behind = (shares, None) if self._weighs_inputs else (None, shares)
         grouping = experts.group(chosen, self._count)
         own = experts.spread(x, grouping, before, self._gate_up.depth)
-        own = activated(self._ops, self._activation, self._gate_up(own, grouping))
+        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
         return experts.collect(self._down(own, grouping), grouping, behind)
 
 
@@ -263,24 +284,36 @@ class CPUOps:
 
     def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
+        if norm.is_centred:
+            return _layer_norm(None, x, norm)
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.write(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
+        x.tape.write(rows.norm, x.rows, x=x, weight=_weight(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
+        if norm.is_centred:
+            return _layer_norm(x, residual, norm)
         out = x.tape.buffer(x.rows, x.size)
         x.tape.write(
-            rows.add_norm, x.rows, x=x, residual=residual, weight=_array(norm), out=out, size=x.size,
+            rows.add_norm, x.rows, x=x, residual=residual, weight=_weight(norm, x.size), out=out, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
         return out
 
     def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
+        if norm.is_centred:
+            self.add(_layer_norm(None, x, norm), residual)
+            return
         x.tape.write(
-            rows.norm_add, x.rows, x=x, weight=_array(norm), residual=residual, size=x.size, epsilon=norm.epsilon
+            rows.norm_add, x.rows, x=x, weight=_weight(norm, x.size), residual=residual, size=x.size,
+            epsilon=norm.epsilon,
         )  # fmt: skip
+
+    def add(self, x: Buffer, residual: Buffer) -> None:
+        """Add `x` to `residual`."""
+        x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
@@ -291,14 +324,15 @@ class CPUOps:
             for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
                 assert norm is not None
                 tape.write(
-                    rows.norm_columns, qkv.rows, x=qkv, weight=_array(norm), x_size=qkv.size, column=start, size=size,
-                    epsilon=norm.epsilon,
+                    rows.norm_columns, qkv.rows, x=qkv, weight=_weight(norm, size), x_size=qkv.size, column=start,
+                    size=size, epsilon=norm.epsilon,
                 )  # fmt: skip
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        q_norm, k_norm = (None if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm))
+        dim = 2 * rotation[0].size
+        q_norm, k_norm = (None if norm is None else _weight(norm, dim) for norm in (split.q_norm, split.k_norm))
         tape.write(
-            heads.split(2 * rotation[0].size), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            heads.split(dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
@@ -314,6 +348,12 @@ class CPUOps:
         """Return gelu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
+
+    def clamped_mul(self, gate_up: Buffer) -> Buffer:
+        """Return the product of the two halves, which are limited first."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(route.clamped_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
@@ -346,6 +386,24 @@ class CPUOps:
         x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
         return x
 
+    def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:
+        """Return an activation of `x`, in its memory."""
+        if isinstance(activation, XIELU):
+            parameters = (activation.positive, activation.negative, activation.beta, activation.epsilon)
+            positive, negative, beta, epsilon = map(float, parameters)
+            x.tape.write(
+                activations.xielu, x.rows, x=x, size=x.size, positive=positive, negative=negative, beta=beta,
+                epsilon=epsilon,
+            )  # fmt: skip
+        else:
+            x.tape.write(_ACTIVATIONS[activation], x.rows, x=x, size=x.size)
+        return x
+
+    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
+        return x
+
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
         x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
@@ -366,6 +424,10 @@ class CPUOps:
             start += part.size
         return out
 
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Buffer]:
+        """Lay out `weight` `[H (N + V), C]` in panels; it is not kept."""
+        return CPULatentHeads(weight, shape, self._packer)
+
     def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         sines = rotation[1]
@@ -373,6 +435,23 @@ class CPUOps:
         return x
 
 
-def _array(norm: Norm) -> Float32:
-    """Return the weights of a norm as contiguous float32, because instructions refer to them by address."""
-    return np.ascontiguousarray(norm.folded().weight.numpy(), np.float32)
+def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
+    """Return the norm of `x` around its mean, after `added` was added to it."""
+    out = x.tape.buffer(x.rows, x.size)
+    bias = np.zeros(x.size, np.float32) if norm.bias is None else _array(norm.bias)
+    x.tape.write(
+        rows.layer_norm, x.rows, added=added, x=x, weight=_weight(norm, x.size), bias=bias, out=out, size=x.size,
+        epsilon=norm.epsilon,
+    )  # fmt: skip
+    return out
+
+
+def _weight(norm: Norm, size: int) -> Float32:
+    """Return the weights of a norm of `size` elements."""
+    weight = norm.folded().weight
+    return np.ones(size, np.float32) if weight is None else _array(weight)
+
+
+def _array(vector: Tensor) -> Float32:
+    """Return a vector as contiguous float32, because instructions refer to it by address."""
+    return np.ascontiguousarray(vector.numpy(), np.float32)

@@ -6,7 +6,7 @@ Source: the signatures of flashinfer-python 0.7.2.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -59,8 +59,15 @@ class DecodeWrapper(Protocol):
         """
         ...
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the attention `[G, H, D]` of `q` `[G, H, D]` over `[pages, 2, P, K, D]`."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the attention `[G, H, D]` of `q` `[G, H, D]` over `[pages, 2, P, K, D]`.
+
+        With `return_lse`, also return `[G, H] float32`: the logarithms, to base 2, of the sums of the softmaxes.
+        """
         ...
 
 
@@ -103,8 +110,12 @@ class PrefillWrapper(Protocol):
         """
         ...
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the attention `[T, H, D]` of `q` `[T, H, D]` over `[pages, 2, P, K, D]`."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the attention `[T, H, D]` of `q` `[T, H, D]` over `[pages, 2, P, K, D]`; see `DecodeWrapper.run`."""
         ...
 
 
