@@ -24,9 +24,9 @@ from pagewood.engine.models.ops import (
     PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
-from pagewood.engine.models.torch_experts import choose
-from pagewood.engine.models.torch_ops import normed, plain_activation
+from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.torch_experts import choose, clamped_mul
+from pagewood.engine.models.torch_ops import activated, normed
 from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
@@ -176,11 +176,15 @@ class CUDAOps:
 
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """Return an activation of `x`."""
-        return plain_activation(x, activation)
+        return activated(x, activation)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
         return x.div_(cap).tanh_().mul_(cap)
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
@@ -192,7 +196,7 @@ class CUDAOps:
         """Return experts whose matrices stay where they are."""
 
         def activate(gate_up: Tensor) -> Tensor:
-            return activated(self, activation, gate_up)
+            return gated(self, activation, gate_up)
 
         return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
 
