@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from operator import attrgetter
@@ -37,46 +38,14 @@ from pagewood.engine.weights.matrix_forms import (
     Weight,
     quantise_int4,
     quantise_int8,
-    to_bfloat16,
 )
 from stand_ins.tapes import write_down
+from weight_makers import MAKERS, Array, normal
 
-Array = NDArray[np.float32]
 LEVELS = dot_levels()
 """Those that this processor has."""
 
 
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def grouped(values: Array, *, has_zeros: bool = False, has_offsets: bool = False, group: int = 64) -> Int8Group:
-    rng = np.random.default_rng(len(values))
-    shape = len(values), values.shape[1] // group
-    zeros = rng.integers(-128, 128, shape, dtype=np.int8) if has_zeros else None
-    codes, scales = rng.integers(-128, 128, values.shape, dtype=np.int8), rng.random(shape, np.float32)
-    return Int8Group(codes, scales, zeros, group, normal(*shape, seed=5) if has_offsets else None)
-
-
-def with_offsets(values: Array) -> Int4:
-    """Return codes as in GGUF's Q4_1 and Q4_K."""
-    weight = quantise_int4(values)
-    return Int4(weight.codes, weight.scales, None, 32, normal(*weight.scales.shape, seed=5))
-
-
-MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
-    WeightKind.BFLOAT16: to_bfloat16,
-    WeightKind.FLOAT16: lambda values: Float16(values.astype(np.float16)),
-    WeightKind.INT8: quantise_int8,
-    WeightKind.INT4: quantise_int4,
-    WeightKind.INT4_ZEROS: lambda values: quantise_int4(values, group=64, symmetric=False),
-    WeightKind.INT4_OFFSETS: with_offsets,
-    WeightKind.INT8_GROUP: grouped,
-    WeightKind.INT8_GROUP_ZEROS: functools.partial(grouped, has_zeros=True),
-    WeightKind.INT8_GROUP_OFFSETS: functools.partial(grouped, has_offsets=True),
-    WeightKind.INT8_16: functools.partial(grouped, group=16),
-    WeightKind.INT8_16_OFFSETS: functools.partial(grouped, has_offsets=True, group=16),
-}
 CODES = [kind for kind in MAKERS if kind.has_codes]
 SIDES = {
     WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32, WeightKind.INT4_OFFSETS: 32,
@@ -148,8 +117,18 @@ def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bi
     assert (np.abs(found - wanted) <= 1e-6 * largest).all()
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=NAME)
-@pytest.mark.parametrize("kind", CODES, ids=NAME)
+def _in_short(kind: WeightKind, level: DotLevel) -> bool:
+    """Whether it is the best level, or the other one that this kind has by turns; each takes seconds to compile."""
+    return level == LEVELS[0] or LEVELS.index(level) == 1 + CODES.index(kind) % (len(LEVELS) - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        pytest.param(*case, marks=[] if _in_short(*case) else [pytest.mark.slow], id="-".join(map(NAME, case)))
+        for case in itertools.product(CODES, LEVELS)
+    ],
+)
 def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> None:
     """Also at the ends of the range of codes, where 16 bits would not hold the sums."""
     weight = MAKERS[kind](normal(70, 256, seed=1))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagewood.kvpool import (
+    LatentLayout,
     Moves,
     MultiHeadLayout,
     PageAllocator,
@@ -31,6 +32,7 @@ COUNTS: dict[str, CountCall] = {
     "PageAllocator.unreserve": lambda n, _: PageAllocator(4).unreserve(n),
     "PageAllocator.resize": lambda n, _: PageAllocator(4).resize(n),
     "MultiHeadLayout": lambda n, _: MultiHeadLayout(**{**LAYOUT, "head_dim": n}),
+    "LatentLayout": lambda n, _: LatentLayout(num_layers=1, latent_dim=n, rope_dim=2, page_size=4),
     "MultiHeadLayout.pages_for": lambda n, _: MultiHeadLayout(**LAYOUT).pages_for(n),
     "PageArray": lambda n, _: PageArray(name="kv", dtype="int8", shape=(n,)),
     "HostTier": lambda n, _: HostTier(page_bytes=n, num_pages=1),

@@ -46,6 +46,8 @@ class Case:
     """As in "Llama" of `LlamaForCausalLM`."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the configuration beside, or in place of, those of `SMALL`."""
+    model: str = ""
+    """Class of the model; by default `kind` with the usual end."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
     by_token: bool = False
@@ -59,6 +61,11 @@ class Case:
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
 
+    @property
+    def architecture(self) -> str:
+        """The name in config.json."""
+        return self.model or f"{self.kind}For{'ConditionalGeneration' if self.is_inside else 'CausalLM'}"
+
 
 def build(case: Case, folder: Path) -> Any:
     """Save a model with random weights to `folder`, and return it."""
@@ -68,15 +75,18 @@ def build(case: Case, folder: Path) -> Any:
         config = getattr(transformers, f"{case.kind}Config")(
             text_config=config.to_dict(), vision_config=VISION[case.kind], **IMAGES.get(case.kind, {})
         )
-    config._attn_implementation = "eager"
-    kind = "ForConditionalGeneration" if case.is_inside else "ForCausalLM"
-    reference = getattr(transformers, f"{case.kind}{kind}")(config).eval()
+    reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
             # them swapped.
             if parameter.ndim == 1:
                 parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
     if case.always_long:
         rope = reference.config.rope_parameters

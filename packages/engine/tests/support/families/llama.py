@@ -52,4 +52,5 @@ CASES = {
     ),
     "seed-oss": Case(kind="SeedOss", extra={"head_dim": 8, "attention_out_bias": True}),
     "mistral-no-window": Case(kind="Mistral", extra={"sliding_window": None}),
+    "mixtral": Case(kind="Mixtral", extra={"num_local_experts": 4, "intermediate_size": 40, "head_dim": 16}),
 }

@@ -20,6 +20,7 @@ from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.ordered_rows import in_order
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling
 from pagewood.engine.models.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
@@ -51,6 +52,14 @@ class _Headers:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
+    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], columns)
+        return torch.empty(0)
+
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], *columns)
+        return torch.empty(0)
+
     def integers(self, name: str, rows: int) -> torch.Tensor:
         return self._checkpoint.integers(name, rows)
 
@@ -70,6 +79,12 @@ class _Shapes:
         if any(one.format is not None for one in found):
             return in_order(cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0]))), order)
         return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
+
+    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        return self._checkpoint.numbers(name, rows, columns)
+
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        return self._checkpoint.exact(name, rows, *columns)
 
 
 def check_weights(folder: str | Path, config: ModelConfig) -> int:
@@ -136,6 +151,13 @@ def load_model(
     _log_factors(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
+    if _chooses_tokens(config):
+        _log.info(
+            "%s: attention sees all tokens, as the model does up to index_topk; its indexer is not read, and requests "
+            "are at most %d tokens long",
+            folder,
+            config.max_position,
+        )
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
@@ -267,7 +289,14 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))
         or name.startswith(config.other_parts)
         or is_mtp_tensor(name, config)
+        or (".indexer." in name and _chooses_tokens(config))
     )
+
+
+def _chooses_tokens(config: ModelConfig) -> bool:
+    """Whether the model would attend to some tokens only in a sequence that is longer than the longest one here."""
+    mixers = [layer.mixer for layer in config.layers]
+    return any(isinstance(mixer, LatentAttentionConfig) and mixer.longest is not None for mixer in mixers)
 
 
 def _is_not_of_head(name: str, config: HeadConfig) -> bool:

@@ -121,7 +121,8 @@ class Checkpoint:
             if form is not None and not self._is_plain(name):
                 found.append(self._check_quantised(name, form, rows, columns[0]))
             else:
-                self._check_one(name, [(rows, *columns)], dtypes)
+                scalar = [()] if rows == 1 and not columns else []
+                self._check_one(name, [(rows, *columns), *scalar], dtypes)
                 found.append(Found(name=name, rows=rows))
             self.num_elements += math.prod((rows, *columns))
         return found
@@ -145,6 +146,20 @@ class Checkpoint:
             return cast("Tensor", self._mapped_rows(found))
         if columns and self._dtype is None:
             return cast("Tensor", joined(self.read(found, columns[0])))
+        return self._widened(found, *columns)
+
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return the matrix `name` `[rows, columns]` as `dtype`, or float32 without one, in new memory.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        found = self.check([(name, rows)], columns)
+        self._forget()
+        return self._widened(found, columns)
+
+    def _widened(self, found: Sequence[Found], *columns: int) -> Tensor:
+        """Return tensors that `check` found one below the other, as numbers in new memory."""
         dtype = self._dtype or torch.float32
         stacked = torch.empty((sum(one.rows for one in found), *columns), dtype=dtype, device=self._device)
         start = 0
@@ -157,6 +172,20 @@ class Checkpoint:
                 target.copy_(torch.from_numpy(self._read(one, one.format, columns[0]).dequantised()))
             start += one.rows
         return stacked
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return the tensor `name` `[rows, *columns]` as float32 in memory of its own, whatever `stack` returns.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        [found] = self.check([(name, rows)], *columns)
+        self._forget()
+        if found.format is not None:
+            return torch.from_numpy(self._read(found, found.format, columns[0]).dequantised()).to(self._device)
+        tensor = self._mapped(found.name).to(torch.float32, copy=True)
+        self._report(1)
+        return tensor.to(self._device)
 
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
         tensors = [self._mapped(one.name) for one in found]

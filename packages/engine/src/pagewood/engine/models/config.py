@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
@@ -12,13 +12,17 @@ from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.fields.agreement import NUM_MTP_LAYERS, check_fields
 from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
+from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
-from pagewood.kvpool import LayerGroups, MultiHeadLayout
+from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class ModelConfig:
     """Whether the embedding table is also the output projection."""
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
+    output: OutputConfig = field(default_factory=OutputConfig)
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
@@ -90,13 +95,19 @@ class ModelConfig:
         """The ropes among them."""
         return tuple(one for one in self.position_configs if isinstance(one, RopeConfig))
 
+    @property
+    def num_idle_parameters(self) -> int:
+        """Number of parameters that the computation of a token does not read, because other experts have them."""
+        parts = [layer.feed_forward for layer in self.layers]
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
+
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
         return LayerGroups.divide(self.windows, max_length=max_length)
 
     def memory_layout(
         self, *, page_size: int, dtype: str = "float32", order: Order = "NHD", groups: LayerGroups | None = None
-    ) -> MultiHeadLayout:
+    ) -> MultiHeadLayout | LatentLayout:
         """Return the layout of the keys and values of all layers, or of the layers of one of some groups.
 
         See `MultiHeadLayout` for the other arguments.
@@ -108,7 +119,10 @@ class ModelConfig:
             layer.mixer.memory(page_size=page_size, dtype=dtype, order=order) for layer in self.layers
         )
         if others:
-            shapes = [(one.num_kv_heads, one.head_dim) for one in (first, others[0])]
+            heads = [one for one in (first, others[0]) if isinstance(one, MultiHeadLayout)]
+            if len(heads) < 2:
+                raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
+            shapes = [(one.num_kv_heads, one.head_dim) for one in heads]
             raise ValueError(f"layers must have the same number and size of key heads, got {shapes[0]} and {shapes[1]}")
         return replace(first, num_layers=self.num_layers if groups is None else groups.num_layers)
 
@@ -149,6 +163,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that may be null: as many heads as for queries, no soft cap."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -163,26 +179,31 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
     if family.by_text_type:
         family = family.by_text_type.get(fields.text("model_type", ""), family)
     check_method(fields)
-    check_fields(fields, read=family.reads)
-    fields = _with_defaults(fields, family)
+    check_fields(fields, read=family.reads, ignored=family.ignores)
+    fields = _with_defaults(fields.renamed(family.field_names), family)
     vocab_size = read_size(fields, "vocab_size", "vocab_size")
     hidden_size = read_size(fields, "hidden_size", "hidden_size")
     eos_token_ids = (
         generation.integers("eos_token_id", high=vocab_size - 1) or fields.integers("eos_token_id", high=vocab_size - 1)
     )  # fmt: skip
     try:
-        norm = NormConfig(epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1), offset=family.norm_offset)
+        epsilon = fields.number("rms_norm_eps", family.norm.epsilon, low=1e-30, high=1)
+        norm = replace(family.norm, epsilon=epsilon)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
+        if not family.has_local_rope:
+            max_position = _longest(layers, max_position)
+        choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
         return ModelConfig(
             architecture=architecture,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             layers=layers,
             norm=norm,
-            max_position=max_position if family.has_local_rope else _longest(layers, max_position),
+            max_position=min([max_position, *(longest for longest in choices if longest is not None)]),
             tied_embeddings=fields.flag("tie_word_embeddings", False),
-            embedding_multiplier=hidden_size**0.5 if family.scales_embeddings else 1.0,
+            embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
+            output=read_output(fields),
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
@@ -210,17 +231,21 @@ def _text_fields(fields: Fields, family: Family) -> Fields:
     return replace(text, values={**outside, **text.values, **tied})  # the larger model has the output projection
 
 
+def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> float:
+    return hidden_size**0.5 if family.scales_embeddings else read_multiplier(fields, "embedding_multiplier")
+
+
 def _with_defaults(fields: Fields, family: Family) -> Fields:
     """Return the fields, with the family's defaults for absent ones.
 
-    Null counts as absent, except for `num_key_value_heads`, where it means the number of heads.
+    Null counts as absent, except for fields where it has a meaning of its own.
     """
     missing = {
         name: value
         for name, value in family.defaults.items()
-        if name not in fields.values or (fields.values[name] is None and name != "num_key_value_heads")
+        if name not in fields.values or (fields.values[name] is None and name not in _NULL_COUNTS)
     }
-    return replace(fields, values={**fields.values, **missing}) if missing else fields
+    return fields.over(missing) if missing else fields
 
 
 def _architecture(fields: Fields) -> tuple[str, Family]:

@@ -14,6 +14,7 @@ from typing import Literal
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _MAX_CAPTURED = 64
@@ -267,6 +268,10 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
 def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
     """Return the target with one layer, which has no window, and with other norms."""
     layer = target.layers[0]
+    if isinstance(layer.mixer, LatentAttentionConfig):
+        raise ValueError(
+            "a layer for multi-token prediction must not have latent attention, which drafters do not have"
+        )
     mixer = replace(layer.mixer, window=None, qk_norm=None if layer.mixer.qk_norm is None else norm)
     return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm),))
 

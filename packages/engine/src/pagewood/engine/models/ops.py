@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pagewood.engine.models.head_order import RowOrder
+    from pagewood.engine.models.parts.experts import RouterConfig
+    from pagewood.engine.models.parts.feed_forward import Activation
     from pagewood.engine.models.parts.rope import PositionConfig
 
+CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
+"""Numbers of `Ops.clamped_mul`."""
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""
 
@@ -38,16 +42,24 @@ class Embedding(Protocol[A]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """A root mean square norm: a row over its root mean square, times `weight` + `offset`."""
+    """A norm of rows: a row over its root mean square, times `weight` + `offset`, plus `bias`.
 
-    weight: Tensor
-    """`[E]`"""
+    With `is_centred`, the mean of the row is subtracted from it first.
+    """
+
+    weight: Tensor | None
+    """`[E]`; None: ones."""
     epsilon: float
     offset: float = 0.0
+    is_centred: bool = False
+    bias: Tensor | None = None
+    """`[E]`; None: zeros."""
 
     def folded(self) -> Norm:
         """Return the same norm without an offset; the sum is rounded to the dtype of the weights."""
-        return replace(self, weight=self.weight + self.offset, offset=0.0) if self.offset else self
+        if self.weight is None or not self.offset:
+            return self
+        return replace(self, weight=self.weight + self.offset, offset=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +78,110 @@ class HeadSplit:
     """Whether heads are normed behind their rotation rather than before."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XIELU:
+    """p x^2 + b x for x > 0, otherwise n (e^min(x, e) - 1 - x) + b x, with parameters of `[1]` each.
+
+    Source: Huang and Schlag, Deriving Activation Functions Using Integration, 2024.
+    """
+
+    positive: Tensor
+    """p"""
+    negative: Tensor
+    """n"""
+    beta: Tensor
+    """b"""
+    epsilon: Tensor
+    """e, just below 0."""
+
+
+PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | XIELU
+"""gelu with the error function; with its approximation by a hyperbolic tangent; x times the logistic function of
+1.702 x; the square of max(x, 0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C latents."""
+
+    num_heads: int
+    plain_dim: int
+    """N"""
+    rope_dim: int
+    """R"""
+    value_dim: int
+    """V"""
+    rank: int
+    """C"""
+    has_pairs: bool = False
+    """Whether elements 2i and 2i + 1 are rotated together, rather than i and i + R / 2."""
+
+    @property
+    def query_size(self) -> int:
+        """Elements of all queries of a token, before they are absorbed."""
+        return self.num_heads * (self.plain_dim + self.rope_dim)
+
+    @property
+    def latent_size(self) -> int:
+        """Elements of a latent with its rotated key."""
+        return self.rank + self.rope_dim
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the matrix that would make keys and values of latents."""
+        return self.num_heads * (self.plain_dim + self.value_dim)
+
+
+class LatentHeads(Protocol[A]):
+    """The matrix `[H (N + V), C]` that would make the keys and values of all heads of latents, absorbed on both sides.
+
+    The rotation is that of `Ops.split_heads`. The order in which a device leaves rotated elements is the same in
+    latents and queries, so that it does not change their products.
+    """
+
+    def latents(self, x: A, rotation: tuple[A, A], norm: Norm) -> A:
+        """Return `[T, C + R]` of `x` `[T, C + R]`: the norm of the first C columns, and the others rotated."""
+        ...
+
+    def queries(self, q: A, rotation: tuple[A, A]) -> A:
+        """Return `[T, H (C + R)]` of `q` `[T, H (N + R)]`: of each head what latents are multiplied with."""
+        ...
+
+    def values(self, attended: A) -> A:
+        """Return `[T, H V]` of sums of latents `[T, H C]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatrices:
+    """The weights of all experts of a layer, one below the other.
+
+    Legend: N experts, E hidden_size, I size of an expert.
+    """
+
+    count: int
+    """N."""
+    gate_up: Tensor
+    """`[N * 2I, E]`, of each expert the gate and below it the other projection."""
+    down: Tensor
+    """`[N * E, I]`"""
+    gate_up_bias: Tensor | None = None
+    """`[N * 2I]`"""
+    down_bias: Tensor | None = None
+    """`[N * E]`"""
+
+
+class ChosenExperts(Protocol[A]):
+    """Experts that hold their weights, in the form that is fastest on their device."""
+
+    def __call__(self, x: A, chosen: A, shares: A) -> A:
+        """Return `[T, E]`: the results of the `chosen` experts `[T, K] int32` of each row of `x` `[T, E]`, added up.
+
+        Each is multiplied by its share of `shares` `[T, K] float32`. The sum is in the order of `chosen`.
+        """
+        ...
+
+
 class Ops(Protocol[A]):
     """The arithmetic of a device.
 
@@ -75,6 +191,10 @@ class Ops(Protocol[A]):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
+        """Like `linear`; the weights are not rounded, and the result is float32."""
         ...
 
     def embedding(self, table: Tensor) -> Embedding[A]:
@@ -95,6 +215,10 @@ class Ops(Protocol[A]):
 
     def norm_add(self, x: A, residual: A, norm: Norm) -> None:
         """Add the norm of `x` `[T, E]` to `residual` in place; `x` is not read again."""
+        ...
+
+    def add(self, x: A, residual: A) -> None:
+        """Add `x` `[T, E]` to `residual` in place."""
         ...
 
     def split_heads(self, qkv: A, rotation: tuple[A, A] | None, split: HeadSplit) -> tuple[A, A, A]:
@@ -120,6 +244,49 @@ class Ops(Protocol[A]):
         """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent."""
         ...
 
+    def activate(self, x: A, activation: PlainActivation) -> A:
+        """Return an activation of `x` `[T, I]`, element by element."""
+        ...
+
+    def soft_cap(self, x: A, cap: float) -> A:
+        """Return c tanh(x / c) of `x`, where c is `cap`."""
+        ...
+
+    def clamped_mul(self, gate_up: A) -> A:
+        """Return `[T, I]`: g times the sigmoid of `CLAMP_ALPHA` g, times u + 1.
+
+        g is the first half of `gate_up` `[T, 2I]`, at most `CLAMP_LIMIT`, and u the second, with at most this size.
+        """
+        ...
+
+    def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:
+        """Return the chosen experts `[T, K] int32` of each token, the best first, and their shares `[T, K] float32`.
+
+        Of experts that are equally good the first is chosen.
+
+        Args:
+            logits: `[T, experts] float32`, the outputs of the router.
+            router: how to choose.
+            bias: `[experts]`, added to scores for the choice only; None: there is none.
+        """
+        ...
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[A]:
+        """Take over `matrices`; the caller must drop them.
+
+        Args:
+            matrices: of all experts.
+            activation: between the two products.
+            weighs_inputs: whether the share multiplies the input of an expert, and not its result.
+        """
+        ...
+
+    def add_gated(self, x: A, y: A, gate: A | None) -> A:
+        """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
+        ...
+
     def scale(self, x: A, factor: float) -> A:
         """Return `x` times `factor`, which is rounded to the dtype of `x`."""
         ...
@@ -132,6 +299,10 @@ class Ops(Protocol[A]):
         """Return `[T, sum of n]` in new memory: the columns of all `parts` `[T, n]`, side by side."""
         ...
 
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[A]:
+        """Take over `weight` `[H (N + V), C]`, of each head the rows of keys, then those of values."""
+        ...
+
     def clear_first(self, x: A, rotation: tuple[A, A]) -> A:
         """Return `x` `[T, E]` with zeros in the rows of tokens at position 0; `rotation` as in `split_heads`."""
         ...
@@ -140,8 +311,11 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A, v: A, layer: int, sinks: Tensor | None = None) -> A:
+    def run(self, q: A, k: A, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
+
+        In a layer of latents `v` is None, because latents `k` `[T, C + R]` are keys, and their first C elements values.
+        The attention is then `[T, H C]` of `q` `[T, H (C + R)]`.
 
         Args:
             q: queries.
@@ -171,4 +345,12 @@ class Weights(Protocol):
 
         Row i of the result is row `order[i]` of these; None: they stay in their order.
         """
+        ...
+
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored."""
+        ...
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return a small tensor `[rows, *columns]` as float32, where numbers must not be rounded further."""
         ...

@@ -14,8 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
+from pagewood.engine.models.ops import (
+    XIELU,
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+    PlainActivation,
+)
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
 
 
 class TorchLinear:
@@ -45,6 +60,43 @@ class TorchEmbedding:
         return functional.embedding(tokens, self._table)
 
 
+class TorchLatentHeads:
+    """`models.ops.LatentHeads`; the rotated elements of pairs become two halves."""
+
+    __slots__ = ("_shape", "_weight")
+
+    def __init__(self, weight: Tensor, shape: LatentShape) -> None:
+        self._weight = weight
+        self._shape = shape
+
+    def latents(self, x: Tensor, rotation: tuple[Tensor, Tensor], norm: Norm) -> Tensor:
+        """Return the norm of the first columns, and the others rotated."""
+        plain, rotated = x.split([self._shape.rank, self._shape.rope_dim], dim=-1)
+        plain = functional.rms_norm(plain, norm.weight.shape, norm.weight, norm.epsilon)
+        return torch.cat([plain, self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
+
+    def queries(self, q: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return absorbed queries."""
+        shape = self._shape
+        plain, rotated = q.unflatten(1, (shape.num_heads, -1)).split([shape.plain_dim, shape.rope_dim], dim=-1)
+        absorbed = torch.einsum("thn,hnc->thc", plain, self._heads[:, : shape.plain_dim])
+        return torch.cat([absorbed, self._rotated(rotated, rotation)], dim=-1).flatten(1)
+
+    def values(self, attended: Tensor) -> Tensor:
+        """Return the values of sums of latents."""
+        sums = attended.unflatten(1, (self._shape.num_heads, -1))
+        return torch.einsum("thc,hvc->thv", sums, self._heads[:, self._shape.plain_dim :]).flatten(1)
+
+    @property
+    def _heads(self) -> Tensor:
+        return self._weight.view(self._shape.num_heads, -1, self._shape.rank)
+
+    def _rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        cosines, sines = (one[:, None] for one in rotation)
+        low, high = (x[..., ::2], x[..., 1::2]) if self._shape.has_pairs else x.chunk(2, dim=-1)
+        return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+
+
 class TorchOps:
     """`models.ops.Ops` on tensors of any device and dtype.
 
@@ -61,6 +113,10 @@ class TorchOps:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return self._make_linear(weight, bias)
 
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection of float32 numbers."""
+        return TorchLinear(weight, bias)
+
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Return an embedding with `table` `[V, E]`."""
         return TorchEmbedding(table)
@@ -71,8 +127,7 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""
-        weight = norm.folded().weight
-        return functional.rms_norm(x, weight.shape, weight, norm.epsilon)
+        return normed(x, norm)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum."""
@@ -81,6 +136,10 @@ class TorchOps:
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
         residual.add_(self.rms_norm(x, norm))
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add `x` to `residual`."""
+        residual.add_(x)
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
@@ -121,6 +180,32 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """Return an activation of `x`."""
+        return activated(x, activation)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
+        return torch.tanh(x / cap) * cap
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts and their shares."""
+        return choose(logits, router, bias)
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """Return experts, each with projections of its own."""
+        return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
+        return x + y if gate is None else x + torch.sigmoid(gate) * y
+
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""
         return x * torch.tensor(factor, dtype=x.dtype)
@@ -133,9 +218,36 @@ class TorchOps:
         """Return the columns of all `parts` side by side, in new memory."""
         return torch.cat(list(parts), dim=-1)
 
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Tensor]:
+        """Return the heads of a latent attention with `weight` `[H (N + V), C]`."""
+        return TorchLatentHeads(weight, shape)
+
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of the last axis of `x`."""
+    weight = norm.folded().weight
+    if norm.is_centred:
+        return functional.layer_norm(x, x.shape[-1:], weight, norm.bias, norm.epsilon)
+    return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
+
+
+def activated(x: Tensor, activation: PlainActivation) -> Tensor:
+    """Return an activation of `x`."""
+    match activation:
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "gelu_quick":
+            return x * torch.sigmoid(1.702 * x)
+        case "relu_squared":
+            return functional.relu(x).square()
+        case XIELU(positive=p, negative=n, beta=b, epsilon=e):
+            return torch.where(x > 0, p * x * x, (torch.expm1(torch.minimum(x, e)) - x) * n) + b * x
 
 
 class WholeTexts:
@@ -143,14 +255,17 @@ class WholeTexts:
 
     __slots__ = ("_layers", "_length")
 
-    def __init__(self, layers: Sequence[AttentionConfig], length: int) -> None:
+    def __init__(self, layers: Sequence[AttentionConfig | LatentAttentionConfig], length: int) -> None:
         """Attend in `layers` within texts of `length` tokens."""
         self._layers = layers
         self._length = length
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
-        """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+        """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`, or over latents `k`."""
         config, length = self._layers[layer], self._length
+        if isinstance(config, LatentAttentionConfig):
+            return _attend_latents(config, q, k, length)
+        assert v is not None
         own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
         window = config.window or length
         seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))
@@ -176,3 +291,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: AttentionConf
         extra = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         return torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ v
     return scores.softmax(-1) @ v
+
+
+def _attend_latents(config: LatentAttentionConfig, q: Tensor, latents: Tensor, length: int) -> Tensor:
+    """Return the attention `[B * L, H C]` of `q` `[B * L, H (C + R)]` over `latents` `[B * L, C + R]`."""
+    queries = q.view(-1, length, config.shape.num_heads, config.shape.latent_size).transpose(1, 2)
+    keys = latents.view(-1, 1, length, config.shape.latent_size).expand(-1, config.shape.num_heads, -1, -1)
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, keys[..., : config.shape.rank], is_causal=True, scale=config.scale
+    )
+    return attended.transpose(1, 2).reshape(len(q), -1)

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Properties of an architecture that have no field in config.json."""
 
+    mixer: Literal["attention", "latents", "indexed latents"] = "attention"
+    """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
     qkv_bias: bool | None = False
     """None: a flag decides, the first of `bias_fields`."""
     output_bias: bool | None = False
@@ -54,17 +59,32 @@ class Family:
     """With `has_local_rope`: the same of layers with a window."""
     local_theta_field: str = "rope_local_base_freq"
     """With `has_local_rope`: the field with the base of layers with a window."""
+    has_sinks: bool = False
+    """Whether every query head has a score without a value in its softmax."""
     scale_field: str | None = None
     """Field whose inverse square root is the scale of the attention; None: the size of a head."""
-    activation_field: str = "hidden_act"
-    norm_offset: float = 0.0
-    """See `NormConfig`."""
+    field_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The family's own names of fields, by the names that others have for them."""
+    knows: frozenset[str] = frozenset()
+    """Fields that other families refuse."""
+    ignores: frozenset[str] = frozenset()
+    """Other families' names of fields that mean something else here, or nothing."""
+    activations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What names of activations mean, where that differs from other families."""
+    is_gated: bool = True
+    """Whether feed-forwards have a gate, see `FeedForward` and `PlainFeedForward`."""
+    norm: NormConfig = field(default_factory=lambda: NormConfig(epsilon=1e-6))
+    """The norms, with the epsilon that they have if no field names it."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
     by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
     """Families to take instead, by the `model_type` in `text_config`."""
+    stored: StoredLayout | None = None
+    """The layout of checkpoints; None: Llama's."""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors of other models in the checkpoint; with any, the decoder's fields are in `text_config`."""
+    mixture: Mixture | None = None
+    """Properties of its experts; None: no layer has any."""
     frame: FrameConfig = field(default_factory=FrameConfig)
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Values of fields that are absent."""
@@ -72,5 +92,8 @@ class Family:
     @property
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
-        listed = "no_rope_layers" if self.rotated_layers == "listed" else self.activation_field
-        return frozenset({self.activation_field, self.scale_field or self.activation_field, listed})
+        scale = set[str]() if self.scale_field is None else {self.scale_field}
+        latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
+        mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
+        listed = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
+        return self.knows | scale | latent | mixture | listed | set(self.field_names.values())

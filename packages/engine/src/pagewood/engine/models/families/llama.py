@@ -1,4 +1,4 @@
-"""Llama, Mistral, and decoders that differ from them in biases and layers without rotation."""
+"""Llama, Mistral, Mixtral, and decoders that differ from them in biases and layers without rotation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.parts.experts import ExpertNames
+from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 _MISTRAL = Family(windows="all", defaults={"num_key_value_heads": 8})
 _MISTRAL3 = replace(
@@ -35,6 +39,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "LlamaForCausalLM": Family(qkv_bias=None, output_bias=None, mlp_bias=None),
         "MistralForCausalLM": _MISTRAL,
+        "MixtralForCausalLM": Family(
+            windows="all",
+            mixture=Mixture(
+                names=ExpertNames(gate="w1", up="w3", down="w2"), size="intermediate_size", renormalises=True
+            ),
+            frame=FrameConfig(feed_forward="block_sparse_moe"),
+            norm=NormConfig(epsilon=1e-5),
+            defaults={"num_key_value_heads": 8, "sliding_window": None, "num_experts_per_tok": 2},
+        ),
         "Ministral3ForCausalLM": _MINISTRAL3,
         "Mistral3ForConditionalGeneration": replace(
             _MISTRAL3,

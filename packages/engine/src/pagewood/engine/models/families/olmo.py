@@ -7,7 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 _OLMO2 = Family(
     qkv_bias=None,
@@ -24,6 +26,11 @@ _OLMO2 = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "OlmoForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
+        ),
         "Olmo2ForCausalLM": _OLMO2,
         "Olmo3ForCausalLM": replace(
             _OLMO2,
@@ -33,6 +40,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             local_theta=5e5,
             local_theta_field="rope_theta",
             defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
+        ),
+        "OlmoeForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            qk_norm="whole",
+            mixture=Mixture(size="intermediate_size"),
+            norm=NormConfig(epsilon=1e-5),
+            defaults={"num_experts": 64, "num_experts_per_tok": 8},
         ),
     }
 )

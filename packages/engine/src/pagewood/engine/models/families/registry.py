@@ -5,9 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import exaone, gemma, glm, llama, olmo, phi, qwen
+from pagewood.engine.models.families import (
+    apertus,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from pagewood.engine.models.families.family import Family
 
+_LINEAGES = (
+    llama,
+    qwen,
+    olmo,
+    gemma,
+    gpt_oss,
+    granite,
+    starcoder,
+    apertus,
+    deepseek,
+    exaone,
+    glm,
+    phi,
+)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for room in (llama, qwen, olmo, gemma, exaone, glm, phi) for name, family in room.FAMILIES.items()}
+    {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}
 )

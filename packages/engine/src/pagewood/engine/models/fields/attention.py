@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
+from pagewood.engine.models.fields.multipliers import read_cap, read_multiplier
 from pagewood.engine.models.fields.rope import local_ropes, read_rope, read_temperature
 from pagewood.engine.models.fields.rotated import read_rotated
 from pagewood.engine.models.limits import read_size
@@ -38,13 +39,15 @@ def read_attention(
     output_bias = fields.flag(family.bias_fields[1], False) if family.output_bias is None else family.output_bias
     qk_norm = norm if family.qk_norm != "none" and _has_qk_norm(fields, family) else None
     scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
+    scale = read_multiplier(fields, "attention_multiplier", scalar**-0.5)
     return tuple(
         AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rope=ropes[window is not None] if is_rotated else None,
-            scale=scalar**-0.5,
+            scale=scale,
+            soft_cap=read_cap(fields, "attn_logit_softcapping"),
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
@@ -55,6 +58,7 @@ def read_attention(
             qk_norm_names=family.qk_norm_names,
             qk_norm_is_whole=family.qk_norm == "whole" and qk_norm is not None,
             qk_norm_follows=family.qk_norm_follows,
+            sinks=family.has_sinks,
         )
         for window, is_rotated in zip(windows, read_rotated(fields, family, windows), strict=True)
     )

@@ -108,6 +108,18 @@ def read_temperature(fields: Fields) -> TemperatureConfig | None:
     return TemperatureConfig(scale=scale, length=length)
 
 
+def attention_multiplier(fields: Fields) -> float:
+    """Return what a family that reads `mscale_all_dim` multiplies the scale of its attention with.
+
+    Raises:
+        ValueError: see `read_rope`.
+    """
+    own = _rope_section(fields)
+    if own.values.get("rope_type", "default") == "default":
+        return 1.0
+    return _suggested_factor(own.number("mscale_all_dim", 0.0, low=0, high=1e3), _factor(own)) ** 2
+
+
 def _known(family: Family) -> frozenset[str]:
     """Return the fields of a rope that a family has, whatever the kind of scaling is."""
     known: frozenset[str] = _TEMPERATURE if family.has_temperature else frozenset()
@@ -286,9 +298,11 @@ def _factor(own: Fields) -> float:
 
 def _yarn_attention_factor(own: Fields, factor: float) -> float:
     """Return the factor that the paper suggests, or the ratio of two such factors if the model names both."""
-
-    def suggested(scale: float) -> float:
-        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
-
     scale, scale_all = (own.number(name, 0.0, low=0, high=1e3) for name in ("mscale", "mscale_all_dim"))
-    return suggested(scale) / suggested(scale_all) if scale and scale_all else suggested(1.0)
+    if scale and scale_all:
+        return _suggested_factor(scale, factor) / _suggested_factor(scale_all, factor)
+    return _suggested_factor(1.0, factor)
+
+
+def _suggested_factor(scale: float, factor: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

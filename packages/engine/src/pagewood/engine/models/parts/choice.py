@@ -9,16 +9,19 @@ from typing import Protocol
 
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 
-AnyMixer = AttentionConfig
+AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
 class Mixer(Protocol[A]):
-    """A mixer with its parameters."""
+    """A mixer with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
@@ -37,6 +40,9 @@ def make_mixer(
     config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None
 ) -> Mixer[A]:
     """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
+    if isinstance(config, LatentAttentionConfig):
+        assert inputs is None, "drafting heads have other attentions"
+        return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size)
     return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs)
 
 
@@ -44,4 +50,10 @@ def make_feed_forward(
     config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
 ) -> PerToken[A]:
     """Return a feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
-    return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+    match config:
+        case FeedForwardConfig():
+            return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+        case PlainFeedForwardConfig():
+            return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+        case ExpertsConfig():
+            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)

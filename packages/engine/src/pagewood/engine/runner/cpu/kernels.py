@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import layout
 from pagewood.engine.runner.cpu.compiled.attention.heads import heads_unit
+from pagewood.engine.runner.cpu.compiled.attention.latents import latents_unit
 from pagewood.engine.runner.cpu.compiled.drafting import chains
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, packed_unit
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel, step
 from pagewood.engine.runner.cpu.compiled.units import COMMON, DRAFTING
+from pagewood.kvpool import LatentLayout, MultiHeadLayout
 
 _log = logging.getLogger(__name__)
 
 
 def warm_up(
-    head_dim: int,
+    memory: int | MultiHeadLayout | LatentLayout,
     *,
     int8: bool = False,
     draft_head_dim: int | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
+    others: Iterable[Unit] = (),
     progress: Progress | None = None,
 ) -> StepKernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.
 
     Args:
-        head_dim: elements of a head.
+        memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
         draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
+        others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = {head_dim} if draft_head_dim is None else {head_dim, draft_head_dim}
-    units = [*COMMON, *(heads_unit(dim, int8=int8) for dim in sorted(dims))]
+    dims = set() if draft_head_dim is None else {draft_head_dim}
+    units = [*COMMON]
+    if isinstance(memory, LatentLayout):
+        units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))
+    else:
+        int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
+        dims.add(memory if isinstance(memory, int) else memory.head_dim)
+    units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
     units += [packed_unit(*one) for one in sorted(packed)]
+    units += others
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     if draft_head_dim is not None:
         units.append(DRAFTING)

@@ -23,9 +23,9 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry, Tally, la
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
+from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.sampling import draw, independent
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
@@ -71,7 +71,7 @@ class DraftModel:
         self._model = model
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, [layer.mixer for layer in model.config.layers])
+        self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
         self._rotations = Rotations(model.ropes)
         self._slots = ValidSlots(tags, rows, root=root)
         self._uses_rejection = uses_rejection
@@ -128,7 +128,7 @@ class DraftModel:
         self._indices = np.array(indices, np.int64)
         return held
 
-    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
         return self._target.states(verify.tokens, verify.rotated(), attention, verify.kept)[0]
 

@@ -1,4 +1,4 @@
-"""What the runner asks of drafters: of those that look tokens up, and of those that compute inside its program."""
+"""What the runner requires of drafters that look tokens up, and of drafters that compute inside its program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
@@ -69,8 +69,8 @@ class ProgramDrafter(Protocol):
     has_rest: bool
     """Whether the step that was planned last runs the instructions of `record_rest`."""
     captures: bool
-    """Whether the step that was planned last runs those of `record_target` because they keep what a later step reads. A
-    step that neither drafts nor has a rest nor captures runs a program without the drafter."""
+    """Whether the step that was planned last runs the instructions of `record_target` because a later step reads what
+    they keep. A step without drafts, rest and captures runs a program without the drafter."""
 
     @property
     def counts(self) -> DraftCounts:
@@ -100,7 +100,7 @@ class ProgramDrafter(Protocol):
         """
         ...
 
-    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
         """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`."""
         ...
 

@@ -11,9 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
+from pagewood.engine.runner.cpu.program.latent_attention import CPULatentAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.kvpool import LayerGroups
+from pagewood.kvpool.latent_storage import LatentStorage
 from pagewood.kvpool.storage import KVStorage
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
@@ -65,7 +68,7 @@ class CPUAttention:
         """Key heads."""
         return self._storage.layout.num_kv_heads
 
-    def run(self, q: Buffer, k: Buffer, v: Buffer, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.
 
         Positions and pages are those of the scope of `q`. For `sinks` see `models.ops.Attention`.
@@ -94,3 +97,30 @@ def _window(layer: AttentionConfig) -> int:
     if layer.window is None:
         return _UNLIMITED
     return -layer.window if layer.is_chunked else layer.window
+
+
+AnyCPUAttention = CPUAttention | CPULatentAttention
+
+
+def attention_over(
+    storage: KVStorage | LatentStorage,
+    layers: Sequence[AttentionConfig | LatentAttentionConfig],
+    *,
+    groups: LayerGroups | None = None,
+    num_rows: int = 0,
+) -> AnyCPUAttention:
+    """Return the attention of a model over its memory; see `CPUAttention`.
+
+    Raises:
+        ValueError: the memory does not hold what the layers need, or has a layout that is not supported.
+    """
+    heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
+    latents = [layer for layer in layers if isinstance(layer, LatentAttentionConfig)]
+    if isinstance(storage, KVStorage) and not latents:
+        return CPUAttention(storage, heads, groups=groups, num_rows=num_rows)
+    if isinstance(storage, LatentStorage) and not heads:
+        return CPULatentAttention(storage, latents)
+    raise ValueError(
+        f"memory must be a LatentStorage for layers of latents and a KVStorage for others, got a "
+        f"{type(storage).__name__} for {len(latents)} layers of latents and {len(heads)} others"
+    )

@@ -8,16 +8,32 @@ Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm
-from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.models.ops import (
+    XIELU,
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+    PlainActivation,
+)
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
+from pagewood.engine.runner.cpu.compiled.experts import route
+from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
@@ -31,11 +47,21 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program import experts
+from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
 
 Float32 = NDArray[np.float32]
+_ACTIVATIONS: Mapping[PlainActivation, Instruction] = MappingProxyType(
+    {
+        "gelu": activations.gelu,
+        "gelu_tanh": activations.gelu_tanh,
+        "gelu_quick": activations.gelu_quick,
+        "relu_squared": activations.relu_squared,
+    }
+)
 
 
 class PanelLinear:
@@ -159,13 +185,45 @@ class PackedEmbedding:
         return out
 
 
+class CPUExperts:
+    """Experts, each with two matrices. Invariant: a token's result depends on that token only, to the last bit."""
+
+    __slots__ = ("_activation", "_count", "_down", "_gate_up", "_ops", "_weighs_inputs")
+
+    def __init__(
+        self,
+        gate_up: experts.PanelExperts | experts.PackedExperts,
+        down: experts.PanelExperts | experts.PackedExperts,
+        ops: CPUOps,
+        *,
+        count: int,
+        activation: Activation,
+        weighs_inputs: bool,
+    ) -> None:
+        """Take the matrices of `count` experts; the other arguments are those of `Ops.experts`."""
+        self._gate_up = gate_up
+        self._down = down
+        self._ops = ops
+        self._count = count
+        self._activation: Activation = activation
+        self._weighs_inputs = weighs_inputs
+
+    def __call__(self, x: Buffer, chosen: Buffer, shares: Buffer) -> Buffer:
+        """Return `[T, E]` of `[T, E]`."""
+        before, behind = (shares, None) if self._weighs_inputs else (None, shares)
+        grouping = experts.group(chosen, self._count)
+        own = experts.spread(x, grouping, before, self._gate_up.depth)
+        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
+        return experts.collect(self._down(own, grouping), grouping, behind)
+
+
 class CPUOps:
     """`models.ops.Ops` with float32 between operations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_level", "_packer", "_pair_level", "variants")
+    __slots__ = ("_level", "_packer", "_pair_level", "units", "variants")
 
     def __init__(
         self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
@@ -182,6 +240,8 @@ class CPUOps:
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
+        self.units: dict[Unit, None] = {}  # written by: experts
+        """Further kernels that the parts so far need, in the order of their first use."""
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels; it is not kept."""
@@ -189,6 +249,10 @@ class CPUOps:
         if packed is None:
             return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
         return PackedLinear(packed, bias, self._level_of(packed))
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels of float32."""
+        return PanelLinear(self._packer.panels(weight), len(weight), bias)
 
     def embedding(self, table: Matrix) -> Embedding[Buffer]:
         """Keep a copy of `table` `[V, E]`."""
@@ -220,24 +284,36 @@ class CPUOps:
 
     def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
+        if norm.is_centred:
+            return _layer_norm(None, x, norm)
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.write(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
+        x.tape.write(rows.norm, x.rows, x=x, weight=_weight(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
+        if norm.is_centred:
+            return _layer_norm(x, residual, norm)
         out = x.tape.buffer(x.rows, x.size)
         x.tape.write(
-            rows.add_norm, x.rows, x=x, residual=residual, weight=_array(norm), out=out, size=x.size,
+            rows.add_norm, x.rows, x=x, residual=residual, weight=_weight(norm, x.size), out=out, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
         return out
 
     def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
+        if norm.is_centred:
+            self.add(_layer_norm(None, x, norm), residual)
+            return
         x.tape.write(
-            rows.norm_add, x.rows, x=x, weight=_array(norm), residual=residual, size=x.size, epsilon=norm.epsilon
+            rows.norm_add, x.rows, x=x, weight=_weight(norm, x.size), residual=residual, size=x.size,
+            epsilon=norm.epsilon,
         )  # fmt: skip
+
+    def add(self, x: Buffer, residual: Buffer) -> None:
+        """Add `x` to `residual`."""
+        x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer] | None, split: HeadSplit
@@ -253,7 +329,9 @@ class CPUOps:
             tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size)
             return q, k, v
         follows = split.norms_follow and split.q_norm is not None
-        q_norm, k_norm = (None if norm is None or follows else _array(norm) for norm in (split.q_norm, split.k_norm))
+        q_norm, k_norm = (
+            None if norm is None or follows else _weight(norm, split.head_dim) for norm in (split.q_norm, split.k_norm)
+        )
         tape.write(
             heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
@@ -281,6 +359,60 @@ class CPUOps:
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
+    def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:
+        """Return an activation of `x`, in its memory."""
+        if isinstance(activation, XIELU):
+            parameters = (activation.positive, activation.negative, activation.beta, activation.epsilon)
+            positive, negative, beta, epsilon = map(float, parameters)
+            x.tape.write(
+                activations.xielu, x.rows, x=x, size=x.size, positive=positive, negative=negative, beta=beta,
+                epsilon=epsilon,
+            )  # fmt: skip
+        else:
+            x.tape.write(_ACTIVATIONS[activation], x.rows, x=x, size=x.size)
+        return x
+
+    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
+        return x
+
+    def clamped_mul(self, gate_up: Buffer) -> Buffer:
+        """Return the product of the two halves, which are limited first."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(route.clamped_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
+
+    def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
+        """Return the chosen experts and their shares."""
+        return experts.choose(logits, router, None if bias is None else np.ascontiguousarray(bias, np.float32))
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Buffer]:
+        """Lay out the matrices of all experts in panels, one expert below the other."""
+        gate_up, down = (
+            self._one_of_each(weight, weight.shape[0] // matrices.count, bias)
+            for weight, bias in ((matrices.gate_up, matrices.gate_up_bias), (matrices.down, matrices.down_bias))
+        )
+        self.units |= dict.fromkeys((route.ROUTING, gate_up.unit, down.unit))
+        return CPUExperts(
+            gate_up, down, self, count=matrices.count, activation=activation, weighs_inputs=weighs_inputs
+        )  # fmt: skip
+
+    def _one_of_each(
+        self, weight: Matrix, size: int, bias: Tensor | None
+    ) -> experts.PanelExperts | experts.PackedExperts:
+        packed = self._packer.pack(weight)
+        if packed is None:
+            return experts.PanelExperts(self._packer.panels(weight), size, bias)
+        return experts.PackedExperts(packed, size, bias, self._level_of(packed))
+
+    def add_gated(self, x: Buffer, y: Buffer, gate: Buffer | None) -> Buffer:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
+        x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
+        return x
+
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
         x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
@@ -301,6 +433,10 @@ class CPUOps:
             start += part.size
         return out
 
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Buffer]:
+        """Lay out `weight` `[H (N + V), C]` in panels; it is not kept."""
+        return CPULatentHeads(weight, shape, self._packer)
+
     def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         sines = rotation[1]
@@ -313,16 +449,33 @@ def _norm_heads(x: Buffer, norm: Norm | None, column: int, size: int, split: Hea
     assert norm is not None
     if split.norms_are_whole:
         x.tape.write(
-            rows.norm_columns, x.rows, x=x, weight=_array(norm), x_size=x.size, column=column, size=size,
+            rows.norm_columns, x.rows, x=x, weight=_weight(norm, size), x_size=x.size, column=column, size=size,
             epsilon=norm.epsilon,
         )  # fmt: skip
     else:
         x.tape.write(
-            rows.norm_heads, x.rows, x=x, weight=_array(norm), x_size=x.size, column=column, size=size,
+            rows.norm_heads, x.rows, x=x, weight=_weight(norm, split.head_dim), x_size=x.size, column=column, size=size,
             dim=split.head_dim, epsilon=norm.epsilon,
         )  # fmt: skip
 
 
-def _array(norm: Norm) -> Float32:
-    """Return the weights of a norm as contiguous float32, because instructions refer to them by address."""
-    return np.ascontiguousarray(norm.folded().weight.numpy(), np.float32)
+def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
+    """Return the norm of `x` around its mean, after `added` was added to it."""
+    out = x.tape.buffer(x.rows, x.size)
+    bias = np.zeros(x.size, np.float32) if norm.bias is None else _array(norm.bias)
+    x.tape.write(
+        rows.layer_norm, x.rows, added=added, x=x, weight=_weight(norm, x.size), bias=bias, out=out, size=x.size,
+        epsilon=norm.epsilon,
+    )  # fmt: skip
+    return out
+
+
+def _weight(norm: Norm, size: int) -> Float32:
+    """Return the weights of a norm of `size` elements."""
+    weight = norm.folded().weight
+    return np.ones(size, np.float32) if weight is None else _array(weight)
+
+
+def _array(vector: Tensor) -> Float32:
+    """Return a vector as contiguous float32, because instructions refer to it by address."""
+    return np.ascontiguousarray(vector.numpy(), np.float32)

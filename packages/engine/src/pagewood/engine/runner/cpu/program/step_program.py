@@ -17,9 +17,9 @@ from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
+from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.sampling import draw
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
 
 Float32 = NDArray[np.float32]
@@ -59,7 +59,7 @@ class StepWriter:
     model: Decoder[Buffer]
     kernel: StepKernel
     rows: RowTables
-    attention: CPUAttention
+    attention: AnyCPUAttention
     rotations: Rotations
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""

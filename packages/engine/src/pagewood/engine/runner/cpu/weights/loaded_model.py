@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pagewood.engine.assembly.cache_folder import REMEDY
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -28,7 +30,7 @@ from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWrite
 _log = logging.getLogger(__name__)
 
 _LAYOUT = b"2"
-"""Another number makes files of earlier layouts useless."""
+"""Change it with the layout: files of earlier layouts are then not used."""
 _CACHED = ("int8", "int4")
 
 
@@ -39,11 +41,13 @@ class LoadedModel:
     model: Decoder[Buffer]
     variants: frozenset[tuple[WeightKind, ProductLevel]]
     """See `CPUOps.variants`."""
+    units: Collection[Unit]
+    """See `CPUOps.units`."""
     form: WeightFormat
 
     @property
     def mark(self) -> str:
-        """What distinguishes keys and values that it computes from those of other forms and products of its weights."""
+        """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
         form = self.model.config.length_mark + ("" if self.form in ("auto", "float32") else f" {self.form}")
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
@@ -107,7 +111,7 @@ def load_cpu_model(
                 folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress, max_length
             )
             identity = digest.wait()  # reading a model takes less time than quantising it
-            if identity is None:  # which has been logged; the memory stays valid without a name
+            if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
             path = weights_file(_LAYOUT + identity, form)
             writer.finish(path)
@@ -124,7 +128,7 @@ def load_cpu_model(
 
 
 def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
-    """Return where weights of a form are kept if they are, or None if there can be none yet.
+    """Return the file for weights of a form, or None if it cannot exist yet.
 
     If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
     quantise it again.
@@ -148,7 +152,7 @@ def _load(
         max_length=max_length,
         progress=progress,
     )
-    return LoadedModel(model=model, variants=frozenset(ops.variants), form=packer.form)
+    return LoadedModel(model=model, variants=frozenset(ops.variants), units=tuple(ops.units), form=packer.form)
 
 
 def _label(shape: PackedShape) -> str:

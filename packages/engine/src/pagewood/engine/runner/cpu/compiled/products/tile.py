@@ -167,6 +167,28 @@ def _packed_tile(
     return types.void(n, x, n, panel, n, n, bias, n, out, n, n, n, n), generate
 
 
+def _rows(
+    context: Any, height: Any, x: Any, x_at: Any, x_stride: Any, panel: Any, panel_at: Any, depth: Any, initial: Any,
+    initial_at: Any, out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
+) -> Any:  # fmt: skip
+    n = types.int64
+
+    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(array: int) -> Any:
+            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+
+        operands = _Operands(
+            x=pointer(1), x_step=INDEX(1), x_stride=args[3], panel=pointer(4), panel_step=INDEX(WIDTH), depth=args[6],
+            initial=pointer(7), initial_stride=INDEX(0), out=pointer(9), out_stride=args[11],
+            ahead=data_at(ctx, builder, sig.args[4], args[4], args[12]), ahead_step=args[13],
+        )  # fmt: skip
+        cases = {rows: partial(_emit, builder, rows, operands) for rows in range(1, LOW + 1)}
+        _by_case(builder, args[0], cases)
+        return ctx.get_dummy_value()
+
+    return types.void(n, x, n, n, panel, n, n, initial, n, out, n, n, n, n), generate
+
+
 def _tall(
     context: Any, x: Any, x_at: Any, x_step: Any, x_stride: Any, panel: Any, panel_at: Any, panel_step: Any,
     depth: Any, initial: Any, initial_at: Any, initial_stride: Any, out: Any, out_at: Any, out_stride: Any,
@@ -191,6 +213,9 @@ multiply_packed: Any = intrinsic(_packed_tile)
 """(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
 `height` <= TALL rows, `[height, depth]` or, above LOW, packed `[depth, height]`, times a panel `[depth, 32]`, plus the
 bias; meanwhile prefetches panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
+multiply_rows: Any = intrinsic(_rows)
+"""(height, x, x_at, x_stride, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step):
+like `multiply_packed` for `height` <= LOW rows that are `x_stride` apart."""
 multiply_tall: Any = intrinsic(_tall)
 """(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
 out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""

@@ -1,0 +1,131 @@
+"""Multi-head latent attention: one vector a token stands for the keys and values of all heads.
+
+It is computed in the absorbed form: a query is multiplied with the matrix that would make keys of latents, and the sum
+of latents with the one that would make values. So no key or value of a head ever exists. All tokens are computed in
+this form, because a token's bits must not depend on how many were computed with it.
+
+Legend: T tokens of a step, W wanted tokens, E hidden_size, H heads, N and R elements of a head without and with
+rotation, V elements of a value, C elements of a latent before its rotated key.
+Source: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic, Literal
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import A, LatentShape, Linear, Ops, Step, Weights
+from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig
+from pagewood.kvpool import LatentLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionConfig:
+    """The numbers of a latent attention.
+
+    Raises:
+        ValueError: a number is out of its range, or two numbers contradict each other.
+    """
+
+    shape: LatentShape
+    rope: RopeConfig
+    """Of the R rotated elements."""
+    scale: float
+    """Multiplies the products of queries and keys."""
+    norm: NormConfig
+    """Of latents, and of compressed queries."""
+    query_rank: int | None = None
+    """Elements of a compressed query; None: queries are not compressed."""
+    has_bias: bool = False
+    """Whether the projections to latents and to compressed queries have biases, and the output."""
+    longest: int | None = None
+    """Positions up to which a checkpoint's choice of tokens is all of them; None: it has no such choice."""
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        check_size("num_heads", shape.num_heads)
+        for name, size in (("kv_lora_rank", shape.rank), ("qk_rope_head_dim", shape.rope_dim)):
+            if size < 4 or size % 4:
+                raise ValueError(f"{name} must be a multiple of 4, got {size}")
+        for name, size in (("qk_nope_head_dim", shape.plain_dim), ("v_head_dim", shape.value_dim)):
+            check_size("head_dim", size) if size > 0 else _refuse(name, size)
+        if self.rope.head_dim != shape.rope_dim:
+            raise ValueError(f"rope must be of qk_rope_head_dim {shape.rope_dim}, got {self.rope.head_dim}")
+
+    @property
+    def position_configs(self) -> tuple[PositionConfig, ...]:
+        """What it needs to know of positions."""
+        return (self.rope,)
+
+    def for_length(self, length: int) -> LatentAttentionConfig:
+        """Return the attention of a model whose sequences have at most `length` positions."""
+        return replace(self, rope=self.rope.for_length(length))
+
+    @property
+    def window(self) -> None:
+        """None: a token sees all positions before it."""
+        return None
+
+    @property
+    def q_size(self) -> int:
+        """Elements of all absorbed queries of a token."""
+        return self.shape.num_heads * self.shape.latent_size
+
+    def memory(self, *, page_size: int, dtype: str, order: Literal["NHD", "HND"]) -> LatentLayout:
+        """Return the layout of its latents, which have no heads to put in an `order`.
+
+        Raises:
+            ValueError: there are no latents of this dtype.
+        """
+        if dtype == "int8":
+            raise ValueError("kv_cache_dtype of a model with latent attention must be a floating point one, got int8")
+        return LatentLayout(
+            num_layers=1, latent_dim=self.shape.rank, rope_dim=self.shape.rope_dim, page_size=page_size, dtype=dtype
+        )
+
+
+def _refuse(name: str, size: int) -> None:
+    raise ValueError(f"{name} must be >= 1, got {size}")
+
+
+class LatentAttention(Generic[A]):
+    """A latent attention with its parameters."""
+
+    __slots__ = ("_config", "_heads", "_latent", "_norm", "_ops", "_output", "_query", "_query_norm", "_wide_query")
+
+    def __init__(
+        self, config: LatentAttentionConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    ) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        shape, rank = config.shape, config.query_rank
+        self._config = config
+        self._ops = ops
+        query = ("q_proj", shape.query_size) if rank is None else ("q_a_proj", rank)
+        has_bias = config.has_bias and rank is not None
+        self._query: Linear[A] = read_linear(weights, ops, prefix, [query], hidden_size, has_bias=has_bias)
+        self._query_norm = None if rank is None else read_norm(config.norm, weights, f"{prefix}q_a_layernorm", rank)
+        self._wide_query: Linear[A] | None = (
+            None if rank is None else read_linear(weights, ops, prefix, [("q_b_proj", shape.query_size)], rank)
+        )
+        latent = [("kv_a_proj_with_mqa", shape.latent_size)]
+        self._latent: Linear[A] = read_linear(weights, ops, prefix, latent, hidden_size, has_bias=config.has_bias)
+        self._norm = read_norm(config.norm, weights, f"{prefix}kv_a_layernorm", shape.rank).folded()
+        self._heads = ops.latent_heads(weights.numbers(f"{prefix}kv_b_proj.weight", shape.head_rows, shape.rank), shape)
+        self._output: Linear[A] = read_linear(
+            weights, ops, prefix, [("o_proj", hidden_size)], shape.num_heads * shape.value_dim, has_bias=config.has_bias
+        )
+
+    def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        rotation = step.rotations[self._config.rope]
+        query = self._query(x)
+        if self._wide_query is not None and self._query_norm is not None:
+            query = self._wide_query(self._ops.rms_norm(query, self._query_norm))
+        latents = self._heads.latents(self._latent(x), rotation, self._norm)
+        attended = step.attention.run(self._heads.queries(query, rotation), latents, None, layer)
+        if wanted is not None:
+            attended = self._ops.take(attended, wanted)
+        return self._output(self._heads.values(attended))

@@ -1,0 +1,139 @@
+"""Latent attention on a CPU, written to the tape once a layer.
+
+Legend: T tokens of a scope, H heads, N, R, V and C as in `models.ops.LatentShape`, D = C + R.
+"""
+
+# pyright: basic
+# torch's conversions from and to numpy have no types.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pagewood.engine.models.ops import LatentShape, Norm
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.runner.cpu.compiled.attention.latents import (
+    MOST_PARTIALS,
+    attend_latents,
+    make_latents,
+    merge_segments,
+    multiply_heads,
+    rotate_queries,
+    store_latents,
+)
+from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.kvpool.latent_storage import LatentStorage
+
+Float32 = NDArray[np.float32]
+
+_TILE_ROWS = 128  # query rows of an item: with their sums they fit into a second-level cache, beside some latents
+
+
+class CPULatentHeads:
+    """`models.ops.LatentHeads`, its matrices in panels of float32.
+
+    Rotated elements of pairs become two halves. Weights of other forms are widened: they are few, and each half of them
+    is needed with inputs and outputs exchanged.
+    """
+
+    __slots__ = ("_keys", "_shape", "_values")
+
+    def __init__(self, weight: Tensor, shape: LatentShape, packer: Packer) -> None:
+        """Lay out `weight` `[H (N + V), C]`; it is not kept."""
+        heads = weight.float().view(shape.num_heads, -1, shape.rank)
+        self._shape = shape
+        self._keys = _panels(heads[:, : shape.plain_dim].transpose(1, 2), packer)
+        self._values = _panels(heads[:, shape.plain_dim :], packer)
+
+    def latents(self, x: Buffer, rotation: tuple[Buffer, Buffer], norm: Norm) -> Buffer:
+        """Return the norm of the first C columns, and the others rotated."""
+        out = x.tape.buffer(x.rows, x.size)
+        weight = np.ascontiguousarray(norm.weight.numpy(), np.float32)
+        x.tape.write(
+            make_latents, x.rows, x=x, cosines=rotation[0], sines=rotation[1], weight=weight, out=out, size=x.size,
+            rank=self._shape.rank, has_pairs=int(self._shape.has_pairs), epsilon=norm.epsilon,
+        )  # fmt: skip
+        return out
+
+    def queries(self, q: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
+        """Return absorbed queries."""
+        shape = self._shape
+        out = q.tape.buffer(q.rows, shape.num_heads * shape.latent_size)
+        q.tape.write(
+            rotate_queries, q.rows, q=q, cosines=rotation[0], sines=rotation[1], out=out, num_heads=shape.num_heads,
+            plain_dim=shape.plain_dim, half=shape.rope_dim // 2, rank=shape.rank, has_pairs=int(shape.has_pairs),
+        )  # fmt: skip
+        q.tape.write(
+            multiply_heads, q.rows, x=q, panels=self._keys, out=out, num_heads=shape.num_heads,
+            x_size=shape.plain_dim + shape.rope_dim, depth=shape.plain_dim, out_size=shape.latent_size, size=shape.rank,
+        )  # fmt: skip
+        return out
+
+    def values(self, attended: Buffer) -> Buffer:
+        """Return the values of sums of latents."""
+        shape = self._shape
+        out = attended.tape.buffer(attended.rows, shape.num_heads * shape.value_dim)
+        attended.tape.write(
+            multiply_heads, attended.rows, x=attended, panels=self._values, out=out, num_heads=shape.num_heads,
+            x_size=shape.rank, depth=shape.rank, out_size=shape.value_dim, size=shape.value_dim,
+        )  # fmt: skip
+        return out
+
+
+class CPULatentAttention:
+    """Causal attention over the latents of a `LatentStorage`."""
+
+    __slots__ = ("_layers", "_memories", "_partials", "_storage", "num_kv_heads", "tile")
+
+    def __init__(self, storage: LatentStorage, layers: Sequence[LatentAttentionConfig]) -> None:
+        """Attend over `storage`.
+
+        Raises:
+            ValueError: the memory is not float32.
+        """
+        if storage.layout.dtype != "float32":
+            raise ValueError(f"latents must be float32 on a CPU, got {storage.layout.dtype}")
+        self._storage = storage
+        self._layers = layers
+        self._memories = [storage.layer(i).view(-1).numpy() for i in range(storage.layout.num_layers)]
+        largest = max(layer.shape.num_heads for layer in layers)
+        self._partials: Float32 = np.empty(MOST_PARTIALS * largest * (storage.layout.latent_dim + 2), np.float32)
+        """Results of segments; a layer's are used up before the next one computes its own."""
+        self.num_kv_heads = 1
+        """Key heads: all query heads see the same latents."""
+        self.tile = max(1, _TILE_ROWS // largest)
+        """Query tokens of an item of work."""
+
+    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+        """Write latents `k` `[T, D]` to their pages in `layer` and return `[T, H C]`, what `q` `[T, H D]` attends to.
+
+        Positions and pages are those of the scope of `q`.
+        """
+        assert v is None, "latents are values too"
+        tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
+        shape, page_size = own.shape, self._storage.layout.page_size
+        out = tape.buffer(q.rows, shape.num_heads * shape.rank)
+        tape.write(store_latents, q.rows, scope=scope, latents=k, memory=memory, size=k.size, page_size=page_size)
+        tape.write(
+            attend_latents(k.size, shape.rank), q.rows, scope=scope, q=q, memory=memory, partials=self._partials,
+            out=out, num_heads=shape.num_heads, page_size=page_size, scale=own.scale,
+        )  # fmt: skip
+        tape.write(
+            merge_segments, q.rows, scope=scope, partials=self._partials, out=out, num_heads=shape.num_heads,
+            rank=shape.rank,
+        )  # fmt: skip
+        return out
+
+
+def _panels(matrices: Tensor, packer: Packer) -> Float32:
+    """Return the panels of matrices `[H, out, in]`, those of each head filled up."""
+    size, inputs = matrices.shape[1:]
+    padded = functional.pad(matrices, (0, 0, 0, -size % WIDTH)).reshape(-1, inputs)
+    return packer.panels(padded.contiguous())

@@ -1,0 +1,25 @@
+"""The KV memory of a model: of heads, or of latents."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import torch
+
+from pagewood.kvpool import LatentLayout, MultiHeadLayout
+from pagewood.kvpool.latent_storage import LatentStorage
+from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.storage import KVStorage
+
+AnyLayout = MultiHeadLayout | LatentLayout
+AnyStorage = KVStorage | LatentStorage
+
+
+def storage_for(
+    layout: AnyLayout, num_pages: int, *, device: str | torch.device = "cpu", memory: PageMemory | None = None
+) -> AnyStorage:
+    """Return memory for `num_pages` pages; see `KVStorage` for the arguments and errors."""
+    if isinstance(layout, LatentLayout):
+        return LatentStorage(layout, num_pages, device=device, memory=memory)
+    return KVStorage(layout, num_pages, device=device, memory=memory)

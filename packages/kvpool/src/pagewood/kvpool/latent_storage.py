@@ -1,0 +1,99 @@
+"""Memory for a pool of compressed keys and values (MLA), as torch tensors."""
+
+import torch
+
+from pagewood.kvpool.codes import encode
+from pagewood.kvpool.latent import LatentLayout
+from pagewood.kvpool.memory import PageMemory, memory_for
+from pagewood.kvpool.scatter import ScatteredRows, locate_slots
+
+
+class LatentStorage:
+    """The latents of all tokens in all layers, for every page of a pool.
+
+    Invariant: the contents of a page change only through the methods of this class and through writes to the views that
+    they return. The caller keeps track of which request owns a page. Methods queue their work on the device's current
+    stream and do not wait for it. `memory` copies, zeroes and sums whole pages.
+
+    Attributes:
+        layout: The layout of a page.
+        memory: The same memory as bytes, for code that moves pages without knowing what they hold.
+        num_pages: Number of pages.
+    """
+
+    __slots__ = ("_rows", "layout", "memory", "num_pages")
+
+    def __init__(
+        self,
+        layout: LatentLayout,
+        num_pages: int,
+        *,
+        device: str | torch.device = "cpu",
+        memory: PageMemory | None = None,
+    ) -> None:
+        """Use `num_pages * layout.bytes_per_page` bytes.
+
+        Args:
+            layout: The layout of a page.
+            num_pages: Number of pages, at least 1; `layout.pages_for` returns how many fit a budget.
+            device: Where to allocate the memory, if `memory` is None.
+            memory: Memory with this layout and number of pages, for instance that of a part of a `JointLayout`. If
+                None, memory is allocated here: zeros, one contiguous array for each layer.
+
+        Raises:
+            ValueError: `num_pages` is less than 1, or `memory` has another number of pages or other arrays.
+        """
+        self.layout = layout
+        self.memory = memory_for(layout, num_pages, device=device, memory=memory)
+        self.num_pages = num_pages
+        self._rows = [ScatteredRows(self.layer(layer)) for layer in range(layout.num_layers)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the memory."""
+        return self.memory.device
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """Return a view of one layer, `[pages, P, C + R]` in the layout's dtype."""
+        return self.memory.array(layer, "latent")
+
+    def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of one layer's compressed and rotated parts, `[pages, P, C]` and `[pages, P, R]`.
+
+        They are the `ckv_cache` and `kpe_cache` of FlashInfer's MLA kernels.
+        """
+        latent = self.layer(layer)
+        return latent[..., : self.layout.latent_dim], latent[..., self.layout.latent_dim :]
+
+    def write(self, layer: int, latents: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the latents of some tokens into one layer, in the layout's dtype.
+
+        Args:
+            layer: Layer, in [0, num_layers).
+            latents: `[tokens, C + R]` in any floating dtype, on the storage's device. For fp8, numbers out of range
+                become its largest number.
+            slots: `[tokens] int64` (or int32), `page * page_size + offset` of each token, distinct, on the same device.
+
+        Raises:
+            ValueError: The shape does not match.
+            IndexError: A slot is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+        """
+        expected = (slots.shape[0], self.layout.latent_dim + self.layout.rope_dim)
+        if latents.shape != expected:
+            raise ValueError(f"latents must have shape {expected}, got {tuple(latents.shape)}")
+        where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
+        self._rows[layer].write(where, encode(latents, getattr(torch, self.layout.dtype)))
+
+    def read(self, layer: int, slots: torch.Tensor, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return copies of the latents of some tokens of one layer, `[tokens, C + R]`.
+
+        Args:
+            layer: Layer, in [0, num_layers).
+            slots: `[tokens] int64` (or int32), on the storage's device.
+            dtype: Dtype of the result.
+
+        Raises:
+            IndexError: A slot is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+        """
+        where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
+        return self._rows[layer].read(where).to(dtype)

@@ -1,0 +1,213 @@
+"""A remote tier without a service: pages in files of a folder that several processes or machines can access."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import Lock
+
+from pagewood.kvpool.arrays import check_at_least_one, require_whole
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.stores.checksum import FORM
+from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
+from pagewood.kvpool.tiers.stores.segments import (
+    SUFFIX,
+    UNFINISHED,
+    Segments,
+    delete,
+    is_damaged,
+    num_pages_in,
+    read_table,
+    segment_name,
+    write_segment,
+)
+
+# A process checks the size of the folder whenever it has written this share of the budget. Trimming leaves it free.
+_TRIM_SHARE = 1 / 16
+# The time of use of a segment is updated at most this often, so that reads rarely cause a write.
+_TOUCH_S = 60.0
+# An unfinished file that has not changed for this long belongs to a process that died.
+_ABANDONED_S = 3600.0
+
+
+class SharedFolder:
+    """A `PageStore` that any number of processes can use at once, on a local disk, in memory (tmpfs), or on NFS.
+
+    Invariant: a segment is a file of pages that were put together, and never changes under its final name. A torn
+    segment counts as absent, and is deleted when a process notices it. A segment that cannot be read counts as absent
+    in this process until the folder changes.
+
+    There are no locks and no common index: each process reads the tables of the segments that it has not seen yet. A
+    segment appears by an atomic rename. A segment that is deleted during a read can still be read to its end. The pages
+    of a segment are dropped together, the least recently used segment first. Thread-safe.
+    """
+
+    __slots__ = (
+        "_copier", "_folder", "_lock", "_max_pages", "_num_bytes", "_num_untrimmed", "_page_bytes",
+        "_segments",
+    )  # fmt: skip
+
+    def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+        """Use the folder, and create it if it does not exist.
+
+        Args:
+            path: Path of the folder.
+            page_bytes: Size of a page image, in bytes.
+            num_bytes: Largest total size of the pages of this fingerprint, in bytes. All users of the folder together
+                stay within it, plus up to a sixteenth for each user. A segment takes at most a sixteenth.
+            fingerprint: Identifies the content of pages: model, dtype, layout. Pages of different fingerprints are kept
+                apart.
+
+        Raises:
+            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, or the folder cannot be
+                created or written.
+        """
+        check_at_least_one(page_bytes=page_bytes)
+        if require_whole("num_bytes", num_bytes) < page_bytes:
+            raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
+        self._folder = Path(path) / f"pages-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
+        self._page_bytes = page_bytes
+        self._num_bytes = num_bytes
+        self._lock = Lock()
+        self._max_pages = max(1, int(num_bytes * _TRIM_SHARE) // page_bytes)
+        self._copier = PageCopier("kv-folder")
+        self._segments = Segments(self._folder, page_bytes=page_bytes)
+        # Bytes written since the size of the folder was last checked.
+        self._num_untrimmed = num_bytes  # written by: _put_segment, _trim_if_due
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._segments.temporary()
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(f"path must be a folder that can be made and written, got {path}: {error}") from error
+        self._trim_if_due()
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        """Write the pages that the folder does not have, in one segment if they fit.
+
+        Raises:
+            OSError: The file system is full or failed.
+            ValueError: A page or a key has the wrong size.
+        """
+        require_keys(keys)
+        for page in pages:
+            if page.nbytes != self._page_bytes:
+                raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
+        missing = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
+        for start in range(0, len(missing), self._max_pages):
+            indices = missing[start : start + self._max_pages]
+            self._put_segment([keys[index] for index in indices], [pages[index] for index in indices])
+        self._trim_if_due()
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
+        """Read and verify pages; a segment with a torn page is deleted, and one that cannot be read is left alone."""
+        found = self._segments.find(keys)
+        with ExitStack() as stack:
+            files = {name: self._open(name, stack) for name in {page.name for page in found if page is not None}}
+            places = [
+                (index, Place(file=file, offset=page.offset, key=key, checksum=page.checksum))
+                for index, (key, page) in enumerate(zip(keys, found, strict=True))
+                if page is not None and (file := files[page.name]) is not None
+            ]
+            is_whole = self._copier.read([place for _, place in places], [pages[index] for index, _ in places])
+            answer = [False] * len(keys)
+            suspects: dict[str, list[bytes]] = {}
+            for (index, _), is_good in zip(places, is_whole, strict=True):
+                answer[index] = is_good
+                page = found[index]
+                if page is not None and not is_good:
+                    suspects.setdefault(page.name, []).append(keys[index])
+            for name, lost in suspects.items():
+                file = files[name]
+                if file is not None:
+                    self._examine(name, file, lost)
+        return answer
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return which pages are in a segment."""
+        return [page is not None for page in self._segments.find(keys)]
+
+    def close(self) -> None:
+        """End the threads; no file stays open."""
+        self._copier.close()
+
+    def _open(self, name: str, stack: ExitStack) -> int | None:
+        """Open a segment until the stack is closed, and count a use; return None if it is gone or not readable."""
+        try:
+            file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._segments.drop(name)
+            return None
+        stack.callback(os.close, file)
+        if time.time() - os.fstat(file).st_mtime > _TOUCH_S:
+            with suppress(OSError):  # no permission
+                os.utime(file)
+        return file
+
+    def _examine(self, name: str, file: int, lost: Sequence[bytes]) -> None:
+        """Check why pages of an open segment were not read; delete the segment only if it is damaged.
+
+        Another process may have put a segment with the same keys since the table was read; its pages may differ in
+        their last bits. Then the new table is used.
+        """
+        self._segments.drop(name)
+        with suppress(OSError):  # it cannot be read, perhaps only for the moment
+            table = read_table(file, self._page_bytes)
+            if table is None or is_damaged(file, table, lost, self._page_bytes):
+                delete(self._folder / name, os.fstat(file), self._segments.temporary())
+            else:
+                self._segments.add(name, *table)
+
+    def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        name, temporary = segment_name(keys), self._segments.temporary()
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                checksums = write_segment(file.fileno(), self._copier, keys, pages)
+            temporary.replace(self._folder / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._segments.add(name, keys, checksums)
+        with self._lock:
+            self._num_untrimmed += len(keys) * self._page_bytes
+
+    def _trim_if_due(self) -> None:
+        """Delete the least recently used segments if enough has been written since the last time."""
+        with self._lock:
+            if self._num_untrimmed < self._num_bytes * _TRIM_SHARE:
+                return
+            self._num_untrimmed = 0
+        now_s = time.time()
+        segments: list[tuple[str, os.stat_result]] = []
+        for entry, status in _files(self._folder):
+            if entry.name.endswith(SUFFIX):
+                segments.append((entry.name, status))
+            elif entry.name.endswith(UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
+                Path(entry).unlink(missing_ok=True)
+        excess = sum(self._num_bytes_of(status) for _, status in segments) - self._num_bytes
+        if excess <= 0:
+            return
+        excess += int(self._num_bytes * _TRIM_SHARE)
+        for name, status in sorted(segments, key=lambda segment: (segment[1].st_mtime_ns, segment[0])):
+            if excess <= 0:
+                return
+            self._segments.drop(name)
+            delete(self._folder / name, status, self._segments.temporary())
+            excess -= self._num_bytes_of(status)
+
+    def _num_bytes_of(self, status: os.stat_result) -> int:
+        """Return the size of the pages in a segment, in bytes."""
+        return num_pages_in(status.st_size, self._page_bytes) * self._page_bytes
+
+
+def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """Yield the files in a folder, with their sizes and times."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                yield entry, entry.stat()
+            except FileNotFoundError:  # another process has deleted it
+                continue
