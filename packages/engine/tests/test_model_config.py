@@ -287,14 +287,24 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2.*Qwen3.*got Mamba"),
+        ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, .*Qwen2.*Qwen3.*got Mamba"),
         ({"architectures": None}, "got no architecture"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu or swish or gelu_pytorch_tanh, got 'gelu'"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, got 'many'"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads 3, got 8"),
         ({"head_dim": 7}, "head_dim must be a multiple of 4"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type must be .* got 'longrope'"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope_type must be .* got 'axial'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            r"short_factor must be a list of 4 numbers, got \[1.0\]",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 1, 1, "x"]}},
+            "short_factor must be a list of numbers in .* got 'x'",
+        ),
+        ({"rope_scaling": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta must be absent or null, got 0.1"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, got 0.5"),
         ({"quantization_config": {"bits": 4}}, "quant_method must be one of gptq, awq, .* got 'none'"),

@@ -74,6 +74,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "eos_token_id": 0, "pad_token_id": 0}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": DIM,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3-windows": (
         "Qwen3",
         {

@@ -81,6 +81,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         activations=config.activations,
         digest=digest,
         num_threads=num_threads,
+        max_length=config.max_length,
         progress=progress,
     )
     model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)

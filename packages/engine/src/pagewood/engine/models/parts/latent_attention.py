@@ -55,6 +55,15 @@ class LatentAttentionConfig:
         if self.rope.head_dim != shape.rope_dim:
             raise ValueError(f"rope must be of qk_rope_head_dim {shape.rope_dim}, got {self.rope.head_dim}")
 
+    def for_length(self, length: int) -> LatentAttentionConfig:
+        """Return itself: its rope has no choice."""
+        return self
+
+    @property
+    def position_configs(self) -> tuple[RopeConfig, ...]:
+        """What it needs to know of positions."""
+        return (self.rope,)
+
     @property
     def window(self) -> None:
         """None: a token sees all positions before it."""
