@@ -36,6 +36,18 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1,
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": DIM,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -46,6 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "olmo": ("Olmo", {"eos_token_id": 0, "pad_token_id": 0}),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),

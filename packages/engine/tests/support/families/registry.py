@@ -15,5 +15,5 @@ CASES: dict[str, Case] = {
     **apertus.CASES,
     **deepseek.CASES,
 }
-ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma3", "qwen3-moe")
+ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

@@ -139,6 +139,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that may be null: as many heads as for queries, no soft cap."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -200,14 +202,14 @@ def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> f
 def _with_defaults(fields: Fields, family: Family) -> Fields:
     """Return the fields, with the family's defaults for absent ones.
 
-    Null counts as absent, except for `num_key_value_heads`, where it means the number of heads.
+    Null counts as absent, except for fields where it has a meaning of its own.
     """
     missing = {
         name: value
         for name, value in family.defaults.items()
-        if name not in fields.values or (fields.values[name] is None and name != "num_key_value_heads")
+        if name not in fields.values or (fields.values[name] is None and name not in _NULL_COUNTS)
     }
-    return replace(fields, values={**fields.values, **missing}) if missing else fields
+    return fields.over(missing) if missing else fields
 
 
 def _architecture(fields: Fields) -> tuple[str, Family]:

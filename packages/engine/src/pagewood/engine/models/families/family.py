@@ -39,8 +39,10 @@ class Family:
     """Fields that other families refuse."""
     ignores: frozenset[str] = frozenset()
     """Other families' names of fields that mean something else here, or nothing."""
+    activations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What names of activations mean, where that differs from other families."""
     is_gated: bool = True
-    """Whether feed-forwards have a gate."""
+    """Whether feed-forwards have a gate, see `FeedForward` and `PlainFeedForward`."""
     norm: NormConfig = field(default_factory=lambda: NormConfig(epsilon=1e-6))
     """The norms, with the epsilon that they have if no field names it."""
     scales_embeddings: bool = False

@@ -12,6 +12,11 @@ from pagewood.engine.models.parts.norm import NormConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "OlmoForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
+        ),
         "Olmo2ForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,

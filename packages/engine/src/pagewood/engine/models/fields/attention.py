@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
-from pagewood.engine.models.fields.multipliers import read_multiplier
+from pagewood.engine.models.fields.multipliers import read_cap, read_multiplier
 from pagewood.engine.models.fields.rope import local_ropes, read_rope
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.attention import AttentionConfig
@@ -46,6 +46,7 @@ def read_attention(
             head_dim=head_dim,
             rope=ropes[window is not None],
             scale=scale,
+            soft_cap=read_cap(fields, "attn_logit_softcapping"),
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
