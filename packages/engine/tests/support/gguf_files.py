@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
-_PAIRS = ("llama", "granite", "granitemoe", "smollm3")
+_PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
 _ONE_ADDED = ("gemma", "gemma2", "gemma3")
 """Architectures whose norms the converter stores with 1 added."""
@@ -60,6 +60,7 @@ def write_gguf(
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    weights, parameters = _arranged(load_file(folder / "model.safetensors"))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -75,10 +76,9 @@ def write_gguf(
         **(tokenizer or byte_tokens(config["vocab_size"])),
         **({} if config["eos_token_id"] is None else {"tokenizer.ggml.eos_token_id": config["eos_token_id"]}),
         **_of_experts(architecture, config),
+        **parameters,
         **(keys or {}),
     }
-    weights, parameters = _arranged(load_file(folder / "model.safetensors"))
-    values |= parameters
     if part[0] > 0:
         values = {}
     if part[1] > 1:
@@ -194,7 +194,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         return {f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
-    return {f"{architecture}.attention.layer_norm_epsilon": config["norm_epsilon"]}
+    return {f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", 1e-5)}
 
 
 def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +228,9 @@ def _is_fused(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _number_of(architecture: str) -> gguf.MODEL_ARCH:
-    return next((number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), gguf.MODEL_ARCH.LLAMA)
+    return next(
+        (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), gguf.MODEL_ARCH.LLAMA
+    )
 
 
 def _gguf_name(named: gguf.TensorNameMap, name: str) -> str:

@@ -571,7 +571,7 @@ OF_OTHER_MODELS = {
         ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier must be absent or 0, got 0\.1"),
         ({"llama.rope.scaling.yarn_ext_factor": 1.0}, r"yarn_ext_factor must be absent or 0, got 1"),
         ({"llama.rope.scaling.factor": 0.5}, r"rope\.scaling\.factor must be 0 or in \[1, 4096\], got 0\.5"),
-        ({"llama.expert_count": 8}, r"llama\.expert_used_count must be a whole number, got None"),
+        ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
         ({"split.count": 3}, r"split\.count must be 1, got 3: parts are files named name-00001-of-00003\.gguf"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),
         ({"llama.rope.scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),

@@ -143,6 +143,17 @@ def _gemma3(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _gemma2(keys: Keys, config: Config) -> dict[str, Any]:
+    # A file without a window, or without caps, has those of llama.cpp.
+    windows = _some_windows(keys, config["num_hidden_layers"], period=2, window=4096)
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return {
+        **windows,
+        "query_pre_attn_scalar": _gemma_scalar(config, largest=46),
+        **{name: keys.number(name, usual, low=0, high=_LARGEST_FACTOR) or None for name, usual in caps.items()},
+    }
+
+
 def _granite(keys: Keys, config: Config) -> dict[str, Any]:
     if not keys.flag("rope.scaling.finetuned", True):
         raise ValueError(f"{keys.source}: {keys.name}.rope.scaling.finetuned must be true, got False: without a rope")
@@ -167,9 +178,9 @@ def _experts(keys: Keys, count: str, *, renormalises: bool) -> dict[str, Any]:
     }
 
 
-def _some_windows(keys: Keys, num_layers: int, *, period: int) -> dict[str, Any]:
+def _some_windows(keys: Keys, num_layers: int, *, period: int, window: int = 0) -> dict[str, Any]:
     """Return the fields of windows in all but each n-th layer; a file may name n, or all layers that have one."""
-    window = keys.integer("attention.sliding_window", 0, high=_LARGEST_WINDOW)
+    window = keys.integer("attention.sliding_window", window, high=_LARGEST_WINDOW)
     named = keys.integers("attention.sliding_window_pattern")
     if len(named) <= 1:
         period = named[0] if named else period
@@ -200,10 +211,17 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "qwen3": Architecture(family="Qwen3ForCausalLM", model_type="qwen3", more=_qwen),
         "qwen2moe": Architecture(family="Qwen2MoeForCausalLM", model_type="qwen2_moe", more=_qwen2_moe),
         "qwen3moe": Architecture(family="Qwen3MoeForCausalLM", model_type="qwen3_moe", more=_qwen3_moe),
+        "gemma": Architecture(family="GemmaForCausalLM", model_type="gemma", adds_one=True),
+        "gemma2": Architecture(
+            family="Gemma2ForCausalLM", model_type="gemma2", more=_gemma2, adds_one=True, modules=_FOUR_NORMS
+        ),
         "gemma3": Architecture(
             family="Gemma3ForCausalLM", model_type="gemma3_text", more=_gemma3, adds_one=True, modules=_FOUR_NORMS
         ),
         "granite": Architecture(family="GraniteForCausalLM", model_type="granite", more=_granite, has_pairs=True),
+        "olmo": Architecture(
+            family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
+        ),
         "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2"),
         "olmoe": Architecture(family="OlmoeForCausalLM", model_type="olmoe", more=_olmoe),
         "starcoder2": Architecture(

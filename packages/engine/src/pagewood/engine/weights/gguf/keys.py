@@ -42,7 +42,13 @@ _OF_EXPERTS: dict[str, tuple[object, ...]] = {
     "moe_every_n_layers": (0, 1), "interleave_moe_layer_step": (0, 1), "leading_dense_block_count": (0,),
 }  # fmt: skip
 """Keys without effect if there are no experts, with the values that stand for nothing or for softmax."""
-_ONE: tuple[str, ...] = ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale", "rope.scaling.alpha")
+_ONE: tuple[str, ...] = (
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attention.output_scale",
+    "rope.scaling.alpha",
+)
 """Factors; llama.cpp ignores a factor of 0."""
 _ZERO: tuple[str, ...] = (
     "attention.sliding_window", "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers", "attn_logit_softcapping",
@@ -107,7 +113,6 @@ class Keys:
     def _named(self, key: str) -> str:
         self._read.add(key)
         return f"{self.name}.{key}"
-
 
 
 def check_keys(file: GGUFFile, keys: Keys, *, head_dim: int) -> None:

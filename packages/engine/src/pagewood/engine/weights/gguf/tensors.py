@@ -112,9 +112,7 @@ class GGUFTensors:
         return name == "rope_freqs.weight"
 
 
-def _places(
-    file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts: int
-) -> Iterator[tuple[str, _Place]]:
+def _places(file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts: int) -> Iterator[tuple[str, _Place]]:
     """Yield the tensors in a stored one by their names in Hugging Face's decoders; an unknown name stays unchanged.
 
     Raises:
