@@ -63,6 +63,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
     "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 16,
+            "mlp_only_layers": [0],
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
         "Qwen3",
@@ -129,10 +139,11 @@ def driver_of(runner: Any) -> RowDriver:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[CPURunner]:
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE, order="HND")
+    ops = CPUOps()
     runner = CPURunner(
-        load_model(folder, CPUOps()),
+        load_model(folder, ops),
         KVStorage(layout, NUM_PAGES),
-        warm_up(DIM),
+        warm_up(DIM, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,

@@ -69,5 +69,10 @@ def build(case: Case, folder: Path) -> Any:
             # them swapped.
             if parameter.ndim == 1:
                 parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
     return reference

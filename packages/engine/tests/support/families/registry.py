@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -11,6 +11,7 @@ CASES: dict[str, Case] = {
     **olmo.CASES,
     **gemma.CASES,
     **granite.CASES,
+    **gpt_oss.CASES,
     **starcoder.CASES,
     **apertus.CASES,
     **deepseek.CASES,

@@ -135,7 +135,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         announces_pages=drafter is not None and has_frames,
         vector_size=model_config.hidden_size,
         page_bytes=page_bytes,
-        long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
+        long_step_tokens=-(-_LONG_STEP * num_threads // (num_weights - model_config.num_idle_parameters)),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "

@@ -14,6 +14,7 @@ from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -76,6 +77,12 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The ropes of all layers, each once."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+
+    @property
+    def num_idle_parameters(self) -> int:
+        """Number of parameters that the computation of a token does not read, because other experts have them."""
+        parts = [layer.feed_forward for layer in self.layers]
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
 
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""

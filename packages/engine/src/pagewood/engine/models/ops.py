@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pagewood.engine.models.parts.feed_forward import Activation
     from pagewood.engine.models.parts.rope import RopeConfig
 
+CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
+"""Numbers of `Ops.clamped_mul`."""
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""
 
@@ -96,7 +98,7 @@ PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | X
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C of latents."""
+    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C latents."""
 
     num_heads: int
     plain_dim: int
@@ -240,6 +242,13 @@ class Ops(Protocol[A]):
 
     def soft_cap(self, x: A, cap: float) -> A:
         """Return c tanh(x / c) of `x`, where c is `cap`."""
+        ...
+
+    def clamped_mul(self, gate_up: A) -> A:
+        """Return `[T, I]`: g times the sigmoid of `CLAMP_ALPHA` g, times u + 1.
+
+        g is the first half of `gate_up` `[T, 2I]`, at most `CLAMP_LIMIT`, and u the second, with at most this size.
+        """
         ...
 
     def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:

@@ -30,7 +30,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.torch_experts import TorchExperts, choose
+from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
 
 
 class TorchLinear:
@@ -176,6 +176,10 @@ class TorchOps:
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
         return torch.tanh(x / cap) * cap
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""

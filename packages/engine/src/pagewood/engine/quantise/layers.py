@@ -55,18 +55,35 @@ class Projection:
 
 
 class _Recorded:
-    """`models.ops.Weights` that remembers the matrices in its last result."""
+    """`models.ops.Weights` that remembers which matrices are in its results."""
 
-    __slots__ = ("_checkpoint", "parts")
+    __slots__ = ("_checkpoint", "_stacked")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self.parts: Sequence[tuple[str, int]] = ()  # written by: stack
+        self._stacked: dict[int, Sequence[tuple[str, int]]] = {}  # written by: stack, forget
+        """The parts of each matrix that was read, by the address of its memory."""
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+        stacked = self._checkpoint.stack(parts, *columns)
         if columns:
-            self.parts = parts
-        return self._checkpoint.stack(parts, *columns)
+            self._stacked[stacked.untyped_storage().data_ptr()] = parts
+        return stacked
+
+    def parts(self, weight: Tensor) -> Sequence[tuple[str, int]]:
+        """Return the parts of a matrix, or of those of its rows, in whole parts, that `weight` is a view of."""
+        first = weight.storage_offset() // weight.shape[1]
+        found: list[tuple[str, int]] = []
+        start = 0
+        for name, rows in self._stacked[weight.untyped_storage().data_ptr()]:
+            if first <= start < first + len(weight):
+                found.append((name, rows))
+            start += rows
+        return found
+
+    def forget(self) -> None:
+        """Forget all matrices, whose memory may be given to others."""
+        self._stacked.clear()
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         return self._checkpoint.numbers(name, rows, columns)
@@ -92,10 +109,11 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
         found: list[Projection] = []
 
         def projection(weight: Tensor, bias: Tensor | None, found: list[Projection] = found) -> Projection:
-            found.append(Projection(weights.parts, weight, bias))
+            found.append(Projection(weights.parts(weight), weight, bias))
             return found[-1]
 
         layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)
+        weights.forget()
         yield ReadLayer(index=index, layer=layer, projections=found)
 
 

@@ -31,6 +31,8 @@ class Family:
     but each n-th, where n is `sliding_window_pattern`."""
     has_local_rope: bool = False
     """Whether layers with a window have a rope of their own."""
+    has_sinks: bool = False
+    """Whether every query head has a score without a value in its softmax."""
     scale_field: str | None = None
     """Field whose inverse square root is the scale of the attention; None: the size of a head."""
     field_names: Mapping[str, str] = field(default_factory=dict[str, str])

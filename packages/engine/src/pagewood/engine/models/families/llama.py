@@ -9,6 +9,7 @@ from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -20,12 +21,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 names=ExpertNames(gate="w1", up="w3", down="w2"), size="intermediate_size", renormalises=True
             ),
             frame=FrameConfig(feed_forward="block_sparse_moe"),
-            defaults={
-                "num_key_value_heads": 8,
-                "sliding_window": None,
-                "rms_norm_eps": 1e-5,
-                "num_experts_per_tok": 2,
-            },
+            norm=NormConfig(epsilon=1e-5),
+            defaults={"num_key_value_heads": 8, "sliding_window": None, "num_experts_per_tok": 2},
         ),
     }
 )

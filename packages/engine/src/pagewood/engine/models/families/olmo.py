@@ -34,7 +34,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             output_bias=None,
             qk_norm="whole",
             mixture=Mixture(size="intermediate_size"),
-            defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+            norm=NormConfig(epsilon=1e-5),
+            defaults={"num_experts": 64, "num_experts_per_tok": 8},
         ),
     }
 )

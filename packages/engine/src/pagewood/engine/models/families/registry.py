@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from pagewood.engine.models.families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
 from pagewood.engine.models.families.family import Family
 
 _LINEAGES = (
@@ -13,6 +13,7 @@ _LINEAGES = (
     qwen,
     olmo,
     gemma,
+    gpt_oss,
     granite,
     starcoder,
     apertus,

@@ -52,6 +52,7 @@ def read_attention(
             output_bias=output_bias,
             qk_norm=None if family.qk_norm == "none" else norm,
             qk_norm_is_whole=family.qk_norm == "whole",
+            sinks=family.has_sinks,
         )
         for window in windows
     )

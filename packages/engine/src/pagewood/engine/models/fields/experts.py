@@ -9,6 +9,7 @@ from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.families.mixture import NUM_CHOSEN, NUM_EXPERTS, Mixture
 from pagewood.engine.models.fields.agreement import must_be
 from pagewood.engine.models.limits import LARGEST, read_size
+from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT
 from pagewood.engine.models.parts.experts import ExpertsConfig, RouterConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 
@@ -29,27 +30,30 @@ def read_experts(
     Raises:
         ValueError: a field is missing, of another type or out of its range, or contradicts another one.
     """
+    sparse = _sparse_layers(fields, mixture, num_layers)
+    own = () if all(sparse) else (_resized(dense, read_size(fields, mixture.dense_size, "intermediate_size")),)
+    if not any(sparse):
+        return own * num_layers
     count = _number(fields, NUM_EXPERTS, "num_experts")
     if count == 0:
         raise ValueError(f"{fields.source}: {_name(fields, NUM_EXPERTS)} must be >= 1, got 0")
     size = read_size(fields, mixture.size, "intermediate_size")
+    if mixture.activation == "clamped":
+        must_be(fields, "swiglu_alpha", CLAMP_ALPHA)
+        must_be(fields, "swiglu_limit", CLAMP_LIMIT)
     router = _router(fields, mixture, count)
     shared = _shared_size(fields, mixture, size)
     experts = ExpertsConfig(
         size=size,
         router=router,
-        activation=dense.activation,
+        activation=mixture.activation or dense.activation,
         has_bias=mixture.has_biases,
         weighs_inputs=mixture.weighs_inputs,
         shared=_resized(dense, shared) if shared else None,
         has_shared_gate=mixture.has_shared_gate and bool(shared),
         names=mixture.names,
     )
-    sparse = _sparse_layers(fields, mixture, num_layers)
-    if all(sparse):
-        return (experts,) * num_layers
-    own = _resized(dense, read_size(fields, mixture.dense_size, "intermediate_size"))
-    return tuple(experts if is_sparse else own for is_sparse in sparse)
+    return tuple(experts if is_sparse else own[0] for is_sparse in sparse)
 
 
 def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
@@ -60,9 +64,9 @@ def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
     else:
         must_be(fields, "norm_topk_prob", renormalises)
     groups, chosen_groups = 1, 1
-    if mixture.has_groups:
+    if mixture.has_groups and fields.text("topk_method", "none") != "greedy":
         groups, chosen_groups = (fields.integer(name, 1, low=1, high=count) for name in ("n_group", "topk_group"))
-    else:
+    elif not mixture.has_groups:
         must_be(fields, "n_group", 1)
     try:
         return RouterConfig(

@@ -12,7 +12,8 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
 from pagewood.engine.models.parts.linear import read_linear
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped"]
+"""Of the gate; "clamped": both projections are limited, and the other one is added to 1; see `Ops.clamped_mul`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,15 @@ class FeedForward(Generic[A]):
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`."""
-        return self._down(activated(self._ops, self._activation, self._gate_up(x)))
+        return self._down(gated(self._ops, self._activation, self._gate_up(x)))
 
 
-def activated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
+def gated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
     """Return `[T, I]` of the two projections `gate_up` `[T, 2I]`."""
     match activation:
         case "silu":
             return ops.silu_mul(gate_up)
         case "gelu_tanh":
             return ops.gelu_mul(gate_up)
+        case "clamped":
+            return ops.clamped_mul(gate_up)

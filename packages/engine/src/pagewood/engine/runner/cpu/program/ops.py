@@ -29,7 +29,7 @@ from pagewood.engine.models.ops import (
     PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
+from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.experts import route
@@ -213,7 +213,7 @@ class CPUExperts:
         before, behind = (shares, None) if self._weighs_inputs else (None, shares)
         grouping = experts.group(chosen, self._count)
         own = experts.spread(x, grouping, before, self._gate_up.depth)
-        own = activated(self._ops, self._activation, self._gate_up(own, grouping))
+        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
         return experts.collect(self._down(own, grouping), grouping, behind)
 
 
@@ -367,6 +367,12 @@ class CPUOps:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
         x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
         return x
+
+    def clamped_mul(self, gate_up: Buffer) -> Buffer:
+        """Return the product of the two halves, which are limited first."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(route.clamped_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
 
     def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
         """Return the chosen experts and their shares."""
