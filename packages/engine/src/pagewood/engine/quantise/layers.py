@@ -72,7 +72,7 @@ class _Recorded:
 
     def parts(self, weight: Tensor) -> Sequence[tuple[str, int]]:
         """Return the parts of a matrix, or of those of its rows, in whole parts, that `weight` is a view of."""
-        first = weight.storage_offset() // weight.shape[1]
+        first = int(weight.storage_offset()) // weight.shape[1]
         found: list[tuple[str, int]] = []
         start = 0
         for name, rows in self._stacked[weight.untyped_storage().data_ptr()]:
