@@ -287,6 +287,19 @@ def test_without_windows_to_give_back_healing_frees_every_frame() -> None:
     assert (kv.num_free, len(groups.held_frames()), kv.violation(())) == (20, 0, None)
 
 
+def test_a_copy_gets_no_more_pages_than_there_are_ids() -> None:
+    """Where no group is whole, most pages of a prefix need no memory, so memory alone would allow more."""
+    groups = PageGroups((8,), frames=PageAllocator(12), ids=PageAllocator(6), page_size=4, num_ahead=8)
+    kv = KVSpace(make_cache=partial(RadixCache, 4), allocator=groups, page_size=4, num_rows=NUM_ROWS)
+    reader = Reader(kv, (8,))
+    finish(reader, list(range(16)), max_new=1)
+    assert kv.take(7, num_available=1) is None
+    pages = kv.take(6, num_available=1)
+    assert pages is not None
+    assert len(groups.held_frames()) == 2
+    assert kv.cache.num_pages == 0
+
+
 def test_pages_that_are_cached_count_by_the_memory_that_they_have() -> None:
     kv, groups = make_windowed_space((None, 4, 4, 4), num_frames=80)
     reader = Reader(kv, (None, 4, 4, 4))

@@ -651,6 +651,8 @@ class TenantQuota(NamedTuple):
 
 SchedulePreset: TypeAlias = Literal["decode-first", "stall-free", "prefill-first"]
 """How prompts and decodes share steps, see `EngineConfig.schedule_preset`."""
+ModelImpl: TypeAlias = Literal["auto", "native", "transformers"]
+"""What computes a model, see `EngineConfig.model_impl`."""
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
@@ -719,6 +721,10 @@ class EngineConfig:
     # model
     model: str | None = None
     """Folder of a Hugging Face model, or a GGUF file; None: the model that ships with pagewood-engine."""
+    model_impl: ModelImpl = "auto"
+    """What computes the model. native: the parts of this package; transformers: its class in that library
+    (`pagewood-engine[transformers]`), over the same KV memory, which is slower; auto: transformers for an architecture
+    that this package has no table for, native for all others."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
@@ -918,6 +924,8 @@ class EngineConfig:
             raise ValueError(f"decision_log_mb must be > 0 and finite, got {self.decision_log_mb}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
+        if self.model_impl not in (known := get_args(ModelImpl)):
+            raise ValueError(f"model_impl must be one of {', '.join(known)}, got {self.model_impl!r}")
         if self.eviction_policy not in ("lru", "queue-lru"):
             raise ValueError(f"eviction_policy must be lru or queue-lru, got {self.eviction_policy!r}")
         if not 0.0 < self.mem_fraction <= 1.0:

@@ -13,11 +13,12 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
-from pagewood.engine.core.page_groups import PageGroups, longest_request, most_pages, num_frames_needed
+from pagewood.engine.core.page_groups import PageGroups, most_pages
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
@@ -41,10 +42,6 @@ from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV cache may take unless the configuration sets its size."""
-_TYPICAL_LENGTH = 2048
-"""Tokens for which every row has room unless the configuration sets the size of the KV memory."""
 _LONG_STEP = 2_500_000_000
 """Products of a weight and an activation that one thread computes in a long step: about 20 ms. The host needs less than
 a fiftieth of that to prepare the next step."""
@@ -88,6 +85,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         activations=config.activations,
         digest=digest,
         num_threads=num_threads,
+        max_length=config.max_length,
         progress=progress,
     )
     model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)
@@ -127,10 +125,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_groups, has_frames = len(groups.windows), len(groups.windows) > 1
     page_bytes = layout.bytes_per_page * num_groups
     if drafter is not None and has_frames:  # a request that is long for its windows holds little but whole groups
-        page_bytes += drafter.layout_beside(layout).bytes_per_page * most_pages(groups.windows, num_groups)
+        page_bytes += -(-drafter.layout_beside(layout).bytes_per_page * num_groups // groups.windows.count(None))
     elif drafter is not None:
         page_bytes = drafter.layout(layout).bytes_per_page
-    num_pages, max_length = _memory(config, model_config, groups, page_bytes)
+    num_pages, max_length = host_pages(config, model_config.max_position, groups, page_bytes)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -271,39 +269,6 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
         groups.windows[-1],
     )
     return groups
-
-
-def _memory(config: EngineConfig, model: ModelConfig, groups: LayerGroups, page_bytes: int) -> tuple[int, int]:
-    """Return (pages of KV memory, longest request in tokens), with pages of `page_bytes`: see `build_cpu_engine`."""
-    longest = min(config.max_length or model.max_position, model.max_position)
-    available, num_groups = available_memory_bytes(), len(groups.windows)
-    sizes = {"page_size": config.page_size, "num_ahead": config.max_chunk_tokens}
-    if config.max_total_tokens is not None:
-        num_pages = config.max_total_tokens // config.page_size
-        if num_pages * page_bytes > available:
-            raise ValueError(
-                f"max_total_tokens must be at most {available // page_bytes * config.page_size}, for which "
-                f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
-            )
-    else:
-        per_row, for_longest = (
-            -(-num_frames_needed(groups.windows, length, **sizes) // num_groups)
-            for length in (min(longest, _TYPICAL_LENGTH), longest)
-        )
-        useful = max(config.num_rows * per_row, for_longest)
-        num_pages = min(useful, int(available * _MEMORY_SHARE) // page_bytes)
-    max_length = longest_request(groups.windows, num_pages * num_groups, limit=longest, **sizes)
-    if longest < 2:
-        raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {model.max_position}")
-    if max_length < 2:
-        raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
-    if config.max_length is not None and max_length < config.max_length:
-        raise ValueError(
-            f"max_length must be at most {max_length} "
-            f"({num_pages} pages of {config.page_size} tokens, and the model allows {model.max_position}), "
-            f"got {config.max_length}"
-        )
-    return num_pages, max_length
 
 
 def _num_cores() -> int:

@@ -386,11 +386,14 @@ class KVSpace:
         num_available = max(num_available, num_needed)
         if self.num_available < num_available and not self._regain(num_available):
             return None
+        if self.groups is not None and n > self.groups.num_free_ids + self.cache.num_evictable:
+            return None  # there may be fewer ids than a prefix has pages, if most of these need no memory
         self._make_room(num_needed)
         if self.groups is None:
             return self._allocator.alloc(n)
         if n > self.groups.num_free_ids:
             self._allocator.free(self.cache.evict(n - self.groups.num_free_ids))
+            self.epoch += 1
         return self.groups.alloc_for_hit(n)
 
     def poll(self) -> None:

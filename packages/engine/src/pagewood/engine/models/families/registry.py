@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
+from pagewood.engine.models.families import (
+    apertus,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from pagewood.engine.models.families.family import Family
 
 _LINEAGES = (
@@ -18,6 +31,9 @@ _LINEAGES = (
     starcoder,
     apertus,
     deepseek,
+    exaone,
+    glm,
+    phi,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

@@ -316,27 +316,36 @@ class CPUOps:
         x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
-        self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
+        self, qkv: Buffer, rotation: tuple[Buffer, Buffer] | None, split: HeadSplit
     ) -> tuple[Buffer, Buffer, Buffer]:
         """Return rotated q and k, and v."""
         tape = qkv.tape
-        if split.norms_are_whole:
-            for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
-                assert norm is not None
-                tape.write(
-                    rows.norm_columns, qkv.rows, x=qkv, weight=_weight(norm, size), x_size=qkv.size, column=start,
-                    size=size, epsilon=norm.epsilon,
-                )  # fmt: skip
+        if split.norms_are_whole or (rotation is None and split.q_norm is not None):
+            _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
+            _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        dim = 2 * rotation[0].size
-        q_norm, k_norm = (None if norm is None else _weight(norm, dim) for norm in (split.q_norm, split.k_norm))
+        if rotation is None:
+            tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size)
+            return q, k, v
+        follows = split.norms_follow and split.q_norm is not None
+        q_norm, k_norm = (
+            None if norm is None or follows else _weight(norm, split.head_dim) for norm in (split.q_norm, split.k_norm)
+        )
         tape.write(
-            heads.split(dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
+        if follows:
+            _norm_heads(q, split.q_norm, 0, split.q_size, split)
+            _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
+
+    def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
+        """Return each row times its factor, in its memory."""
+        x.tape.write(rows.scale_rows, x.rows, x=x, factors=factors[0], size=x.size)
+        return x
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
@@ -349,6 +358,24 @@ class CPUOps:
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
+
+    def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:
+        """Return an activation of `x`, in its memory."""
+        if isinstance(activation, XIELU):
+            parameters = (activation.positive, activation.negative, activation.beta, activation.epsilon)
+            positive, negative, beta, epsilon = map(float, parameters)
+            x.tape.write(
+                activations.xielu, x.rows, x=x, size=x.size, positive=positive, negative=negative, beta=beta,
+                epsilon=epsilon,
+            )  # fmt: skip
+        else:
+            x.tape.write(_ACTIVATIONS[activation], x.rows, x=x, size=x.size)
+        return x
+
+    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
+        return x
 
     def clamped_mul(self, gate_up: Buffer) -> Buffer:
         """Return the product of the two halves, which are limited first."""
@@ -386,24 +413,6 @@ class CPUOps:
         x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
         return x
 
-    def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:
-        """Return an activation of `x`, in its memory."""
-        if isinstance(activation, XIELU):
-            parameters = (activation.positive, activation.negative, activation.beta, activation.epsilon)
-            positive, negative, beta, epsilon = map(float, parameters)
-            x.tape.write(
-                activations.xielu, x.rows, x=x, size=x.size, positive=positive, negative=negative, beta=beta,
-                epsilon=epsilon,
-            )  # fmt: skip
-        else:
-            x.tape.write(_ACTIVATIONS[activation], x.rows, x=x, size=x.size)
-        return x
-
-    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
-        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
-        x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
-        return x
-
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
         x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
@@ -433,6 +442,21 @@ class CPUOps:
         sines = rotation[1]
         x.tape.write(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
+
+
+def _norm_heads(x: Buffer, norm: Norm | None, column: int, size: int, split: HeadSplit) -> None:
+    """Write the instruction that norms `size` columns of `x` from `column` on, as whole rows or head by head."""
+    assert norm is not None
+    if split.norms_are_whole:
+        x.tape.write(
+            rows.norm_columns, x.rows, x=x, weight=_weight(norm, size), x_size=x.size, column=column, size=size,
+            epsilon=norm.epsilon,
+        )  # fmt: skip
+    else:
+        x.tape.write(
+            rows.norm_heads, x.rows, x=x, weight=_weight(norm, split.head_dim), x_size=x.size, column=column, size=size,
+            dim=split.head_dim, epsilon=norm.epsilon,
+        )  # fmt: skip
 
 
 def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
