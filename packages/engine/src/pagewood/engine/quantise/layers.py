@@ -80,7 +80,7 @@ class _Recorded:
 
         It may be a view of some rows of a matrix, in whole parts; the rows of that one are in their own order.
         """
-        first = weight.storage_offset() // weight.shape[1]
+        first = int(weight.storage_offset()) // weight.shape[1]
         parts, order = self._stacked[weight.untyped_storage().data_ptr()]
         found: list[tuple[str, int]] = []
         start = 0
