@@ -36,6 +36,18 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1,
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": DIM,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -46,11 +58,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "olmo": ("Olmo", {"eos_token_id": 0, "pad_token_id": 0}),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
     "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 16,
+            "mlp_only_layers": [0],
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "eos_token_id": 0, "pad_token_id": 0}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": DIM,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3-windows": (
         "Qwen3",
         {
@@ -116,10 +155,11 @@ def driver_of(runner: Any) -> RowDriver:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[CPURunner]:
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE, order="HND")
+    ops = CPUOps()
     runner = CPURunner(
-        load_model(folder, CPUOps()),
+        load_model(folder, ops),
         KVStorage(layout, NUM_PAGES),
-        warm_up(DIM),
+        warm_up(DIM, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,

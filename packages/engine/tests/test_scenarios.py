@@ -664,9 +664,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
             "batch.starts.tolist()",
         )
     ],
-    "drafts from stale KV": [
-        (EchoDrafts, "catch_up", "self._tags[slots[first:]] != tags[first:]", "self._tags[slots[first:]] == 0")
-    ],
+    "drafts from stale KV": [(EchoDrafts, "catch_up", "!= tags[first:]", "== 0")],
     "drafts from the KV of the row before": [(EchoDrafts, "begin", "self._ends[rows] = 0", "pass")],
     "drafts before the KV is computed": [
         (EchoDrafts, "catch_up", "np.flatnonzero(is_stale)", "np.flatnonzero(is_stale[:0])")

@@ -48,6 +48,7 @@ from pagewood.engine.runner.cpu.drafts import draft_model, eagle, valid_slots
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool.tiers.pages import device
 from scale import scaled
+from scenarios.drawing import with_grammars
 from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault
 from speculating import (
@@ -123,6 +124,21 @@ def test_drafts_change_no_answer(rng: random.Random, overlap: bool, kind: str, a
 def test_every_draft_of_the_target_itself_is_accepted(rng: random.Random, overlap: bool, architecture: str) -> None:
     """Greedy or sampled, after preemption, cache hits, chunks and copies from the host: no draft KV is ever stale."""
     run_random(rng, "self", architecture, overlap=overlap)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rng=st.randoms(use_true_random=False),
+    overlap=st.booleans(),
+    kind=st.sampled_from(("ngram", "perturbed", "unrelated", "eagle")),
+    architecture=st.sampled_from(("gemma3", "qwen2")),
+)
+def test_drafts_and_grammars_change_no_answer_of_layers_with_windows(
+    rng: random.Random, overlap: bool, kind: str, architecture: str
+) -> None:
+    model, drafter = make(kind, architecture)
+    scenario = with_grammars(random_traffic(rng, overlap=overlap), rng)
+    run(scenario, model=model, drafter=drafter, num_tokens=rng.choice((1, 4)), make_drafting=random_drafting(rng))
 
 
 def test_the_traffic_exercises_what_it_claims() -> None:

@@ -645,7 +645,8 @@ class TenantQuota(NamedTuple):
     max_tokens_in_flight: int | None = None
     """Tokens of its running requests: prompts and all that they may still generate."""
     max_kv_tokens: int | None = None
-    """Tokens of KV that its running requests hold when one more starts; they may outgrow it by what they generate."""
+    """Tokens of KV that its running requests hold when one more starts; they may outgrow it by what they generate. A
+    request counts with all its tokens, also where layers with a window keep the last ones only."""
 
 
 SchedulePreset: TypeAlias = Literal["decode-first", "stall-free", "prefill-first"]
@@ -830,7 +831,8 @@ class EngineConfig:
     running request is preempted only when memory runs out."""
     schedule_conservativeness: float = 1.0
     """Factor of the memory that is kept for the outputs of running requests, > 0. A lower value admits more requests,
-    and preempts more when memory runs out."""
+    and preempts more when memory runs out. Outputs count as if no layer had a window: where most have, a lower value
+    fits."""
     chunked_prefill_size: int | None = None
     """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
     tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""

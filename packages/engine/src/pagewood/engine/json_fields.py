@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,7 +55,11 @@ class Fields:
         """Return the fields with those of `names` also under the names by which they are read, the keys of `names`."""
         found = {name: self.values[own] for name, own in names.items() if self.values.get(own) is not None}
         shown = {name: own for name, own in names.items() if name in found or self.values.get(name) is None}
-        return replace(self, values={**self.values, **found}, names={**self.names, **shown}) if names else self
+        return replace(self.over(found), names={**self.names, **shown}) if names else self
+
+    def over(self, values: Mapping[str, object]) -> Fields:
+        """Return the fields with those of `values` before them."""
+        return replace(self, values=ChainMap(dict(values), cast("dict[str, object]", self.values)))
 
     def section(self, name: str) -> Fields | None:
         """Return the object in field `name`, or None if it is absent, null or empty."""
@@ -82,6 +87,19 @@ class Fields:
         if value is not default and not (low <= value <= high and math.isfinite(value)):
             raise self._wrong(name, f"in [{low}, {high}]", value)
         return float(value)
+
+    def numbers(self, name: str, count: int, *, low: float, high: float) -> tuple[float, ...]:
+        """Return a list of `count` numbers in [low, high]."""
+        value = self._value(name, None)
+        items: list[object] = list(cast("list[object]", value)) if isinstance(value, list) else []
+        if len(items) != count:
+            raise self._wrong(name, f"a list of {count} numbers", self.values.get(name))
+        found: list[float] = []
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not low <= item <= high:
+                raise self._wrong(name, f"a list of numbers in [{low}, {high}]", item)
+            found.append(float(item))
+        return tuple(found)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """Return a truth value."""

@@ -20,6 +20,8 @@ _YARN = rope(
     "yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1
 )
 
+_EXPERTS = {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "num_mtp_layers": 0}
+
 CASES = {
     "deepseek2-dense": Case(kind="DeepseekV2", extra={**_SIZES, "q_lora_rank": None}),
     "deepseek3-dense": Case(
@@ -30,4 +32,9 @@ CASES = {
     "deepseek32-dense": Case(
         kind="DeepseekV32", is_long=True, extra={**_SIZES, "index_topk": 160, "index_n_heads": 2, "index_head_dim": 16}
     ),
+    "deepseek2-experts": Case(
+        kind="DeepseekV2",
+        extra={**_SIZES, **_EXPERTS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0},
+    ),
+    "deepseek3-experts": Case(kind="DeepseekV3", extra={**_SIZES, **_EXPERTS, "n_shared_experts": 2}),
 }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from families.case import Case
 from families.ropes import rope
 
+_END = {"eos_token_id": 0, "bos_token_id": 1}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+
 CASES = {
     "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
     "qwen2-windows": Case(
@@ -20,6 +23,18 @@ CASES = {
             **rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
     ),
+    "qwen2.5-vl": Case(
+        kind="Qwen2_5_VL",
+        config="Qwen2_5_VLTextConfig",
+        is_inside=True,
+        extra={**_END, **rope("default", mrope_section=[2, 3, 3])},
+    ),
+    "qwen3-vl": Case(
+        kind="Qwen3VL",
+        config="Qwen3VLTextConfig",
+        is_inside=True,
+        extra={**_END, "head_dim": 16, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)},
+    ),
     "qwen3-windows": Case(
         kind="Qwen3",
         extra={
@@ -29,5 +44,12 @@ CASES = {
             "sliding_window": 11,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
+    ),
+    "qwen2-moe": Case(
+        kind="Qwen2Moe",
+        extra={**_EXPERTS, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "num_hidden_layers": 4},
+    ),
+    "qwen3-moe": Case(
+        kind="Qwen3Moe", extra={**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}
     ),
 }

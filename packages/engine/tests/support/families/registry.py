@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from families import apertus, deepseek, exaone, gemma, glm, gpt_oss, granite, llama, olmo, phi, qwen, starcoder
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -11,9 +11,13 @@ CASES: dict[str, Case] = {
     **olmo.CASES,
     **gemma.CASES,
     **granite.CASES,
+    **gpt_oss.CASES,
     **starcoder.CASES,
     **apertus.CASES,
     **deepseek.CASES,
+    **exaone.CASES,
+    **glm.CASES,
+    **phi.CASES,
 }
-ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma3")
+ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

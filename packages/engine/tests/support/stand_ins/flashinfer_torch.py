@@ -32,7 +32,6 @@ class _Plan:
     """[G + 1], first page of each grant."""
     lengths: list[int]
     """[G], positions of each grant."""
-    indices: Tensor
     page_size: int
     window_left: int
     soft_cap: float | None
@@ -52,6 +51,7 @@ class _Wrapper:
             raise ValueError(f"kv_layout must be NHD, got {kv_layout}")
         self.device = float_workspace_buffer.device
         self._pin_memory_int_workspace_buffer = torch.empty(1 << 12, dtype=torch.uint8)  # written by: cuda.attention
+        self._paged_kv_indices_buf = torch.empty(0, dtype=torch.int32)  # written by: plan, cuda.attention
         self._plan: _Plan | None = None
 
     def _take(
@@ -77,11 +77,11 @@ class _Wrapper:
         if not all(1 <= length <= page_size for length in last) or pages[-1] != len(indices):
             raise ValueError(f"every page must be filled and listed, got {last}, {pages} and {len(indices)} indices")
         lengths = [max(b - a - 1, 0) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
+        self._paged_kv_indices_buf = indices
         self._plan = _Plan(
             offsets=_host(qo_indptr),
             pages=pages,
             lengths=lengths,
-            indices=indices,
             **options,  # pyright: ignore[reportArgumentType]
         )
 
@@ -113,7 +113,7 @@ class _Wrapper:
         return seen
 
     def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> tuple[Tensor, Tensor]:
-        pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
+        pages = self._paged_kv_indices_buf[plan.pages[grant] : plan.pages[grant + 1]].long()
         length = plan.lengths[grant]
         k, v = memory.index_select(0, pages).double().transpose(0, 1).flatten(1, 2)[:, :length]
         mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].double()

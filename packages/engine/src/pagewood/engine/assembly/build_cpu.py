@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
-from pagewood.engine.assemble import assemble
+from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.host_pages import host_pages
-from pagewood.engine.assembly.lower_caches import tiered_cache
+from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.loop import Engine, EngineInfo, Runner
+from pagewood.engine.core.page_groups import PageGroups, most_pages
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -80,9 +81,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         activations=config.activations,
         digest=digest,
         num_threads=num_threads,
+        max_length=config.max_length,
         progress=progress,
     )
-    model, variants = loaded.model, loaded.variants
+    model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)
     if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
         raise ValueError(
             f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
@@ -102,6 +104,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             progress=progress,
         )
         variants |= drafter.variants
+        units |= dict.fromkeys(drafter.units)
     _log.info("weights: %s", _described(variants))
     groups = _groups(config, model_config, has_drafter=drafter is not None)
     layout = model_config.memory_layout(
@@ -112,11 +115,16 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         int8=config.kv_cache_dtype == "int8",
         draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
+        others=units,
         progress=progress,
     )
-    page_layout = layout if drafter is None else drafter.layout(layout)
-    page_bytes = page_layout.bytes_per_page * len(groups.windows)
-    num_pages, max_length = host_pages(config, model_config.max_position, groups, page_layout)
+    num_groups, has_frames = len(groups.windows), len(groups.windows) > 1
+    page_bytes = layout.bytes_per_page * num_groups
+    if drafter is not None and has_frames:  # a request that is long for its windows holds little but whole groups
+        page_bytes += -(-drafter.layout_beside(layout).bytes_per_page * num_groups // groups.windows.count(None))
+    elif drafter is not None:
+        page_bytes = drafter.layout(layout).bytes_per_page
+    num_pages, max_length = host_pages(config, model_config.max_position, groups, page_bytes)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -125,9 +133,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages=num_pages,
         page_size=config.page_size,
         windows=groups.windows,
+        announces_pages=drafter is not None and has_frames,
         vector_size=model_config.hidden_size,
         page_bytes=page_bytes,
-        long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
+        long_step_tokens=-(-_LONG_STEP * num_threads // (num_weights - model_config.num_idle_parameters)),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
@@ -144,21 +153,25 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
     control = draft_control(config, are_cores_taken=TakenCores())
     if drafter is None:
-        storage, make_drafter = KVStorage(layout, num_pages * len(groups.windows)), None
+        storage, make_drafter, beside = KVStorage(layout, num_pages * num_groups), None, None
         memory = storage.memory
     else:
-        joint = drafter.allocate(layout, num_pages)
-        storage, memory = joint.target, joint.whole
+        num_frames = num_pages * num_groups
+        joint = drafter.allocate(
+            layout,
+            most_pages(groups.windows, num_frames) if has_frames else num_pages,
+            num_frames=num_frames if has_frames else None,
+        )
+        storage, memory, beside = joint.target, joint.whole, joint.beside
         make_drafter = drafter.maker(
             joint,
             max_tokens=config.speculative_num_tokens,
             uses_rejection=config.speculative_verify == "rejection",
         )
-    populator = Populator(memory)
-    make_cache = tiered_cache(config, digest, memory, mark=loaded.mark)
+    populators = [Populator(one) for one in (memory, beside) if one is not None]
 
-    def make_runner(kv: KVSpace) -> PopulatingRunner:
-        runner = CPURunner(
+    def make_runner(kv: KVSpace) -> Runner:
+        runner: Runner = CPURunner(
             model,
             storage,
             kernel,
@@ -171,10 +184,11 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             processors=processors,
             groups=groups,
         )
-        populating = PopulatingRunner(runner, populator)
+        for populator in populators:
+            runner = PopulatingRunner(runner, populator)
         if control is not None:
-            measure_cost(control, config, info, populating)
-        return populating
+            measure_cost(control, config, info, runner)
+        return runner
 
     config = replace(
         config,
@@ -183,11 +197,14 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads=num_threads,
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
+    allocator = page_allocator(config.resolved(), info)
+    frames = Frames(pages=allocator, layers=groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=make_cache,
+        make_cache=tiered_cache(config, digest, memory, mark=loaded.mark, frames=frames),
+        allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
         drafts_constrained=True,
@@ -224,11 +241,13 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
     groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
     if groups.windows == (None,):
         return groups
-    if has_drafter or config.host_cache_gb is not None:
-        _log.info(
-            "layers with a window keep the KV of all positions, because %s",
-            "a drafter has its own beside it" if has_drafter else "lower tiers copy whole pages",
-        )
+    reason = None
+    if config.host_cache_gb is not None and config.decision_log is not None:
+        reason = "a replay of the decision log would not know when copies to the host end"
+    if has_drafter and None not in groups.windows:
+        reason = "a drafter has its own of all of them"
+    if reason is not None:
+        _log.info("layers with a window keep the KV of all positions, because %s", reason)
         return LayerGroups.whole(model.num_layers)
     num_whole = groups.windows.count(None)
     _log.info(

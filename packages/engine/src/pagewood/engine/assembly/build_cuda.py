@@ -27,6 +27,7 @@ from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -41,7 +42,7 @@ from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
-from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool import JointLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
@@ -58,9 +59,13 @@ class BuiltRunner:
     runner: CUDARunner
     model: ModelConfig
     memory: PageMemory
-    """KV memory; its last page is for the runner itself."""
+    """KV memory; its last page, or frame, is for the runner itself."""
     num_pages: int
     max_length: int
+    windows: tuple[int | None, ...]
+    """Of the groups of layers."""
+    page_bytes: int
+    announces_pages: bool
 
 
 def build_cuda_engine(
@@ -109,10 +114,12 @@ def build_on(
         eos_token_ids=built.model.eos_token_ids,
         num_pages=built.num_pages,
         page_size=config.page_size,
+        windows=built.windows,
+        announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
-        page_bytes=built.memory.layout.bytes_per_page,
+        page_bytes=built.page_bytes,
     )
-    make_cache = tiered_cache(config, digest, built.memory)
+    make_cache = tiered_cache(config, digest, built.memory, mark=built.model.length_mark)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, built.runner)
@@ -159,14 +166,16 @@ def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: b
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
+        grouped = importlib.import_module("pagewood.engine.runner.cuda.kernels.grouped_triton").grouped
     except ImportError as error:
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
         return CUDAOps(flashinfer)
     if batch_invariant:
-        return CUDAOps(flashinfer, kernels.linear)
-    return CUDAOps(flashinfer, kernels.linear, partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul))
+        return CUDAOps(flashinfer, kernels.linear, grouped=grouped)
+    silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
+    return CUDAOps(flashinfer, kernels.linear, silu_mul, grouped)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
@@ -248,7 +257,14 @@ def build_cuda_runner(
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
     try:
-        model = load_model(folder, ops, dtype=getattr(torch, dtype), device=device.torch_device, progress=progress)
+        model = load_model(
+            folder,
+            ops,
+            dtype=getattr(torch, dtype),
+            device=device.torch_device,
+            max_length=config.max_length,
+            progress=progress,
+        )
         if found is not None:
             drafter = LoadedDrafter.load(
                 found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
@@ -260,13 +276,14 @@ def build_cuda_runner(
         ) from error
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
     sizes = sizes if config.cuda_graph else []
-    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config))
-    parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
-    if model.config.groups(max_length=longest).windows != (None,):
-        _log.info("layers with a window keep the KV of all positions, because kernels are planned for one page table")
+    groups = _groups(config, model.config, drafter, longest)
+    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
+    parts = _Parts(
+        device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config
+    )
     budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
@@ -283,7 +300,13 @@ def build_cuda_runner(
         page_bytes=parts.page_bytes,
     )
     num_pages = budget.num_pages(config)
-    max_length = min(longest, num_pages * config.page_size)
+    max_length = longest_request(
+        groups.windows,
+        num_pages * len(groups.windows),
+        page_size=config.page_size,
+        num_ahead=config.max_chunk_tokens,
+        limit=longest,
+    )
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
     _log.info(
@@ -298,7 +321,32 @@ def build_cuda_runner(
     runner, memory = parts.runner(
         num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
     )
-    return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
+    return BuiltRunner(
+        runner=runner,
+        model=model.config,
+        memory=memory,
+        num_pages=num_pages,
+        max_length=max_length,
+        windows=groups.windows,
+        page_bytes=parts.page_bytes,
+        announces_pages=parts.has_drafts_beside,
+    )
+
+
+def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | None, longest: int) -> LayerGroups:
+    """Return the groups of layers whose memory is given back apart."""
+    groups = model.groups(max_length=longest)
+    if groups.windows == (None,):
+        return groups
+    reason = None
+    if config.host_cache_gb is not None:
+        reason = "lower tiers copy whole pages"
+    elif None not in groups.windows and drafter is not None and drafter.max_position is not None:
+        reason = "a drafter has its own of all of them"
+    if reason is None:
+        return groups
+    _log.info("layers with a window keep the KV of all positions, because %s", reason)
+    return LayerGroups.whole(model.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,18 +358,38 @@ class _Parts:
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
     layout: MultiHeadLayout
+    """Of a page, or of a frame."""
+    groups: LayerGroups
     config: EngineConfig
 
     @property
-    def layouts(self) -> tuple[MultiHeadLayout, ...]:
-        """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
-        more = None if self.drafter is None else self.drafter.layout(self.layout)
-        return (self.layout,) if more is None else (self.layout, more)
+    def draft_layout(self) -> MultiHeadLayout | None:
+        """The layout of the drafter's KV; None: it has no KV."""
+        return None if self.drafter is None else self.drafter.layout(self.layout)
+
+    @property
+    def has_drafts_beside(self) -> bool:
+        """Whether the drafter's KV lies beside the frames of pages, under the ids of pages."""
+        return self.draft_layout is not None and len(self.groups.windows) > 1
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page."""
-        return sum(layout.bytes_per_page for layout in self.layouts)
+        """Size of a page, with the frames of all groups and what the drafter has beside them at most."""
+        num_groups, more = len(self.groups.windows), self.draft_layout
+        frames = num_groups * self.layout.bytes_per_page
+        if more is None:
+            return frames
+        return frames + -(-more.bytes_per_page * num_groups // self.groups.windows.count(None))
+
+    def kv_bytes(self, num_pages: int) -> int:
+        """Return the size of the memory that `runner` allocates for pages."""
+        more = 0 if self.draft_layout is None else self.draft_layout.bytes_per_page
+        num_frames = num_pages * len(self.groups.windows)
+        return (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
+
+    def num_drafted(self, num_frames: int) -> int:
+        """Return how many pages the drafter has memory for."""
+        return most_pages(self.groups.windows, num_frames) if self.has_drafts_beside else num_frames
 
     def runner(
         self,
@@ -332,16 +400,20 @@ class _Parts:
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
     ) -> tuple[CUDARunner, PageMemory]:
-        """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
+        """Allocate `num_pages` pages and one frame for the runner; return the runner and the memory."""
+        num_frames, more = num_pages * len(self.groups.windows), self.draft_layout
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
-        layouts, draft_storage = self.layouts, None
-        if len(layouts) == 1:
-            storage = KVStorage(self.layout, num_pages + 1, device=where)
+        draft_storage = None
+        if more is None or self.has_drafts_beside:
+            storage = KVStorage(self.layout, num_frames + 1, device=where)
             memory = storage.memory
+            if more is not None:
+                draft_storage = KVStorage(more, self.num_drafted(num_frames) + 1, device=where)
         else:
-            memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)
+            layouts = (self.layout, more)
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (
-                KVStorage(layout, num_pages + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+                KVStorage(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
         drafter = self.drafter and self.drafter.make(
             draft_storage,
@@ -365,6 +437,8 @@ class _Parts:
             drafter=drafter,
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
             processors=processors,
+            groups=self.groups,
+            num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,
             progress=progress,
         )
         return runner, memory
@@ -402,7 +476,8 @@ def _graph_bytes(
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
-    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
+    num_groups = len(model.groups(max_length=longest).windows)
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
     masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
     return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
 
@@ -428,4 +503,4 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
+    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages), 0) + masks

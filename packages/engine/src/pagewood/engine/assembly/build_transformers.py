@@ -81,7 +81,8 @@ def build_transformers_engine(
     layout = shape.layout(page_size=config.page_size, dtype=_kv_dtype_of(config))
     parts = _Parts(device=device, model=model, layout=layout, config=config, processors=processors)
     if device.torch_device.type == "cpu":
-        num_pages, max_length = host_pages(config, found.max_position, LayerGroups.whole(layout.num_layers), layout)
+        whole = LayerGroups.whole(layout.num_layers)
+        num_pages, max_length = host_pages(config, found.max_position, whole, layout.bytes_per_page)
     else:
         num_pages, max_length = _device_pages(parts, found, free_bytes)
     runner, storage = parts.runner(num_pages, max_length=max_length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.core.page_groups import longest_request, num_frames_needed
-from pagewood.kvpool import LayerGroups, PageLayout
+from pagewood.kvpool import LayerGroups
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take unless the configuration sets its size."""
@@ -13,11 +13,10 @@ _TYPICAL_LENGTH = 2048
 """Tokens for which every row has room unless the configuration sets the size of the KV memory."""
 
 
-def host_pages(config: EngineConfig, max_position: int, groups: LayerGroups, layout: PageLayout) -> tuple[int, int]:
-    """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
+def host_pages(config: EngineConfig, max_position: int, groups: LayerGroups, page_bytes: int) -> tuple[int, int]:
+    """Return (pages of KV memory, longest request in tokens), with pages of `page_bytes`: see `build_cpu_engine`."""
     longest = min(config.max_length or max_position, max_position)
     available, num_groups = available_memory_bytes(), len(groups.windows)
-    page_bytes = layout.bytes_per_page * num_groups
     sizes = {"page_size": config.page_size, "num_ahead": config.max_chunk_tokens}
     if config.max_total_tokens is not None:
         num_pages = config.max_total_tokens // config.page_size
@@ -32,7 +31,7 @@ def host_pages(config: EngineConfig, max_position: int, groups: LayerGroups, lay
             for length in (min(longest, _TYPICAL_LENGTH), longest)
         )
         useful = max(config.num_rows * per_row, for_longest)
-        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)) // num_groups)
+        num_pages = min(useful, int(available * _MEMORY_SHARE) // page_bytes)
     max_length = longest_request(groups.windows, num_pages * num_groups, limit=longest, **sizes)
     if longest < 2:
         raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {max_position}")

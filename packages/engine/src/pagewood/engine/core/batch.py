@@ -51,7 +51,7 @@ class Batch:
 
     page_rows: Int32
     """[U] row of each new page. The page tables of the groups of layers (`EngineInfo.windows`) form one table, in which
-    the row is group * num_rows + row."""
+    the row is group * num_rows + row. With `EngineInfo.announces_pages`, a table of the pages' own ids follows."""
     page_columns: Int32
     """[U] place of each new page in its row; it holds positions [column * page_size, (column + 1) * page_size)."""
     page_ids: Int32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -445,6 +446,9 @@ class Planner:
     ) -> None:
         """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory.
 
+        What is free or becomes free then is for that one: a stream of short requests could take it in every step. So a
+        waiting request that would fit comes a step later.
+
         `prompts` that are left go on before the first request that is not of higher priority. Requests that are parked
         or wait for copies count as running for those of lower priority.
         """
@@ -501,7 +505,7 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_PLACE, request, None, len(state.running), kv.num_free_rows)
                 if self._preemption is not None and not had_place:
-                    shortage.excluded += self._preemption.ask(state, request, num_reserved=0)
+                    shortage.excluded += self._preemption.ask(state, request)
                 break
             if waiting.defer(request):
                 if self._notes is not None:
@@ -513,7 +517,7 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.PLACE_KEPT, request, claims[0][0], kv.num_free_rows, len(claims))
                 if self._preemption is not None:
-                    shortage.excluded += self._preemption.ask(state, request, num_reserved=0)
+                    shortage.excluded += self._preemption.ask(state, request)
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
@@ -544,7 +548,10 @@ class Planner:
             if not count:
                 is_declined = True
                 if self._preemption is not None:
-                    shortage.excluded += self._preemption.ask(state, request, num_reserved=num_reserved)
+                    reserved_beside = partial(self._reserved_beside, request, claims)
+                    shortage.excluded += self._preemption.ask(
+                        state, request, num_reserved=num_reserved, reserved_beside=reserved_beside
+                    )
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
@@ -582,6 +589,10 @@ class Planner:
             num_to_complete += sum(map(self._kv.num_to_complete, lacking))
         running = [*running, *(claimant for claimant, _ in claims)]
         return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
+
+    def _reserved_beside(self, candidate: Request, claims: Sequence[Claim], running: Sequence[Request]) -> int:
+        """Return the pages that must stay available for `running` and `claims` if a candidate runs beside them only."""
+        return self._open_reserve(running, claims, all_decode=False).num_reserved(candidate, num_available=0)
 
     def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:
         assert self._notes is not None

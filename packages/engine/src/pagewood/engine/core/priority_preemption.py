@@ -20,13 +20,14 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 class PriorityPreemption:
     """Knows which running requests leave for which waiting one. Invariant: they leave for one request at a time."""
 
-    __slots__ = ("_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
+    __slots__ = ("_able", "_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
 
     def __init__(
         self,
         kv: KVSpace,
         choose: WorthPreempting,
         *,
+        able: Callable[[Request, Sequence[Request]], Sequence[Request]],
         num_spared: Callable[[], int] = lambda: 0,
         notes: Notes | None = None,
     ) -> None:
@@ -35,6 +36,7 @@ class PriorityPreemption:
         Args:
             kv: memory of the engine.
             choose: returns the requests to preempt.
+            able: returns the running requests that `choose` may return for a waiting one.
             num_spared: returns for how many waiting requests `choose` has preempted nothing because the candidates had
                 been preempted before.
             notes: gets the reasons of decisions; None: no reasons are kept.
@@ -42,6 +44,7 @@ class PriorityPreemption:
         self.num_spared = num_spared
         self._notes = notes
         self._kv = kv
+        self._able = able
         self._choose = choose
         self.leaving: list[Request] = []
         """Running requests that are to leave; they get no grant."""  # written by: priority_preemption
@@ -68,8 +71,18 @@ class PriorityPreemption:
                 self._notes.note(reason, request, self.favoured)
         return self.leaving, stop_all(state, self._kv, leaving)
 
-    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> Sequence[Request]:
+    def ask(
+        self,
+        state: EngineState,
+        candidate: Request,
+        *,
+        num_reserved: int = 0,
+        reserved_beside: Callable[[Sequence[Request]], int] | None = None,
+    ) -> Sequence[Request]:
         """Choose the requests to preempt for `candidate`, which does not fit now; they leave from the next step on.
+
+        If all that can give way hold less than is kept for outputs, what is kept for their own does not count: it would
+        go with them. If only some of them leave, and the candidate still does not fit beside the others, it asks again.
 
         Returns:
             Those that were chosen now.
@@ -78,16 +91,23 @@ class PriorityPreemption:
             state: of the engine.
             candidate: waits.
             num_reserved: as for `KVSpace.admit`.
+            reserved_beside: returns what `num_reserved` is if only some of the running requests stay.
         """
         if self.leaving:
             return ()
-        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
-        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         running = [request for request in state.running if request.finish is None]
-        chosen = self._choose(candidate, running, num_missing)
+        chosen = self._choose(candidate, running, self._num_missing(candidate, num_reserved))
+        if not chosen and reserved_beside is not None and (able := set(self._able(candidate, running))):
+            num_reserved = reserved_beside([request for request in state.running if request not in able])
+            chosen = self._choose(candidate, running, self._num_missing(candidate, num_reserved))
         if chosen:
             self.favoured, self.leaving = candidate, list(chosen)
         return chosen
+
+    def _num_missing(self, candidate: Request, num_reserved: int) -> int:
+        """Return the tokens of memory that a waiting request lacks, at least 1."""
+        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
+        return max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
 
 
 def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:

@@ -445,7 +445,7 @@ class WaitingQueue:
 
         def take(n: int) -> Int32 | None:
             num_missing = self._kv.num_missing(request, self._kv.peek(request))
-            return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
+            return self._kv.take(n, num_available=num_missing + num_reserved)
 
         self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)

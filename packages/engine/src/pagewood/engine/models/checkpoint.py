@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.naming import Naming
+from pagewood.engine.models.ordered_rows import in_order
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import check_copy, stored_name
@@ -125,16 +127,20 @@ class Checkpoint:
             self.num_elements += math.prod((rows, *columns))
         return found
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Quantised matrices are widened. `__init__` describes when matrices are returned in another form.
+        Quantised matrices are widened. `__init__` describes when matrices are returned in another form. For `order` see
+        `models.ops.Weights`.
 
         Raises:
             ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a forbidden value.
         """
         found = self.check(parts, *columns)
         self._forget()
+        return in_order(self._stacked(found, *columns), order)
+
+    def _stacked(self, found: Sequence[Found], *columns: int) -> Tensor:
         has_codes = any(one.format is not None for one in found)
         if columns and self._maps_plain and not has_codes:
             return cast("Tensor", self._mapped_rows(found))
@@ -166,6 +172,20 @@ class Checkpoint:
                 target.copy_(torch.from_numpy(self._read(one, one.format, columns[0]).dequantised()))
             start += one.rows
         return stacked
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return the tensor `name` `[rows, *columns]` as float32 in memory of its own, whatever `stack` returns.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        [found] = self.check([(name, rows)], *columns)
+        self._forget()
+        if found.format is not None:
+            return torch.from_numpy(self._read(found, found.format, columns[0]).dequantised()).to(self._device)
+        tensor = self._mapped(found.name).to(torch.float32, copy=True)
+        self._report(1)
+        return tensor.to(self._device)
 
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
         tensors = [self._mapped(one.name) for one in found]

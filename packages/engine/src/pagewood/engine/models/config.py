@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import RopeConfig
+from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -72,10 +74,32 @@ class ModelConfig:
         """Per layer: the number of positions that a token sees, itself included; None: itself and all before it."""
         return tuple(layer.mixer.window for layer in self.layers)
 
+    def for_length(self, length: int) -> ModelConfig:
+        """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
+        layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
+        return replace(self, layers=tuple(layers))
+
+    @property
+    def length_mark(self) -> str:
+        """What distinguishes keys of the set of factors for short sequences from others; empty: there is no choice."""
+        scalings = [rope.scaling for rope in self.ropes]
+        return " short" if any(isinstance(one, LongScaling) and not one.is_long for one in scalings) else ""
+
+    @property
+    def position_configs(self) -> tuple[PositionConfig, ...]:
+        """The ropes and temperatures of all layers, each once."""
+        return tuple(dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs))
+
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The ropes of all layers, each once."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+        """The ropes among them."""
+        return tuple(one for one in self.position_configs if isinstance(one, RopeConfig))
+
+    @property
+    def num_idle_parameters(self) -> int:
+        """Number of parameters that the computation of a token does not read, because other experts have them."""
+        parts = [layer.feed_forward for layer in self.layers]
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
 
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
@@ -139,6 +163,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that may be null: as many heads as for queries, no soft cap."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -150,6 +176,8 @@ _ENCODERS = frozenset(
 
 def _read(fields: Fields, generation: Fields, architecture: str, family: Family) -> ModelConfig:
     fields = _text_fields(fields, family)
+    if family.by_text_type:
+        family = family.by_text_type.get(fields.text("model_type", ""), family)
     check_method(fields)
     check_fields(fields, read=family.reads, ignored=family.ignores)
     fields = _with_defaults(fields.renamed(family.field_names), family)
@@ -164,7 +192,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
         if not family.has_local_rope:
-            max_position = layers[0].mixer.rope.longest(max_position)
+            max_position = _longest(layers, max_position)
         choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
         return ModelConfig(
             architecture=architecture,
@@ -184,13 +212,23 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
 
 
+def _longest(layers: Sequence[LayerConfig], max_position: int) -> int:
+    """Return the number of usable positions of layers whose ropes are the same."""
+    ropes = [one for layer in layers for one in layer.mixer.position_configs if isinstance(one, RopeConfig)]
+    return ropes[0].longest(max_position) if ropes else max_position
+
+
 def _text_fields(fields: Fields, family: Family) -> Fields:
-    """Return the fields of the decoder; in a larger model, including those outside of `text_config`."""
-    if not family.other_parts:
+    """Return the fields of the decoder; in a larger model, including those outside of `text_config`.
+
+    Old files of larger models have no `text_config`.
+    """
+    if not family.other_parts or ("text_config" not in fields.values and "hidden_size" in fields.values):
         return fields
     text = fields.section("text_config") or fields.empty("text_config")
     outside = {name: fields.values[name] for name in _OUTSIDE if name in fields.values}
-    return replace(text, values={**outside, **text.values})
+    tied = {name: outside[name] for name in ("tie_word_embeddings",) if outside.get(name) is not None}
+    return replace(text, values={**outside, **text.values, **tied})  # the larger model has the output projection
 
 
 def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> float:
@@ -200,14 +238,14 @@ def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> f
 def _with_defaults(fields: Fields, family: Family) -> Fields:
     """Return the fields, with the family's defaults for absent ones.
 
-    Null counts as absent, except for `num_key_value_heads`, where it means the number of heads.
+    Null counts as absent, except for fields where it has a meaning of its own.
     """
     missing = {
         name: value
         for name, value in family.defaults.items()
-        if name not in fields.values or (fields.values[name] is None and name != "num_key_value_heads")
+        if name not in fields.values or (fields.values[name] is None and name not in _NULL_COUNTS)
     }
-    return replace(fields, values={**fields.values, **missing}) if missing else fields
+    return fields.over(missing) if missing else fields
 
 
 def _architecture(fields: Fields) -> tuple[str, Family]:

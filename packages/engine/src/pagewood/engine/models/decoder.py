@@ -15,7 +15,7 @@ from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Ste
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import position_table
 
 
 class Decoder(Generic[A]):
@@ -30,7 +30,8 @@ class Decoder(Generic[A]):
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
         self.config = config
-        self.ropes = [Rope(rope, device=device) for rope in config.ropes]
+        self.ropes = [position_table(one, device=device) for one in config.position_configs]
+        """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
         self._ops = ops
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]
@@ -54,8 +55,7 @@ class Decoder(Generic[A]):
 
         Args:
             tokens: `[T] int32`, token ids.
-            rotations: for each of `ropes`, the rotation of each token in the form of `ops`, made from the rope's values
-                for its position.
+            rotations: for each of `ropes`, its values for the position of each token, in the form of `ops`.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
 
@@ -89,7 +89,7 @@ class Decoder(Generic[A]):
             `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
         """
         ops, last = self._ops, len(self._layers) - 1
-        step = Step(rotations=dict(zip(self.config.ropes, rotations, strict=True)), attention=attention)
+        step = Step(rotations=dict(zip(self.config.position_configs, rotations, strict=True)), attention=attention)
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
         residual, pending = self.embedding(tokens), None

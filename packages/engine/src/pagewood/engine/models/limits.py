@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.fields.rope import MAX_POSITION
 
+MAX_POSITION = 1 << 28
+"""The longest sequence that a configuration may ask for."""
 LARGEST: Mapping[str, int] = MappingProxyType(
     {
         "vocab_size": 1 << 24,
         "hidden_size": 1 << 20,
         "intermediate_size": 1 << 22,
         "num_layers": 1 << 12,
+        "num_experts": 1 << 12,
         "num_heads": 1 << 14,
         "num_kv_heads": 1 << 14,
         "head_dim": 512,

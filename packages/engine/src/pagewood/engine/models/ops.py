@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pagewood.engine.models.parts.rope import RopeConfig
+    from pagewood.engine.models.head_order import RowOrder
+    from pagewood.engine.models.parts.experts import RouterConfig
+    from pagewood.engine.models.parts.feed_forward import Activation
+    from pagewood.engine.models.parts.rope import PositionConfig
 
+CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
+"""Numbers of `Ops.clamped_mul`."""
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""
 
@@ -59,8 +64,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSplit:
-    """The split of a fused projection into heads, and the norms of the heads before their rotation."""
+    """The split of a fused projection into heads, and the norms of the heads."""
 
+    head_dim: int
     q_size: int
     kv_size: int
     q_norm: Norm | None
@@ -68,6 +74,8 @@ class HeadSplit:
     k_norm: Norm | None
     norms_are_whole: bool = False
     """Whether the norms are `[q_size]` and `[kv_size]`, each of all heads together."""
+    norms_follow: bool = False
+    """Whether heads are normed behind their rotation rather than before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,7 @@ PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | X
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C of latents."""
+    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C latents."""
 
     num_heads: int
     plain_dim: int
@@ -144,6 +152,36 @@ class LatentHeads(Protocol[A]):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatrices:
+    """The weights of all experts of a layer, one below the other.
+
+    Legend: N experts, E hidden_size, I size of an expert.
+    """
+
+    count: int
+    """N."""
+    gate_up: Tensor
+    """`[N * 2I, E]`, of each expert the gate and below it the other projection."""
+    down: Tensor
+    """`[N * E, I]`"""
+    gate_up_bias: Tensor | None = None
+    """`[N * 2I]`"""
+    down_bias: Tensor | None = None
+    """`[N * E]`"""
+
+
+class ChosenExperts(Protocol[A]):
+    """Experts that hold their weights, in the form that is fastest on their device."""
+
+    def __call__(self, x: A, chosen: A, shares: A) -> A:
+        """Return `[T, E]`: the results of the `chosen` experts `[T, K] int32` of each row of `x` `[T, E]`, added up.
+
+        Each is multiplied by its share of `shares` `[T, K] float32`. The sum is in the order of `chosen`.
+        """
+        ...
+
+
 class Ops(Protocol[A]):
     """The arithmetic of a device.
 
@@ -153,6 +191,10 @@ class Ops(Protocol[A]):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
+        """Like `linear`; the weights are not rounded, and the result is float32."""
         ...
 
     def embedding(self, table: Tensor) -> Embedding[A]:
@@ -179,15 +221,19 @@ class Ops(Protocol[A]):
         """Add `x` `[T, E]` to `residual` in place."""
         ...
 
-    def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:
+    def split_heads(self, qkv: A, rotation: tuple[A, A] | None, split: HeadSplit) -> tuple[A, A, A]:
         """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
 
         Args:
             qkv: all query heads, then all key heads, then all value heads.
             rotation: two operands with the rotation of each token; element i of a head is rotated with element i + F.
-                Their contents depend on the device: see its `Ops`.
+                Their contents depend on the device: see its `Ops`. None: nothing is rotated.
             split: sizes and norms.
         """
+        ...
+
+    def scale_rows(self, x: A, factors: tuple[A, A]) -> A:
+        """Return `x` `[T, n]`, each row times the factor of its token; `factors` is like a rotation with F = 1."""
         ...
 
     def silu_mul(self, gate_up: A) -> A:
@@ -204,6 +250,41 @@ class Ops(Protocol[A]):
 
     def soft_cap(self, x: A, cap: float) -> A:
         """Return c tanh(x / c) of `x`, where c is `cap`."""
+        ...
+
+    def clamped_mul(self, gate_up: A) -> A:
+        """Return `[T, I]`: g times the sigmoid of `CLAMP_ALPHA` g, times u + 1.
+
+        g is the first half of `gate_up` `[T, 2I]`, at most `CLAMP_LIMIT`, and u the second, with at most this size.
+        """
+        ...
+
+    def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:
+        """Return the chosen experts `[T, K] int32` of each token, the best first, and their shares `[T, K] float32`.
+
+        Of experts that are equally good the first is chosen.
+
+        Args:
+            logits: `[T, experts] float32`, the outputs of the router.
+            router: how to choose.
+            bias: `[experts]`, added to scores for the choice only; None: there is none.
+        """
+        ...
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[A]:
+        """Take over `matrices`; the caller must drop them.
+
+        Args:
+            matrices: of all experts.
+            activation: between the two products.
+            weighs_inputs: whether the share multiplies the input of an expert, and not its result.
+        """
+        ...
+
+    def add_gated(self, x: A, y: A, gate: A | None) -> A:
+        """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
         ...
 
     def scale(self, x: A, factor: float) -> A:
@@ -250,18 +331,26 @@ class Attention(Protocol[A]):
 class Step(Generic[A]):
     """The data about the tokens of a step that the parts of all layers share."""
 
-    rotations: Mapping[RopeConfig, tuple[A, A]]
-    """The rotation of each token, for every rope of the model; see `Ops.split_heads`."""
+    rotations: Mapping[PositionConfig, tuple[A, A]]
+    """The rotation of each token for every rope of the model, see `Ops.split_heads`, and its factor for temperatures,
+    see `Ops.scale_rows`."""
     attention: Attention[A]
 
 
 class Weights(Protocol):
     """The source of parameters."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
-        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
+
+        Row i of the result is row `order[i]` of these; None: they stay in their order.
+        """
         ...
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored."""
+        ...
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return a small tensor `[rows, *columns]` as float32, where numbers must not be rounded further."""
         ...

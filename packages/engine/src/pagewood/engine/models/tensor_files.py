@@ -17,6 +17,7 @@ from torch import Tensor
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
 from pagewood.engine.models.families.registry import FAMILIES
+from pagewood.engine.models.fused_experts import separate_experts
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.weights.checkpoint_formats import Format
@@ -141,13 +142,13 @@ class GGUFFiles:
 
 
 def open_tensors(folder: Path) -> TensorFiles:
-    """Open the files with the weights of a folder.
+    """Open the files with the weights of a folder; every expert has matrices of its own, see `fused_experts`.
 
     Raises:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else _arranged(folder, SafetensorsFiles(folder))
+    return GGUFFiles(folder) if holds_gguf(folder) else separate_experts(_arranged(folder, SafetensorsFiles(folder)))
 
 
 def _arranged(folder: Path, files: TensorFiles) -> TensorFiles:

@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from pagewood.engine.models.ops import (
     XIELU,
+    ChosenExperts,
     Embedding,
+    ExpertMatrices,
     HeadSplit,
     LatentHeads,
     LatentShape,
@@ -25,7 +27,10 @@ from pagewood.engine.models.ops import (
     PlainActivation,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
 
 
 class TorchLinear:
@@ -108,6 +113,10 @@ class TorchOps:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return self._make_linear(weight, bias)
 
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection of float32 numbers."""
+        return TorchLinear(weight, bias)
+
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Return an embedding with `table` `[V, E]`."""
         return TorchEmbedding(table)
@@ -133,22 +142,33 @@ class TorchOps:
         residual.add_(x)
 
     def split_heads(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v."""
-        cosines, sines = (one[:, None] for one in rotation)
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
 
-        def rotated(x: Tensor, norm: Norm | None) -> Tensor:
+        def rotated(heads: Tensor) -> Tensor:
+            if rotation is None:
+                return heads
+            cosines, sines = (one[:, None] for one in rotation)
+            low, high = heads.chunk(2, dim=-1)
+            return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+
+        def finished(x: Tensor, norm: Norm | None) -> Tensor:
             if norm is not None and split.norms_are_whole:
                 x = self.rms_norm(x, norm)
-            heads = x.unflatten(1, (-1, 2 * cosines.shape[-1]))
-            if norm is not None and not split.norms_are_whole:
-                heads = self.rms_norm(heads, norm)
-            low, high = heads.chunk(2, dim=-1)
-            return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1).flatten(1)
+            heads = x.unflatten(1, (-1, split.head_dim))
+            if norm is None or split.norms_are_whole:
+                return rotated(heads).flatten(1)
+            if split.norms_follow:
+                return self.rms_norm(rotated(heads), norm).flatten(1)
+            return rotated(self.rms_norm(heads, norm)).flatten(1)
 
-        return rotated(q, split.q_norm), rotated(k, split.k_norm), v
+        return finished(q, split.q_norm), finished(k, split.k_norm), v
+
+    def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+        """Return each row times its factor."""
+        return x * factors[0].to(x.dtype)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
@@ -167,6 +187,24 @@ class TorchOps:
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
         return torch.tanh(x / cap) * cap
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts and their shares."""
+        return choose(logits, router, bias)
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """Return experts, each with projections of its own."""
+        return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
+        return x + y if gate is None else x + torch.sigmoid(gate) * y
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""

@@ -23,6 +23,7 @@ from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.naming import Naming
+from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
@@ -121,6 +122,11 @@ def quantise_model(
 
 
 def _check_plain(folder: Path, files: TensorFiles) -> None:
+    if isinstance(files, StoredTensors):
+        raise ValueError(
+            f"{folder}: weights must have the names and the arrangement of Llama's to be quantised to a folder, got "
+            "those of another architecture; the option --weights quantises them when they are loaded"
+        )
     for name in files.names():
         form = files.format_of(name)
         if form is not None:
@@ -142,7 +148,10 @@ def _round(
     projection: Projection, scheme: Scheme, files: TensorFiles
 ) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
     """Round the matrices of a projection, which then computes with the rounded ones."""
-    weight, hessian = projection.weight, projection.hessian
+    hessian, order = projection.hessian, projection.order
+    weight = projection.weight if order is None else torch.empty_like(projection.weight)
+    if order is not None:
+        weight[torch.from_numpy(order)] = projection.weight
     if not scheme.fits(weight.shape[1]):
         return {}, []
     rounded: dict[str, Rounded] = {}
@@ -171,6 +180,8 @@ def _round(
         own.copy_(values)
         rounded[name] = found
         start += size
+    if order is not None:
+        projection.weight.copy_(weight[torch.from_numpy(order)])
     return rounded, rows
 
 

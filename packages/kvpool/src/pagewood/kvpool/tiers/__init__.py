@@ -5,7 +5,7 @@ connects them to a `KVStorage`.
 """
 
 from pagewood.kvpool.tiers.index import ALL, Hits, TieredIndex
-from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages, PageHolder
 from pagewood.kvpool.tiers.pages.host import HostTier
 from pagewood.kvpool.tiers.pages.keys import KeyChain
 from pagewood.kvpool.tiers.stores.breaker import Breaker
@@ -30,6 +30,7 @@ __all__ = [
     "KeyChain",
     "Lane",
     "Lanes",
+    "PageHolder",
     "PageStore",
     "PagesRemoved",
     "PagesStored",

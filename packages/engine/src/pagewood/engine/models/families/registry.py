@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from pagewood.engine.models.families import (
+    apertus,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from pagewood.engine.models.families.family import Family
 
 _LINEAGES = (
@@ -13,10 +26,14 @@ _LINEAGES = (
     qwen,
     olmo,
     gemma,
+    gpt_oss,
     granite,
     starcoder,
     apertus,
     deepseek,
+    exaone,
+    glm,
+    phi,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

@@ -52,6 +52,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "scale_emb": (1,),
         "use_bidirectional_attention": (False,),
         "use_parallel_residual": (False,),
+        "use_qk_norm": (False,),
     }
 )
 """Fields that change the computation of other models, each with its values, besides null, that change nothing."""

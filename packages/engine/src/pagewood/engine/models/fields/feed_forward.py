@@ -9,6 +9,7 @@ from typing import TypeVar
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
+from pagewood.engine.models.fields.experts import read_experts
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyFeedForward
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForwardConfig
@@ -36,17 +37,27 @@ def read_feed_forward(
     Raises:
         ValueError: a field is missing, of another type or out of its range, or contradicts the architecture.
     """
-    has_bias = read_bias(fields, "mlp_bias", family.mlp_bias)
-    if family.is_gated:
-        size = read_size(fields, "intermediate_size", "intermediate_size")
-        return (FeedForwardConfig(size=size, activation=_read(fields, _ACTIVATIONS), has_bias=has_bias),) * num_layers
-    size = read_size(fields, "intermediate_size", "intermediate_size", _WIDENING * hidden_size)
-    return (PlainFeedForwardConfig(size=size, activation=_read(fields, _PLAIN), has_bias=has_bias),) * num_layers
+    has_bias = read_bias(fields, family.bias_fields[2], family.mlp_bias)
+    if not family.is_gated:
+        size = read_size(fields, "intermediate_size", "intermediate_size", _WIDENING * hidden_size)
+        return (
+            PlainFeedForwardConfig(size=size, activation=_read(fields, family, _PLAIN), has_bias=has_bias),
+        ) * num_layers
+    mixture = family.mixture
+    size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
+    config = FeedForwardConfig(
+        size=size,
+        activation=_read(fields, family, _ACTIVATIONS),
+        has_bias=has_bias,
+        is_fused=family.gate_is_fused,
+    )
+    return (config,) * num_layers if mixture is None else read_experts(fields, mixture, config, num_layers)
 
 
-def _read(fields: Fields, kinds: Mapping[str, _Kind]) -> _Kind:
+def _read(fields: Fields, family: Family, kinds: Mapping[str, _Kind]) -> _Kind:
     """Return the activation, by default the first of `kinds`."""
     activation = fields.text("hidden_act", next(iter(kinds)))
+    activation = family.activations.get(activation, activation)
     if activation not in kinds:
         name = fields.names.get("hidden_act", "hidden_act")
         raise ValueError(f"{fields.source}: {name} must be {' or '.join(kinds)}, got {activation!r:.80}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.rope import MAX_POSITION, attention_multiplier, read_rope
-from pagewood.engine.models.limits import LARGEST, read_size
+from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.ops import LatentShape
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -41,24 +41,12 @@ def read_latent_attention(fields: Fields, family: Family) -> LatentAttentionConf
         has_pairs=fields.flag("rope_interleave", True),
     )
     query_rank = fields.values.get("q_lora_rank")
-    max_position = read_size(fields, "max_position_embeddings", "max_position")
     return LatentAttentionConfig(
         shape=shape,
-        rope=read_rope(fields, head_dim=rope_dim, max_position=max_position),
+        rope=read_rope(fields, family, head_dim=rope_dim),
         scale=(plain_dim + rope_dim) ** -0.5 * attention_multiplier(fields),
         norm=_NORM,
         query_rank=None if query_rank is None else fields.integer("q_lora_rank", low=1, high=_LARGEST_RANK),
         has_bias=fields.flag("attention_bias", False),
         longest=fields.integer("index_topk", low=1, high=MAX_POSITION) if family.mixer == "indexed latents" else None,
     )
-
-
-def check_dense(fields: Fields, num_layers: int) -> None:
-    """Check that no layer has experts.
-
-    Raises:
-        ValueError: one has.
-    """
-    first = fields.integer("first_k_dense_replace", 0, high=LARGEST["num_layers"])
-    if fields.values.get("n_routed_experts") and first < num_layers:
-        raise ValueError(f"{fields.source}: first_k_dense_replace must be at least {num_layers}, got {first}")

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
@@ -54,3 +55,5 @@ def make_feed_forward(
             return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
         case PlainFeedForwardConfig():
             return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+        case ExpertsConfig():
+            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)

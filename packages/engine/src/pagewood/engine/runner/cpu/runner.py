@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import sub
 from time import perf_counter
@@ -241,16 +241,19 @@ class CPURunner:
                 of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
             processors: functions that requests name to change their logits; None: no functions.
-            groups: of the layers, which share `storage`; None: all layers are one group.
+            groups: of the layers, which share `storage`; None: all layers are one group. If there are several, the
+                drafter of `make_drafter` has memory of its own, by page id, and batches must announce pages.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
+        num_tables = len(groups.windows) if groups else 1
+        if make_drafter is not None and num_tables > 1:
+            num_tables += 1
         self._rows = RowTables.allocate(  # contents written by: the worker
-            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages,
-            num_groups=len(groups.windows) if groups else 1,
-        )  # fmt: skip
+            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages, num_groups=num_tables
+        )
         self._adjustments = RowAdjustments(self._rows.adjustments)
         self._processors = RowProcessors(processors, max_rows=max_rows)
         self._attention = attention_over(
@@ -258,7 +261,9 @@ class CPURunner:
         )
         self._rotations = Rotations(model.ropes)  # contents written by: the worker
         self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
-        self._drafter = make_drafter(self._rows) if make_drafter else None
+        # The last table has the pages themselves, under whose ids a drafter has its memory.
+        own = replace(self._rows, pages=self._rows.pages[-max_rows:])
+        self._drafter = make_drafter(own) if make_drafter else None
         self._reported = _NOTHING  # written by: the worker
         self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""

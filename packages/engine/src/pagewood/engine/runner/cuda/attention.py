@@ -22,7 +22,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
 from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool import LayerGroups, MultiHeadLayout
 from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
@@ -86,12 +86,19 @@ class Places:
     kv_indptr: Tensor
     """[G + 1]"""
     kv_indices: Tensor
-    """[N], page ids; the memory of a graph may be longer, but the rest is not read."""
+    """[N], page ids, those of frames in the first group of layers; the memory of a graph may be longer, but the rest is
+    not read."""
     last_page_len: Tensor
     """[G]"""
+    more_indices: tuple[Tensor, ...] = ()
+    """[N] each, frames in the other groups of layers."""
     is_finite: Tensor | None = None
     """[T, 1] bool, tokens whose keys and values are stored as finite numbers, because a step that must not see them may
     still read them; None: no tokens."""
+
+    def indices_of(self, group: int) -> Tensor:
+        """Return the page ids in a group of layers."""
+        return self.more_indices[group - 1] if group else self.kv_indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +113,11 @@ class AttentionShape:
     logits_soft_cap: float | None = None
     dtype: str | None = None
     """Dtype of queries and results; None means that of the KV memory."""
+    groups: LayerGroups | None = None
+    """Of the layers, each with page ids of its own; None: all layers are one group."""
 
     @classmethod
-    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str) -> AttentionShape:
+    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str, groups: LayerGroups | None = None) -> AttentionShape:
         """Return the shape of layers that differ only in their windows and sinks.
 
         Sequences must not be longer than a window that does not slide. Then it hides nothing.
@@ -125,7 +134,19 @@ class AttentionShape:
                 )
         num_heads, scale, soft_cap = numbers[0]
         windows = [None if layer.is_chunked else layer.window for layer in layers]
-        return cls(num_heads=num_heads, windows=windows, scale=scale, logits_soft_cap=soft_cap, dtype=dtype)
+        return cls(
+            num_heads=num_heads,
+            windows=windows,
+            scale=scale,
+            logits_soft_cap=soft_cap,
+            dtype=dtype,
+            groups=groups,
+        )
+
+    @property
+    def layer_places(self) -> Sequence[tuple[int, int]]:
+        """Per layer: its group, and its number in the memory."""
+        return [(0, layer) for layer in range(len(self.windows))] if self.groups is None else self.groups.places
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
@@ -359,7 +380,7 @@ class AttentionPlanner(Protocol):
 class PlannedAttention:
     """The attention of one step; satisfies `models.ops.Attention`."""
 
-    __slots__ = ("_by_layer", "_flashinfer", "_num_heads", "_places", "_storage")
+    __slots__ = ("_by_layer", "_flashinfer", "_layer_places", "_num_heads", "_places", "_storage")
 
     def __init__(
         self,
@@ -374,6 +395,7 @@ class PlannedAttention:
         self._storage = storage
         self._num_heads = shape.num_heads
         self._by_layer = [by_window[window] for window in shape.windows_left]
+        self._layer_places = shape.layer_places
         self._places = places
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
@@ -381,7 +403,8 @@ class PlannedAttention:
 
         The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
         """
-        layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
+        group, number = self._layer_places[layer]
+        layout, places, memory = self._storage.layout, self._places, self._storage.layer(number)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
         if places.is_finite is not None:
             k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
@@ -389,15 +412,21 @@ class PlannedAttention:
             k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(
             k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
-            places.kv_indices, places.kv_indptr, places.last_page_len,
+            places.indices_of(group), places.kv_indptr, places.last_page_len,
         )  # fmt: skip
-        heads = q.view(num_tokens, self._num_heads, layout.head_dim)
-        wrapper = self._by_layer[layer]
+        heads, wrapper = q.view(num_tokens, self._num_heads, layout.head_dim), self._by_layer[layer]
+        # A plan depends on how many pages there are, not on which. FlashInfer has no argument for others in `run`.
+        planned = wrapper._paged_kv_indices_buf
+        if group:
+            wrapper._paged_kv_indices_buf = places.indices_of(group)
         if sinks is None:
-            return wrapper.run(heads, memory).view(num_tokens, -1)
-        attended, logarithms = wrapper.run(heads, memory, return_lse=True)
-        shares = torch.sigmoid(logarithms * math.log(2) - sinks.float())[..., None]
-        return (attended * shares).to(q.dtype).view(num_tokens, -1)
+            attended = wrapper.run(heads, memory)
+        else:
+            attended, logarithms = wrapper.run(heads, memory, return_lse=True)
+            shares = torch.sigmoid(logarithms * math.log(2) - sinks.float())[..., None]
+            attended = (attended * shares).to(q.dtype)
+        wrapper._paged_kv_indices_buf = planned
+        return attended.view(num_tokens, -1)
 
 
 class FlashInferAttention:

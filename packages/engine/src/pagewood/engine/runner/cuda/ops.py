@@ -14,8 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, Linear, Norm, PlainActivation
+from pagewood.engine.models.ops import (
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    Linear,
+    Norm,
+    PlainActivation,
+)
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.torch_experts import choose, clamped_mul
 from pagewood.engine.models.torch_ops import activated, normed
+from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -35,6 +47,21 @@ class DenseLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return `[T, out]` of `[T, in]`."""
         return self._multiply(x, self._weight, self._bias)
+
+
+class ExactLinear:
+    """A projection of float32 numbers."""
+
+    __slots__ = ("_bias", "_multiply", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, multiply: Multiply) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._multiply = multiply
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `[T, out] float32` of `[T, in]`."""
+        return self._multiply(x.float(), self._weight, self._bias)
 
 
 class DenseEmbedding:
@@ -57,13 +84,14 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer", "_multiply", "_silu_mul")
+    __slots__ = ("_flashinfer", "_grouped", "_multiply", "_silu_mul")
 
     def __init__(
         self,
         flashinfer: FlashInfer,
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
+        grouped: Grouped = grouped_by_row,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -71,14 +99,20 @@ class CUDAOps:
             flashinfer: computes everything else.
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
+            grouped: computes products of experts.
         """
         self._flashinfer = flashinfer
+        self._grouped = grouped
         self._multiply = multiply
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return DenseLinear(weight, bias, self._multiply)
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection with `weight` `[out, in]` and `bias` `[out]`, both float32."""
+        return ExactLinear(weight, bias, self._multiply)
 
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Return an embedding with `table` `[V, E]`."""
@@ -119,18 +153,30 @@ class CUDAOps:
         return self._flashinfer.gemma_rmsnorm if norm.offset else self._flashinfer.rmsnorm
 
     def split_heads(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, as views of `qkv`."""
-        positions, table = rotation
-        head_dim = table.shape[1]
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        if not split.norms_follow:
+            self._norm_heads(q, k, split)
+        if rotation is not None:
+            positions, table = rotation
+            self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, split.head_dim, table)
+        if split.norms_follow:
+            self._norm_heads(q, k, split)
+        return q, k, v
+
+    def _norm_heads(self, q: Tensor, k: Tensor, split: HeadSplit) -> None:
+        """Norm q and k in their memory, if they have norms."""
         for x, norm in ((q, split.q_norm), (k, split.k_norm)):
             if norm is not None:
-                heads = x if split.norms_are_whole else x.view(x.shape[0], -1, head_dim)
+                heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
                 self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
-        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_dim, table)
-        return q, k, v
+
+    def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+        """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
+        positions, table = factors
+        return x.mul_(table.index_select(0, positions)[:, :1].to(x.dtype))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
@@ -147,6 +193,28 @@ class CUDAOps:
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
         return x.div_(cap).tanh_().mul_(cap)
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts and their shares."""
+        return choose(logits, router, bias)
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """Return experts whose matrices stay where they are."""
+
+        def activate(gate_up: Tensor) -> Tensor:
+            return gated(self, activation, gate_up)
+
+        return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
+        return x.add_(y) if gate is None else x.addcmul_(y, torch.sigmoid(gate).to(x.dtype))
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

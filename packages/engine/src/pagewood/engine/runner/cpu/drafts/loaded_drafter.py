@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
@@ -37,7 +38,9 @@ class JointMemory:
     """The memory of a target and its drafter."""
 
     whole: PageMemory
-    """Memory of whole pages, for tiers and for the `Populator`."""
+    """Memory of whole pages, or of the frames of the target: for tiers and for the `Populator`."""
+    beside: PageMemory | None = None
+    """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
     target: KVStorage
     drafter: KVStorage
     tags: PageMemory
@@ -51,6 +54,8 @@ class LoadedDrafter:
     target: Decoder[Buffer]
     variants: frozenset[tuple[WeightKind, ProductLevel]]
     """Kernels that its weights need, see `CPUOps.variants`."""
+    units: Collection[Unit]
+    """Further ones, see `CPUOps.units`."""
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
@@ -63,10 +68,26 @@ class LoadedDrafter:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
         return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
-    def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
-        """Allocate the memory of `layout`."""
-        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+    def layout_beside(self, target: MultiHeadLayout) -> JointLayout:
+        """Return the layout of pages that hold the drafter's KV and its tags only."""
+        return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
+
+    def allocate(self, target: MultiHeadLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+        """Allocate the memory of `layout`.
+
+        Args:
+            target: of the target's pages, or of its frames.
+            num_pages: that the drafter has memory for.
+            num_frames: of the target, whose memory the drafter's then lies beside, in `layout_beside`; None: its pages
+                are whole.
+        """
         own = self.memory_layout(target)
+        if num_frames is not None:
+            storage = KVStorage(target, num_frames)
+            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
+            drafter = KVStorage(own, num_pages, memory=for_drafter)
+            return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         return JointMemory(
             whole=whole,
             target=KVStorage(target, num_pages, memory=for_target),
@@ -132,6 +153,7 @@ def load_drafter(
     assert found.folder is not None
     digest = ModelDigest(found.folder)
     variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
+    units: Collection[Unit] = ()
     mark = target_mark
     if found.kind == "draft":
         check_draft(found.folder, target_folder)
@@ -144,12 +166,13 @@ def load_drafter(
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
+        units = loaded.units
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
     if target_digest is not None:
         digest.begin()
     root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
-    return LoadedDrafter(model=model, target=target, variants=variants, root=root)
+    return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:

@@ -134,6 +134,6 @@ class CPULatentAttention:
 
 def _panels(matrices: Tensor, packer: Packer) -> Float32:
     """Return the panels of matrices `[H, out, in]`, those of each head filled up."""
-    num_heads, size, inputs = matrices.shape
+    size, inputs = matrices.shape[1:]
     padded = functional.pad(matrices, (0, 0, 0, -size % WIDTH)).reshape(-1, inputs)
     return packer.panels(padded.contiguous())

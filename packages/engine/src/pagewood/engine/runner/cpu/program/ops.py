@@ -18,7 +18,9 @@ from torch import Tensor
 
 from pagewood.engine.models.ops import (
     XIELU,
+    ChosenExperts,
     Embedding,
+    ExpertMatrices,
     HeadSplit,
     LatentHeads,
     LatentShape,
@@ -26,9 +28,12 @@ from pagewood.engine.models.ops import (
     Norm,
     PlainActivation,
 )
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
-from pagewood.engine.runner.cpu.compiled.instruction import Instruction
+from pagewood.engine.runner.cpu.compiled.experts import route
+from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
@@ -42,6 +47,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program import experts
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
@@ -179,13 +185,45 @@ class PackedEmbedding:
         return out
 
 
+class CPUExperts:
+    """Experts, each with two matrices. Invariant: a token's result depends on that token only, to the last bit."""
+
+    __slots__ = ("_activation", "_count", "_down", "_gate_up", "_ops", "_weighs_inputs")
+
+    def __init__(
+        self,
+        gate_up: experts.PanelExperts | experts.PackedExperts,
+        down: experts.PanelExperts | experts.PackedExperts,
+        ops: CPUOps,
+        *,
+        count: int,
+        activation: Activation,
+        weighs_inputs: bool,
+    ) -> None:
+        """Take the matrices of `count` experts; the other arguments are those of `Ops.experts`."""
+        self._gate_up = gate_up
+        self._down = down
+        self._ops = ops
+        self._count = count
+        self._activation: Activation = activation
+        self._weighs_inputs = weighs_inputs
+
+    def __call__(self, x: Buffer, chosen: Buffer, shares: Buffer) -> Buffer:
+        """Return `[T, E]` of `[T, E]`."""
+        before, behind = (shares, None) if self._weighs_inputs else (None, shares)
+        grouping = experts.group(chosen, self._count)
+        own = experts.spread(x, grouping, before, self._gate_up.depth)
+        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
+        return experts.collect(self._down(own, grouping), grouping, behind)
+
+
 class CPUOps:
     """`models.ops.Ops` with float32 between operations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_level", "_packer", "_pair_level", "variants")
+    __slots__ = ("_level", "_packer", "_pair_level", "units", "variants")
 
     def __init__(
         self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
@@ -202,6 +240,8 @@ class CPUOps:
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
+        self.units: dict[Unit, None] = {}  # written by: experts
+        """Further kernels that the parts so far need, in the order of their first use."""
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels; it is not kept."""
@@ -209,6 +249,10 @@ class CPUOps:
         if packed is None:
             return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
         return PackedLinear(packed, bias, self._level_of(packed))
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels of float32."""
+        return PanelLinear(self._packer.panels(weight), len(weight), bias)
 
     def embedding(self, table: Matrix) -> Embedding[Buffer]:
         """Keep a copy of `table` `[V, E]`."""
@@ -272,27 +316,36 @@ class CPUOps:
         x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
-        self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
+        self, qkv: Buffer, rotation: tuple[Buffer, Buffer] | None, split: HeadSplit
     ) -> tuple[Buffer, Buffer, Buffer]:
         """Return rotated q and k, and v."""
         tape = qkv.tape
-        if split.norms_are_whole:
-            for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
-                assert norm is not None
-                tape.write(
-                    rows.norm_columns, qkv.rows, x=qkv, weight=_weight(norm, size), x_size=qkv.size, column=start,
-                    size=size, epsilon=norm.epsilon,
-                )  # fmt: skip
+        if split.norms_are_whole or (rotation is None and split.q_norm is not None):
+            _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
+            _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        dim = 2 * rotation[0].size
-        q_norm, k_norm = (None if norm is None else _weight(norm, dim) for norm in (split.q_norm, split.k_norm))
+        if rotation is None:
+            tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size)
+            return q, k, v
+        follows = split.norms_follow and split.q_norm is not None
+        q_norm, k_norm = (
+            None if norm is None or follows else _weight(norm, split.head_dim) for norm in (split.q_norm, split.k_norm)
+        )
         tape.write(
-            heads.split(dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
+        if follows:
+            _norm_heads(q, split.q_norm, 0, split.q_size, split)
+            _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
+
+    def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
+        """Return each row times its factor, in its memory."""
+        x.tape.write(rows.scale_rows, x.rows, x=x, factors=factors[0], size=x.size)
+        return x
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
@@ -324,6 +377,42 @@ class CPUOps:
         x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
         return x
 
+    def clamped_mul(self, gate_up: Buffer) -> Buffer:
+        """Return the product of the two halves, which are limited first."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(route.clamped_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
+
+    def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
+        """Return the chosen experts and their shares."""
+        return experts.choose(logits, router, None if bias is None else np.ascontiguousarray(bias, np.float32))
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Buffer]:
+        """Lay out the matrices of all experts in panels, one expert below the other."""
+        gate_up, down = (
+            self._one_of_each(weight, weight.shape[0] // matrices.count, bias)
+            for weight, bias in ((matrices.gate_up, matrices.gate_up_bias), (matrices.down, matrices.down_bias))
+        )
+        self.units |= dict.fromkeys((route.ROUTING, gate_up.unit, down.unit))
+        return CPUExperts(
+            gate_up, down, self, count=matrices.count, activation=activation, weighs_inputs=weighs_inputs
+        )  # fmt: skip
+
+    def _one_of_each(
+        self, weight: Matrix, size: int, bias: Tensor | None
+    ) -> experts.PanelExperts | experts.PackedExperts:
+        packed = self._packer.pack(weight)
+        if packed is None:
+            return experts.PanelExperts(self._packer.panels(weight), size, bias)
+        return experts.PackedExperts(packed, size, bias, self._level_of(packed))
+
+    def add_gated(self, x: Buffer, y: Buffer, gate: Buffer | None) -> Buffer:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
+        x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
+        return x
+
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
         x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
@@ -353,6 +442,21 @@ class CPUOps:
         sines = rotation[1]
         x.tape.write(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
+
+
+def _norm_heads(x: Buffer, norm: Norm | None, column: int, size: int, split: HeadSplit) -> None:
+    """Write the instruction that norms `size` columns of `x` from `column` on, as whole rows or head by head."""
+    assert norm is not None
+    if split.norms_are_whole:
+        x.tape.write(
+            rows.norm_columns, x.rows, x=x, weight=_weight(norm, size), x_size=x.size, column=column, size=size,
+            epsilon=norm.epsilon,
+        )  # fmt: skip
+    else:
+        x.tape.write(
+            rows.norm_heads, x.rows, x=x, weight=_weight(norm, split.head_dim), x_size=x.size, column=column, size=size,
+            dim=split.head_dim, epsilon=norm.epsilon,
+        )  # fmt: skip
 
 
 def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:

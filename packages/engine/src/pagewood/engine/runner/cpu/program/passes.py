@@ -44,7 +44,8 @@ class RowTables:
     lengths: Int32
     """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
-    """[groups * rows, pages of a row], page ids, the tables of all groups of layers."""  # written by: cpu.runner
+    """[groups * rows, pages of a row], page ids, the tables of all groups of layers, and behind them that of the pages
+    themselves if a drafter needs it."""  # written by: cpu.runner
     checked: Int32
     """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
     # written by: cpu.runner

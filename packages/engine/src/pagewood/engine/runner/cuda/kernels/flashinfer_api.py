@@ -20,6 +20,8 @@ class DecodeWrapper(Protocol):
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
     """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+    _paged_kv_indices_buf: Tensor  # written by: cuda.attention
+    """[pages of the step] int32 on the device, the page ids that `run` reads; as long as those of the plan at least."""
 
     def plan(
         self,
@@ -76,6 +78,8 @@ class PrefillWrapper(Protocol):
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
     """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+    _paged_kv_indices_buf: Tensor  # written by: cuda.attention
+    """[pages of the step] int32 on the device, the page ids that `run` reads; as long as those of the plan at least."""
     _custom_mask_buf: Tensor | None  # written by: cuda.attention
     """[bytes] uint8 on the device: bit `q * positions + p` of a grant is 1 if its token q sees position p."""
     _mask_indptr_buf: Tensor | None  # written by: cuda.attention
