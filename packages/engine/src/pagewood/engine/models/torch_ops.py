@@ -72,8 +72,7 @@ class TorchLatentHeads:
     def latents(self, x: Tensor, rotation: tuple[Tensor, Tensor], norm: Norm) -> Tensor:
         """Return the norm of the first columns, and the others rotated."""
         plain, rotated = x.split([self._shape.rank, self._shape.rope_dim], dim=-1)
-        plain = functional.rms_norm(plain, norm.weight.shape, norm.weight, norm.epsilon)
-        return torch.cat([plain, self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
+        return torch.cat([normed(plain, norm), self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
 
     def queries(self, q: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return absorbed queries."""

@@ -138,15 +138,19 @@ class CUDAOps:
 
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        if norm.is_centred or norm.weight is None:
-            residual.add_(normed(x, norm))
-            return
-        self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
+        self._norm_inside(x, norm)
         residual.add_(x)
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Add `x` to `residual`."""
         residual.add_(x)
+
+    def _norm_inside(self, x: Tensor, norm: Norm) -> None:
+        """Replace `x` by its norm."""
+        if norm.is_centred or norm.weight is None:
+            x.copy_(normed(x, norm))
+            return
+        self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
 
     def _rms_norm(self, norm: Norm) -> Callable[..., Tensor]:
         """Return the kernel of a norm: Gemma's adds 1 to weights in float32."""
@@ -171,7 +175,7 @@ class CUDAOps:
         for x, norm in ((q, split.q_norm), (k, split.k_norm)):
             if norm is not None:
                 heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
-                self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
+                self._norm_inside(heads, norm)
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
