@@ -349,7 +349,10 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, .*Qwen2.*Qwen3.*got Mamba"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "one of Llama, Mistral, .*Qwen2.*Qwen3.* with ForCausalLM, got Mamba",
+        ),
         ({"architectures": None}, "got no architecture"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu or swish or gelu_pytorch_tanh, got 'gelu'"),
         ({"vocab_size": None}, "vocab_size is missing"),

@@ -261,4 +261,6 @@ def _architecture(fields: Fields) -> tuple[str, Family]:
     wanted = " or ".join(names[:3])[:80] or "no architecture"
     if fields.text("model_type", "") in _ENCODERS:
         wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
-    raise ValueError(f"{fields.source}: architectures must name one of {', '.join(FAMILIES)}, got {wanted}")
+    usual = "ForCausalLM"
+    known = ", ".join(name.removesuffix(usual) for name in FAMILIES)
+    raise ValueError(f"{fields.source}: architectures must name one of {known}, most with {usual}, got {wanted}")

@@ -460,8 +460,8 @@ def _norm_heads(x: Buffer, norm: Norm | None, column: int, size: int, split: Hea
         )  # fmt: skip
     else:
         x.tape.write(
-            rows.norm_heads, x.rows, x=x, weight=weight_of(norm, split.head_dim), x_size=x.size, column=column, size=size,
-            dim=split.head_dim, epsilon=norm.epsilon,
+            rows.norm_heads, x.rows, x=x, weight=weight_of(norm, split.head_dim), x_size=x.size, column=column,
+            size=size, dim=split.head_dim, epsilon=norm.epsilon,
         )  # fmt: skip
 
 
