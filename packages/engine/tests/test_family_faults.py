@@ -17,6 +17,7 @@ from pagewood.engine.models import config as model_config
 from pagewood.engine.models.fields import windows
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.parts.output import Output
+from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from seeded_faults import Edit, seed_fault
 
@@ -24,6 +25,10 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "a window is longer by one": (
         "gemma2",
         (windows, "_window", "return fields.integer(", "return 1 + fields.integer("),
+    ),
+    "the feed-forward reads what the mixer has added": (
+        "gpt-neox",
+        (Layer, "_beside", "rms_norm(residual, self", "rms_norm(residual + mixed, self"),
     ),
     "a norm behind a part is applied to the sum": (
         "gemma2",
@@ -43,6 +48,10 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "embeddings are not scaled": (
         "granite",
         (model_config, "_embedding_multiplier", 'read_multiplier(fields, "embedding_multiplier")', "1.0"),
+    ),
+    "queries, keys and values of all heads stand together": (
+        "gpt-neox",
+        (StoredTensors, "read", "if self._layout.fused_by_head:", "if False:"),
     ),
 }
 

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from families.case import build
 from families.registry import CASES
+from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.families.stored_layout import StoredLayout
+from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.quantise import Scheme, quantise_model
 
@@ -100,6 +105,26 @@ def test_what_cannot_be_arranged_is_an_error() -> None:
     packed = StoredTensors(Named({"h.0.qkv.weight": torch.ones(48, 8)}, quantised), LAYOUT, num_heads=4)
     with pytest.raises(ValueError, match=r"h\.0\.qkv must have plain numbers, because it is rearranged, got codes"):
         packed.format_of("model.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt-neox"])
+def test_mapped_rows_are_those_that_are_copied(case: str, tmp_path: Path) -> None:
+    build(CASES[case], tmp_path)
+    parts = [(f"model.layers.0.self_attn.{name}.weight", 64) for name in ("q_proj", "k_proj", "v_proj")]
+    mapped: Any = Checkpoint(tmp_path, dtype=None).stack(parts, 64)
+    assert isinstance(mapped, StackedRows)
+    rows = torch.empty(100, 64)
+    mapped.write_to(rows, 50)
+    assert torch.equal(rows, Checkpoint(tmp_path, dtype=torch.float32).stack(parts, 64)[50:150])
+
+
+def test_old_files_of_gpt2_have_no_prefix_and_hold_masks(tmp_path: Path) -> None:
+    build(CASES["gpt2"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = {name.removeprefix("transformer."): tensor.contiguous() for name, tensor in tensors.items()}
+    plain["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+    save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert check_weights(tmp_path, ModelConfig.from_folder(tmp_path)) > 0
 
 
 def test_they_are_not_quantised_to_a_folder(tmp_path: Path) -> None:

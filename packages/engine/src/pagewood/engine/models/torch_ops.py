@@ -205,6 +205,10 @@ class TorchOps:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
         return x + y if gate is None else x + torch.sigmoid(gate) * y
 
+    def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the position of each token, whose bits stand in the place of cosines."""
+        return numbers[0][:, 0].view(torch.int32)
+
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""
         return x * torch.tensor(factor, dtype=x.dtype)

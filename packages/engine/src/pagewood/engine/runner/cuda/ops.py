@@ -220,6 +220,11 @@ class CUDAOps:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
         return x.add_(y) if gate is None else x.addcmul_(y, torch.sigmoid(gate).to(x.dtype))
 
+    def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the position of each token, from the table with the bits of those that have an embedding."""
+        positions, table = numbers
+        return table.index_select(0, positions)[:, 0].contiguous().view(torch.int32)
+
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""
         return x.mul_(torch.tensor(factor, dtype=x.dtype))

@@ -415,6 +415,10 @@ class CPUOps:
         x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
         return x
 
+    def positions(self, numbers: tuple[Buffer, Buffer]) -> Buffer:
+        """Return the position of each token, whose bits stand in the place of cosines."""
+        return numbers[0]
+
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
         x.tape.write(rows.scale, x.rows, x=x, size=x.size, factor=factor)
