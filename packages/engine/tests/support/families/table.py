@@ -61,7 +61,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Cohere2ForCausalLM": ("Command R7B and A", "as Command R; windows, and rotation in layers with a window only"),
         "GPTNeoXForCausalLM": ("GPT-NeoX, Pythia", "attention and feed-forward beside each other or in turn"),
         "GPT2LMHeadModel": ("GPT-2", "learned positions"),
-        "NemotronForCausalLM": ("Nemotron 3 and 4, Minitron", "squared relu, a half of each head rotated"),
+        "NemotronForCausalLM": ("Nemotron-4, Minitron", "squared relu, a half of each head rotated"),
         "Glm4MoeLiteForCausalLM": ("GLM-4.7 Flash", "latent attention; experts, dense layers first"),
         "DeepseekV2ForCausalLM": ("DeepSeek V2", "latent attention; experts, dense layers first"),
         "DeepseekV3ForCausalLM": ("DeepSeek V3, R1, Kimi K2", "latent attention; experts, dense layers first"),
@@ -77,11 +77,11 @@ def markdown() -> str:
     from pagewood.engine.models.families.registry import FAMILIES
     from pagewood.engine.weights.gguf.config import ARCHITECTURES
 
-    compared = {f"{one.kind}For{'ConditionalGeneration' if one.is_inside else 'CausalLM'}" for one in CASES.values()}
+    compared = {one.architecture for one in CASES.values()}
     stand_ins = {f"{kind}ForCausalLM" for kind in _on_stand_ins()}
     gguf: dict[str, list[str]] = {}
     for name, kind in ARCHITECTURES.items():
-        gguf.setdefault(kind, []).append(f"`{name}`")
+        gguf.setdefault(kind.family, []).append(f"`{name}`")
     lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
     for kind in sorted(FAMILIES):
         checkpoints, remarks = _KNOWN.get(kind, ("", ""))
