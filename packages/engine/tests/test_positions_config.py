@@ -138,6 +138,7 @@ def test_a_part_of_a_head_is_rotated(tmp_path: Path) -> None:
     assert (inside.ropes[0].size, inside.ropes[0].rotated) == (4, 4)
     assert read(tmp_path, "Glm4ForCausalLM", head_dim=16).ropes[0].size == 8
     assert read(tmp_path, "Phi3ForCausalLM").ropes[0].rotated is None
+    assert read(tmp_path, "Phi3ForCausalLM", rotary_dim=6).ropes[0].rotated == 6
     with pytest.raises(ValueError, match=r"partial_rotary_factor must leave an even number .* of the 16 elements"):
         read(tmp_path, "Glm4ForCausalLM", partial_rotary_factor=0.2, head_dim=16)
 

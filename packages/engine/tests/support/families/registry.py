@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import apertus, deepseek, exaone, gemma, glm, gpt_oss, granite, llama, olmo, phi, qwen, starcoder
+from families import apertus, deepseek, ernie, exaone, gemma, glm, gpt_oss, granite, llama, olmo, phi, qwen, starcoder
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -18,6 +18,7 @@ CASES: dict[str, Case] = {
     **exaone.CASES,
     **glm.CASES,
     **phi.CASES,
+    **ernie.CASES,
 }
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

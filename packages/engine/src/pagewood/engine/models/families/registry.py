@@ -8,12 +8,14 @@ from types import MappingProxyType
 from pagewood.engine.models.families import (
     apertus,
     deepseek,
+    ernie,
     exaone,
     gemma,
     glm,
     gpt_oss,
     granite,
     llama,
+    minimax,
     olmo,
     phi,
     qwen,
@@ -34,6 +36,8 @@ _LINEAGES = (
     exaone,
     glm,
     phi,
+    ernie,
+    minimax,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

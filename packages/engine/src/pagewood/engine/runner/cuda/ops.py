@@ -171,7 +171,10 @@ class CUDAOps:
         for x, norm in ((q, split.q_norm), (k, split.k_norm)):
             if norm is not None:
                 heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
-                self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
+                if norm.weight is None:
+                    heads.copy_(normed(heads, norm))
+                else:
+                    self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
