@@ -83,7 +83,11 @@ class Temperature:
         return factors[:, None], torch.zeros_like(factors)[:, None]
 
 
-def position_table(config: PositionConfig, *, device: torch.device) -> Rope | Temperature:
+PositionTable = Rope | Temperature
+"""What computes the values of positions."""
+
+
+def position_table(config: PositionConfig, *, device: torch.device) -> PositionTable:
     """Return what computes the values of positions."""
     return Temperature(config) if isinstance(config, TemperatureConfig) else Rope(config, device=device)
 
