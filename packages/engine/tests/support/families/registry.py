@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from families import apertus, deepseek, ernie, exaone, gemma, glm, gpt_oss, granite, llama, olmo, phi, qwen, starcoder
+from families import (
+    apertus,
+    cohere,
+    deepseek,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -12,7 +30,11 @@ CASES: dict[str, Case] = {
     **gemma.CASES,
     **granite.CASES,
     **gpt_oss.CASES,
+    **cohere.CASES,
+    **gpt_neox.CASES,
+    **gpt2.CASES,
     **starcoder.CASES,
+    **nemotron.CASES,
     **apertus.CASES,
     **deepseek.CASES,
     **exaone.CASES,

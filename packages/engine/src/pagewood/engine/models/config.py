@@ -20,7 +20,7 @@ from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, RopeConfig
+from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -47,6 +47,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    has_learned_positions: bool = False
+    """Whether the embedding of its position is added to that of a token."""
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
@@ -87,8 +89,10 @@ class ModelConfig:
 
     @property
     def position_configs(self) -> tuple[PositionConfig, ...]:
-        """The ropes and temperatures of all layers, each once."""
-        return tuple(dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs))
+        """The ropes and temperatures of all layers, each once, and before them what embeddings of positions need."""
+        found = dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs)
+        numbers = (PositionNumbers(length=self.max_position),) if self.has_learned_positions else ()
+        return (*numbers, *found)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -163,8 +167,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
-_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
-"""Fields that may be null: as many heads as for queries, no soft cap."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+"""Fields that may be null: as many heads as for queries, no soft cap, no window."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -204,6 +208,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
+            has_learned_positions=family.has_learned_positions,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
@@ -256,4 +261,6 @@ def _architecture(fields: Fields) -> tuple[str, Family]:
     wanted = " or ".join(names[:3])[:80] or "no architecture"
     if fields.text("model_type", "") in _ENCODERS:
         wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
-    raise ValueError(f"{fields.source}: architectures must name one of {', '.join(FAMILIES)}, got {wanted}")
+    usual = "ForCausalLM"
+    known = ", ".join(name.removesuffix(usual) for name in FAMILIES)
+    raise ValueError(f"{fields.source}: architectures must name one of {known}, most with {usual}, got {wanted}")

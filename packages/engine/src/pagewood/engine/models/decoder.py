@@ -15,6 +15,7 @@ from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Ste
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
+from pagewood.engine.models.parts.rope import PositionNumbers
 from pagewood.engine.models.rope import position_table
 
 
@@ -25,7 +26,7 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_layers", "_norm", "_ops", "config", "embedding", "head", "ropes")
+    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
@@ -43,6 +44,10 @@ class Decoder(Generic[A]):
         else:
             matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
             self.embedding, head = ops.embedding(table), ops.linear(matrix, None)
+        self._positions: Embedding[A] | None = None
+        if config.has_learned_positions:
+            places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
+            self._positions = ops.embedding(places)
         self.head = make_output(config.output, head, ops)
         self._layers = [
             Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size)
@@ -95,6 +100,9 @@ class Decoder(Generic[A]):
         residual, pending = self.embedding(tokens), None
         if self.config.embedding_multiplier != 1:
             residual = ops.scale(residual, self.config.embedding_multiplier)
+        if self._positions is not None:
+            numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
+            ops.add(self._positions(ops.positions(numbers)), residual)
         for index, layer in enumerate(self._layers):
             x = layer.enter(pending, residual)
             if index in captured:

@@ -287,6 +287,10 @@ class Ops(Protocol[A]):
         """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
         ...
 
+    def positions(self, numbers: tuple[A, A]) -> A:
+        """Return the position of each token, `[T] int32`; `numbers` is like a rotation, of `PositionNumbers`."""
+        ...
+
     def scale(self, x: A, factor: float) -> A:
         """Return `x` times `factor`, which is rounded to the dtype of `x`."""
         ...

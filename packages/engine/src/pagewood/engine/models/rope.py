@@ -15,6 +15,7 @@ from pagewood.engine.models.parts.rope import (
     Llama3Scaling,
     LongScaling,
     PositionConfig,
+    PositionNumbers,
     RopeConfig,
     TemperatureConfig,
     YarnScaling,
@@ -83,13 +84,37 @@ class Temperature:
         return factors[:, None], torch.zeros_like(factors)[:, None]
 
 
-PositionTable = Rope | Temperature
-"""What computes the values of positions."""
+class Numbers:
+    """Positions as int32, in the place of cosines."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, config: PositionNumbers) -> None:
+        self._last = config.length - 1
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return 1
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `positions` `[T]`, each at most the last one, as the bits of `[T, 1] float32`, and as many zeros."""
+        bits = positions.clamp(max=self._last).to(torch.int32)[:, None].view(torch.float32)
+        return bits, torch.zeros_like(bits)
+
+
+PositionTable = Rope | Temperature | Numbers
 
 
 def position_table(config: PositionConfig, *, device: torch.device) -> PositionTable:
     """Return what computes the values of positions."""
-    return Temperature(config) if isinstance(config, TemperatureConfig) else Rope(config, device=device)
+    match config:
+        case RopeConfig():
+            return Rope(config, device=device)
+        case TemperatureConfig():
+            return Temperature(config)
+        case PositionNumbers():
+            return Numbers(config)
 
 
 def _exponents(dim: int) -> torch.Tensor:

@@ -72,8 +72,7 @@ class TorchLatentHeads:
     def latents(self, x: Tensor, rotation: tuple[Tensor, Tensor], norm: Norm) -> Tensor:
         """Return the norm of the first columns, and the others rotated."""
         plain, rotated = x.split([self._shape.rank, self._shape.rope_dim], dim=-1)
-        plain = functional.rms_norm(plain, norm.weight.shape, norm.weight, norm.epsilon)
-        return torch.cat([plain, self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
+        return torch.cat([normed(plain, norm), self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
 
     def queries(self, q: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return absorbed queries."""
@@ -205,6 +204,10 @@ class TorchOps:
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
         return x + y if gate is None else x + torch.sigmoid(gate) * y
+
+    def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the position of each token, whose bits stand in the place of cosines."""
+        return numbers[0][:, 0].view(torch.int32)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""

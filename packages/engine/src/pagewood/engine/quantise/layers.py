@@ -62,41 +62,37 @@ class Projection:
 class _Recorded:
     """`models.ops.Weights` that remembers which matrices are in its results."""
 
-    __slots__ = ("_checkpoint", "_orders", "_stacked")
+    __slots__ = ("_checkpoint", "_stacked")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._stacked: dict[int, Sequence[tuple[str, int]]] = {}  # written by: stack, forget
-        """The parts of each matrix that was read, by the address of its memory."""
-        self._orders: dict[int, RowOrder | None] = {}  # written by: stack, forget
-        """The order of its rows, see `Projection`."""
+        self._stacked: dict[int, tuple[Sequence[tuple[str, int]], RowOrder | None]] = {}  # written by: stack, forget
+        """The parts of each matrix that was read and the order of its rows, by the address of its memory."""
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
         stacked = self._checkpoint.stack(parts, *columns, order=order)
         if columns:
-            at = stacked.untyped_storage().data_ptr()
-            self._stacked[at], self._orders[at] = parts, order
+            self._stacked[stacked.untyped_storage().data_ptr()] = parts, order
         return stacked
 
-    def order(self, weight: Tensor) -> RowOrder | None:
-        """Return the order of the rows of a matrix."""
-        return self._orders[weight.untyped_storage().data_ptr()]
+    def parts(self, weight: Tensor) -> tuple[Sequence[tuple[str, int]], RowOrder | None]:
+        """Return the parts of a matrix and the order of its rows.
 
-    def parts(self, weight: Tensor) -> Sequence[tuple[str, int]]:
-        """Return the parts of a matrix, or of those of its rows, in whole parts, that `weight` is a view of."""
-        first = weight.storage_offset() // weight.shape[1]
+        It may be a view of some rows of a matrix, in whole parts; the rows of that one are in their own order.
+        """
+        first = int(weight.storage_offset()) // weight.shape[1]
+        parts, order = self._stacked[weight.untyped_storage().data_ptr()]
         found: list[tuple[str, int]] = []
         start = 0
-        for name, rows in self._stacked[weight.untyped_storage().data_ptr()]:
+        for name, rows in parts:
             if first <= start < first + len(weight):
                 found.append((name, rows))
             start += rows
-        return found
+        return found, order
 
     def forget(self) -> None:
         """Forget all matrices, whose memory may be given to others."""
         self._stacked.clear()
-        self._orders.clear()
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         return self._checkpoint.numbers(name, rows, columns)
@@ -122,7 +118,7 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
         found: list[Projection] = []
 
         def projection(weight: Tensor, bias: Tensor | None, found: list[Projection] = found) -> Projection:
-            found.append(Projection(weights.parts(weight), weights.order(weight), weight, bias))
+            found.append(Projection(*weights.parts(weight), weight, bias))
             return found[-1]
 
         layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)

@@ -42,7 +42,7 @@ class Family:
     """Share of a head that is rotated if `partial_rotary_factor` is absent; None: heads are rotated whole."""
     has_neighbours: bool = False
     """See `AttentionConfig`."""
-    rotated_layers: Literal["all", "windows", "listed"] = "all"
+    rotated_layers: Literal["all", "windows", "listed", "none"] = "all"
     """The layers with a rope; "windows": those with a window, or all if `sliding_window` is null; "listed": those with
     a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`."""
     temperature: Literal["none", "all", "unrotated"] = "none"
@@ -78,6 +78,8 @@ class Family:
     """Whether feed-forwards have a gate, see `FeedForward` and `PlainFeedForward`."""
     norm: NormConfig = field(default_factory=lambda: NormConfig(epsilon=1e-6))
     """The norms, with the epsilon that they have if no field names it."""
+    has_learned_positions: bool = False
+    """Whether an embedding of its position is added to that of a token."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
     by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])

@@ -21,7 +21,7 @@ _OLMO2 = Family(
         before_feed_forward=None,
         behind_feed_forward="post_feedforward_layernorm",
     ),
-    defaults={"rms_norm_eps": 1e-5},
+    norm=NormConfig(epsilon=1e-5),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -94,6 +94,18 @@ def read_rope(fields: Fields, family: Family, *, head_dim: int) -> RopeConfig:
     return rope
 
 
+def attention_multiplier(fields: Fields) -> float:
+    """Return what a family that reads `mscale_all_dim` multiplies the scale of its attention with.
+
+    Raises:
+        ValueError: see `read_rope`.
+    """
+    own = _rope_section(fields)
+    if own.values.get("rope_type", "default") == "default":
+        return 1.0
+    return _suggested_factor(own.number("mscale_all_dim", 0.0, low=0, high=1e3), _factor(own)) ** 2
+
+
 def read_temperature(fields: Fields, family: Family, *, is_rotated: bool) -> TemperatureConfig | None:
     """Return the temperature of a layer that rotates queries and keys, or not; None: it has none.
 
@@ -113,18 +125,6 @@ def read_temperature(fields: Fields, family: Family, *, is_rotated: bool) -> Tem
         return None
     length = own.integer("original_max_position_embeddings", low=1, high=MAX_POSITION)
     return TemperatureConfig(scale=scale, length=length)
-
-
-def attention_multiplier(fields: Fields) -> float:
-    """Return what a family that reads `mscale_all_dim` multiplies the scale of its attention with.
-
-    Raises:
-        ValueError: see `read_rope`.
-    """
-    own = _rope_section(fields)
-    if own.values.get("rope_type", "default") == "default":
-        return 1.0
-    return _suggested_factor(own.number("mscale_all_dim", 0.0, low=0, high=1e3), _factor(own)) ** 2
 
 
 def _known(family: Family) -> frozenset[str]:

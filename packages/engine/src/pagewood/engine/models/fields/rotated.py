@@ -19,8 +19,8 @@ def read_rotated(fields: Fields, family: Family, windows: Sequence[int | None]) 
         ValueError: a field is of another type, or does not fit the number of layers.
     """
     match family.rotated_layers:
-        case "all":
-            return [True] * len(windows)
+        case "all" | "none":
+            return [family.rotated_layers == "all"] * len(windows)
         case "windows":
             has_windows = fields.values.get("sliding_window") is not None
             return [window is not None or not has_windows for window in windows]

@@ -44,7 +44,7 @@ def read_norm(config: NormConfig, weights: Weights, name: str, size: int, *, ord
     """
     norm = Norm(
         weight=weights.stack([(f"{name}.weight", size)], order=order) if config.has_weight else None,
-        bias=weights.stack([(f"{name}.bias", size)]) if config.has_bias else None,
+        bias=weights.stack([(f"{name}.bias", size)], order=order) if config.has_bias else None,
         epsilon=config.epsilon,
         offset=config.offset,
         is_centred=config.is_centred,

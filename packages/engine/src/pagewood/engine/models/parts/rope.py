@@ -133,5 +133,13 @@ class TemperatureConfig:
     offset: int = 0
 
 
-PositionConfig = RopeConfig | TemperatureConfig
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionNumbers:
+    """The positions themselves, for embeddings of positions."""
+
+    length: int
+    """Positions that have an embedding. A step may compute one more and drop its result; it gets the last one's."""
+
+
+PositionConfig = RopeConfig | TemperatureConfig | PositionNumbers
 """What depends on the position of a token only."""
