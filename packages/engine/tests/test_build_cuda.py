@@ -272,6 +272,11 @@ def test_models_without_kernels_are_refused() -> None:
     kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=32), model)
     with pytest.raises(ValueError, match=r"max_length must be at most 32 for batch_invariant, .* got 33"):
         kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=33), model)
+    model = with_attention(model, [{"window": 48, "is_chunked": True, "soft_cap": 9.0}, {"soft_cap": 9.0}])
+    needs = kernel_needs(EngineConfig(device="cuda", max_length=48), model)
+    assert (needs.has_windows, needs.has_soft_cap) == ((False,), True)
+    with pytest.raises(ValueError, match=r"max_length must be at most 48 on CUDA, .* chunks of 48, .* got 49"):
+        kernel_needs(EngineConfig(device="cuda", max_length=49), model)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -11,6 +11,7 @@ import pytest
 
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_order import head_order, in_all_heads
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling, TemperatureConfig, YarnScaling
 
 SIZES: dict[str, Any] = {
@@ -23,6 +24,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def read(folder: Path, architecture: str, **values: Any) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps({**SIZES, "architectures": [architecture], **values}))
     return ModelConfig.from_folder(folder)
+
+
+def attention(config: ModelConfig) -> AttentionConfig:
+    """Return the attention of the first layer."""
+    mixer = config.layers[0].mixer
+    assert isinstance(mixer, AttentionConfig)
+    return mixer
 
 
 @pytest.mark.parametrize(
@@ -94,10 +102,10 @@ def test_ministral_has_a_temperature_and_no_window_unless_it_says_so(tmp_path: P
     rope = {**YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.2, "max_position_embeddings": 512}
     config = read(tmp_path, "Ministral3ForCausalLM", rope_parameters=rope, head_dim=8)
     assert config.windows == (None,) * 4
-    assert config.layers[0].mixer.temperature == TemperatureConfig(scale=0.2, length=128)
+    assert attention(config).temperature == TemperatureConfig(scale=0.2, length=128)
     assert len(config.position_configs) == 2
     plain = read(tmp_path, "Ministral3ForCausalLM", rope_parameters={"rope_theta": 1e6}, head_dim=8)
-    assert plain.layers[0].mixer.temperature is None
+    assert attention(plain).temperature is None
     with pytest.raises(
         ValueError, match=r"max_position_embeddings and rope_parameters.max_position_embeddings must say"
     ):
@@ -108,12 +116,12 @@ def test_the_text_model_of_mistral3_is_that_of_its_type(tmp_path: Path) -> None:
     rope = {**YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.2}
     text = {"rope_parameters": rope, "hidden_size": 64, "num_attention_heads": 8, "sliding_window": None}
     config = read(tmp_path, "Mistral3ForConditionalGeneration", text_config={**text, "model_type": "ministral3"})
-    assert config.layers[0].mixer.temperature is not None
-    assert (config.num_layers, config.layers[0].mixer.head_dim) == (34, 128)
+    assert attention(config).temperature is not None
+    assert (config.num_layers, attention(config).head_dim) == (34, 128)
     del rope["llama_4_scaling_beta"]
     config = read(tmp_path, "Mistral3ForConditionalGeneration", text_config={**text, "model_type": "mistral"})
-    assert config.layers[0].mixer.temperature is None
-    assert (config.num_layers, config.layers[0].mixer.head_dim, config.max_position) == (32, 8, 131_072)
+    assert attention(config).temperature is None
+    assert (config.num_layers, attention(config).head_dim, config.max_position) == (32, 8, 131_072)
 
 
 def test_a_vision_checkpoint_may_have_all_fields_outside(tmp_path: Path) -> None:
@@ -138,6 +146,7 @@ def test_a_part_of_a_head_is_rotated(tmp_path: Path) -> None:
     assert (inside.ropes[0].size, inside.ropes[0].rotated) == (4, 4)
     assert read(tmp_path, "Glm4ForCausalLM", head_dim=16).ropes[0].size == 8
     assert read(tmp_path, "Phi3ForCausalLM").ropes[0].rotated is None
+    assert read(tmp_path, "Phi3ForCausalLM", rotary_dim=6).ropes[0].rotated == 6
     with pytest.raises(ValueError, match=r"partial_rotary_factor must leave an even number .* of the 16 elements"):
         read(tmp_path, "Glm4ForCausalLM", partial_rotary_factor=0.2, head_dim=16)
 

@@ -81,20 +81,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "eos_token_id": 0, "pad_token_id": 0}),
-    "ministral3": (
-        "Ministral3",
+    "llama4": (
+        "Llama4",
         {
             "head_dim": DIM,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "llama_4_scaling_beta": 0.3,
-            },
-            "max_position_embeddings": 64,
-            "pad_token_id": 0,
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 64,
+            "floor_scale": 5,
+            "attn_scale": 0.3,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
         },
     ),
     "qwen3-windows": (
@@ -116,7 +113,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, extra = MODELS[request.param]
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
-    config_class = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config_class = f"{kind}TextConfig" if kind in ("Gemma3", "Llama4") else f"{kind}Config"
     config = getattr(transformers, config_class)(**{**sizes, **heads, **extra})
     model_class = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     getattr(transformers, model_class)(config).save_pretrained(folder)

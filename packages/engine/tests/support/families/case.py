@@ -31,6 +31,13 @@ VISION: dict[str, dict[str, Any]] = {
     "Gemma3": {**_VISION, "num_hidden_layers": 1},
     "Mistral3": {**_VISION, "num_hidden_layers": 1, "model_type": "pixtral"},
     "Qwen2_5_VL": {**_QWEN_VISION, "fullatt_block_indexes": [0]},
+    "Llama4": {
+        **_VISION,
+        "num_hidden_layers": 1,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    },
     "Qwen3VL": {**_QWEN_VISION, "deepstack_visual_indexes": [], "num_position_embeddings": 16},
 }
 """Fields of the models of images beside decoders."""

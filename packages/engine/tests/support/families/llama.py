@@ -1,4 +1,4 @@
-"""Llama, Mistral, SmolLM3, Seed-OSS, ERNIE and HunYuan."""
+"""Llama, Mistral, SmolLM3, Seed-OSS and HunYuan."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from families.ropes import rope
 
 _END = {"eos_token_id": 0, "bos_token_id": 1}
 _LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+
+_LLAMA4 = {
+    "head_dim": 16, "num_hidden_layers": 4, "no_rope_layer_interval": 2, "attention_chunk_size": 13, "floor_scale": 16,
+    "attn_scale": 0.3, "intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2, **_END,
+}  # fmt: skip
 
 CASES = {
     "llama": Case(kind="Llama"),
@@ -21,6 +26,10 @@ CASES = {
     "llama-linear-stretched": Case(kind="Llama", extra={**rope("linear", factor=4.0), "max_position_embeddings": 40}),
     "llama-llama3": Case(kind="Llama", extra={**_LLAMA3, "tie_word_embeddings": True}),
     "mistral-window": Case(kind="Mistral", extra={"sliding_window": 9, "head_dim": 8}),
+    "llama4": Case(kind="Llama4", config="Llama4TextConfig", extra=_LLAMA4),
+    "llama4-in-a-model-of-images": Case(
+        kind="Llama4", config="Llama4TextConfig", extra={**_LLAMA4, "use_qk_norm": False}, is_inside=True
+    ),
     "ministral3": Case(
         kind="Ministral3",
         extra={
@@ -45,7 +54,6 @@ CASES = {
         is_inside=True,
     ),
     "smollm3": Case(kind="SmolLM3", extra={"no_rope_layer_interval": 2, "tie_word_embeddings": True, **_END}),
-    "ernie4.5": Case(kind="Ernie4_5", extra={"head_dim": 8, "use_bias": True}),
     "hunyuan": Case(
         kind="HunYuanDenseV1",
         extra={"head_dim": 16, **rope("dynamic", alpha=50.0, factor=1.0, beta_fast=32, mscale=1.0)},

@@ -6,6 +6,7 @@ from families import (
     apertus,
     cohere,
     deepseek,
+    ernie,
     exaone,
     gemma,
     glm,
@@ -39,6 +40,7 @@ CASES: dict[str, Case] = {
     **exaone.CASES,
     **glm.CASES,
     **phi.CASES,
+    **ernie.CASES,
 }
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

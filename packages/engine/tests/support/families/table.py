@@ -34,6 +34,11 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Exaone4ForCausalLM": ("EXAONE 4", "windows in three of four layers, and no rotation in the fourth"),
         "GlmForCausalLM": ("GLM-4 9B", "rotation of neighbours, in half of a head"),
         "Glm4ForCausalLM": ("GLM-4 0414", "rotation of neighbours, in half of a head; norms behind the parts too"),
+        "Glm4MoeForCausalLM": ("GLM-4.5, 4.6", "experts, dense layers first; rotation of half of a head"),
+        "Ernie4_5_MoeForCausalLM": ("Ernie 4.5 with experts", "experts; rotation of neighbours"),
+        "MiniMaxM2ForCausalLM": ("MiniMax M2", "experts; rotation of a part of a head"),
+        "Llama4ForCausalLM": ("Llama 4", "experts; attention within chunks, on CUDA in requests of at most a chunk"),
+        "Llama4ForConditionalGeneration": ("Llama 4 Scout, Maverick", "the text model alone"),
         "Ernie4_5ForCausalLM": ("Ernie 4.5 0.3B", "rotation of neighbours"),
         "Phi3ForCausalLM": ("Phi-3, Phi-4", "fused projections, rotation of a part of a head, longrope"),
         "HunYuanDenseV1ForCausalLM": ("HunYuan dense", "norms of q and k behind the rotation"),
@@ -75,13 +80,13 @@ def markdown() -> str:
     """Return the table."""
     from families.registry import CASES
     from pagewood.engine.models.families.registry import FAMILIES
-    from pagewood.engine.weights.gguf.config import ARCHITECTURES
+    from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
     compared = {one.architecture for one in CASES.values()}
     stand_ins = {f"{kind}ForCausalLM" for kind in _on_stand_ins()}
     gguf: dict[str, list[str]] = {}
-    for name, kind in ARCHITECTURES.items():
-        gguf.setdefault(kind.family, []).append(f"`{name}`")
+    for name, one in ARCHITECTURES.items():
+        gguf.setdefault(one.family, []).append(f"`{name}`")
     lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
     for kind in sorted(FAMILIES):
         checkpoints, remarks = _KNOWN.get(kind, ("", ""))

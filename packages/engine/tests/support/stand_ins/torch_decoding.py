@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from stand_ins import flashinfer_torch
 
@@ -20,7 +20,7 @@ def torch_ops() -> CUDAOps:
     return CUDAOps(flashinfer_torch)
 
 
-def rotations_at(ropes: Sequence[Rope], positions: list[int]) -> list[tuple[Tensor, Tensor]]:
+def rotations_at(ropes: Sequence[PositionTable], positions: list[int]) -> list[tuple[Tensor, Tensor]]:
     """Return the rotations of tokens at `positions` by each rope, in the form of `CUDAOps`."""
     points = torch.arange(max(positions) + 1)
     return [(torch.tensor(positions, dtype=torch.int32), torch.cat(rope(points), dim=-1)) for rope in ropes]

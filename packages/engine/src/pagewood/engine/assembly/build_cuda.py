@@ -33,6 +33,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
@@ -196,7 +197,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
             f"sliding window, and the order of summation depends on where the window starts; got {longest}"
         )
-    chunk = min((layer.mixer.window or longest for layer in model.layers if layer.mixer.is_chunked), default=longest)
+    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig)]
+    chunk = min((one.window or longest for one in mixers if one.is_chunked), default=longest)
     if chunk < longest:
         raise ValueError(
             f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
@@ -206,7 +208,7 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
         group=attention.group,
-        has_windows=tuple(sorted({window is not None for window in model.windows})),
+        has_windows=tuple(sorted({one.window is not None and not one.is_chunked for one in mixers})),
         batch_invariant=config.batch_invariant,
         has_soft_cap=attention.soft_cap is not None,
         kv_dtype=_kv_dtype_of(config),

@@ -26,8 +26,9 @@ class Family:
     """None: the third flag decides."""
     bias_fields: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
     """Flags of biases: of the projections to q, k and v, of the output of attentions, and of feed-forwards."""
-    qk_norm: Literal["none", "heads", "whole"] = "none"
-    """Whether q and k have norms, of each head or of all heads together."""
+    qk_norm: Literal["none", "heads", "whole", "plain"] = "none"
+    """Whether q and k have norms, of each head or of all heads together; "plain": of each head, without weights, in
+    layers that rotate them."""
     qk_norm_flag: str | None = None
     """Field that says whether there are such norms, false if it is absent; None: there are."""
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
@@ -44,13 +45,15 @@ class Family:
     rotated_layers: Literal["all", "windows", "listed", "none"] = "all"
     """The layers with a rope; "windows": those with a window, or all if `sliding_window` is null; "listed": those with
     a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`."""
-    has_temperature: bool = False
-    """Whether `llama_4_scaling_beta` of the rope is the scale of a temperature of all layers."""
+    temperature: Literal["none", "all", "unrotated"] = "none"
+    """The layers with a temperature; "all": its scale is `llama_4_scaling_beta` of the rope; "unrotated": `attn_scale`
+    of layers that do not rotate, if `attn_temperature_tuning` is true."""
     has_static_alpha: bool = False
     """Whether a dynamic rope with `alpha` has one base, stretched by it, for all positions."""
-    windows: Literal["none", "all", "some", "periodic"] = "none"
+    windows: Literal["none", "all", "some", "periodic", "chunks"] = "none"
     """The layers with the window of `sliding_window`; "some": those that `use_sliding_window` selects; "periodic": all
-    but each n-th, where n is `sliding_window_pattern`."""
+    but each n-th, where n is `sliding_window_pattern`; "chunks": those that rotate, with chunks of
+    `attention_chunk_size` positions."""
     has_local_rope: bool = False
     """Whether layers with a window have a rope of their own."""
     theta: float = 1e4
@@ -97,5 +100,9 @@ class Family:
         scale = set[str]() if self.scale_field is None else {self.scale_field}
         latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
         mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
-        listed = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
-        return self.knows | scale | latent | mixture | listed | set(self.field_names.values())
+        flags = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
+        if self.windows == "chunks":
+            flags |= {"attention_chunk_size", "attn_temperature_tuning"}
+        if self.qk_norm_flag is not None:
+            flags.add(self.qk_norm_flag)
+        return self.knows | scale | latent | mixture | flags | set(self.field_names.values())

@@ -7,7 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 _GLM = Family(
     qkv_bias=None,
@@ -20,6 +22,29 @@ _GLM = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GlmForCausalLM": _GLM,
+        "Glm4MoeForCausalLM": Family(
+            qkv_bias=None,
+            qk_norm="heads",
+            qk_norm_flag="use_qk_norm",
+            rotary_share=0.5,
+            norm=NormConfig(epsilon=1e-5),
+            mixture=Mixture(
+                dense_layers="first",
+                score="sigmoid",
+                has_choice_bias=True,
+                has_groups=True,
+                best_of_group=2,
+                epsilon=1e-20,
+                renormalises_by_default=True,
+                factor="routed_scaling_factor",
+                num_shared="n_shared_experts",
+            ),
+            defaults={
+                "num_key_value_heads": 8, "first_k_dense_replace": 1, "n_routed_experts": 128,
+                "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
+                "num_attention_heads": 96, "max_position_embeddings": 131_072,
+            },
+        ),
         "Glm4ForCausalLM": replace(
             _GLM,
             frame=FrameConfig(
@@ -29,4 +54,4 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
         ),
     }
-)
+)  # fmt: skip

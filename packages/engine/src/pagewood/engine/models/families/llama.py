@@ -23,7 +23,7 @@ _MISTRAL3 = replace(
 )  # fmt: skip
 _MINISTRAL3 = Family(
     windows="all",
-    has_temperature=True,
+    temperature="all",
     defaults={
         "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
@@ -32,6 +32,36 @@ _MINISTRAL3 = Family(
             "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384,
             "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
         },
+    },
+)  # fmt: skip
+
+_LLAMA4 = Family(
+    qkv_bias=None,
+    output_bias=None,
+    windows="chunks",
+    rotated_layers="listed",
+    has_neighbours=True,
+    temperature="unrotated",
+    qk_norm="plain",
+    qk_norm_flag="use_qk_norm",
+    theta=5e5,
+    frame=FrameConfig(feed_forward="feed_forward"),
+    norm=NormConfig(epsilon=1e-5),
+    mixture=Mixture(
+        names=ExpertNames(router="router", shared="shared_expert"),
+        size="intermediate_size",
+        dense_size="intermediate_size_mlp",
+        dense_layers="listed",
+        score="sigmoid",
+        renormalises=False,
+        weighs_inputs=True,
+        shared_size="intermediate_size",
+    ),
+    defaults={
+        "vocab_size": 202_048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
+        "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131_072, "num_experts_per_tok": 1, "num_local_experts": 16, "use_qk_norm": True,
+        "interleave_moe_layer_step": 1,
     },
 )  # fmt: skip
 
@@ -69,17 +99,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             mlp_bias=None,
             defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         ),
-        "Ernie4_5ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            mlp_bias=None,
-            bias_fields=("use_bias", "use_bias", "use_bias"),
-            has_neighbours=True,
-            theta=5e5,
-            defaults={
-                "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-                "max_position_embeddings": 131_072,
-            },
+        "Llama4ForCausalLM": _LLAMA4,
+        "Llama4ForConditionalGeneration": replace(
+            _LLAMA4,
+            other_parts=(
+                "vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector.",
+            ),
         ),
         "HunYuanDenseV1ForCausalLM": Family(
             qkv_bias=None,

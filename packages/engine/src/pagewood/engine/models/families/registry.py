@@ -9,6 +9,7 @@ from pagewood.engine.models.families import (
     apertus,
     cohere,
     deepseek,
+    ernie,
     exaone,
     gemma,
     glm,
@@ -17,6 +18,7 @@ from pagewood.engine.models.families import (
     gpt_oss,
     granite,
     llama,
+    minimax,
     nemotron,
     olmo,
     phi,
@@ -42,6 +44,8 @@ _LINEAGES = (
     exaone,
     glm,
     phi,
+    ernie,
+    minimax,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

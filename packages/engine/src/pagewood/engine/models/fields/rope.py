@@ -106,12 +106,19 @@ def attention_multiplier(fields: Fields) -> float:
     return _suggested_factor(own.number("mscale_all_dim", 0.0, low=0, high=1e3), _factor(own)) ** 2
 
 
-def read_temperature(fields: Fields) -> TemperatureConfig | None:
-    """Return the temperature of a family whose rope names its scale; None: there is none.
+def read_temperature(fields: Fields, family: Family, *, is_rotated: bool) -> TemperatureConfig | None:
+    """Return the temperature of a layer that rotates queries and keys, or not; None: it has none.
 
     Raises:
         ValueError: see `read_rope`.
     """
+    if family.temperature == "none":
+        return None
+    if family.temperature == "unrotated":
+        if is_rotated or not fields.flag("attn_temperature_tuning", True):
+            return None
+        length = fields.integer("floor_scale", 8192, low=1, high=MAX_POSITION)
+        return TemperatureConfig(scale=fields.number("attn_scale", 0.1, low=0, high=1e3), length=length, offset=1)
     own = _rope_section(fields, known=_TEMPERATURE)
     scale = own.number("llama_4_scaling_beta", 0.0, low=0, high=1e3)
     if not scale:
@@ -122,13 +129,15 @@ def read_temperature(fields: Fields) -> TemperatureConfig | None:
 
 def _known(family: Family) -> frozenset[str]:
     """Return the fields of a rope that a family has, whatever the kind of scaling is."""
-    known: frozenset[str] = _TEMPERATURE if family.has_temperature else frozenset()
+    known: frozenset[str] = _TEMPERATURE if family.temperature == "all" else frozenset()
     return known | _STATIC if family.has_static_alpha else known
 
 
 def _rotated(fields: Fields, own: Fields, family: Family, head_dim: int) -> int:
     """Return how many elements of a head are rotated."""
     usual = 1.0 if family.rotary_share is None else family.rotary_share
+    if family.rotary_share is not None and fields.values.get("rotary_dim") is not None:
+        usual = fields.integer("rotary_dim", low=2, high=head_dim) / head_dim
     share = own.number("partial_rotary_factor", usual, low=0, high=1)
     if share != 1.0 and family.rotary_share is None:
         raise ValueError(f"{fields.source}: partial_rotary_factor must be 1, got {share}")

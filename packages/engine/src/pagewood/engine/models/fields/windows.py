@@ -6,10 +6,13 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import must_be
 from pagewood.engine.models.fields.rope import LAYER_TYPES
+from pagewood.engine.models.fields.rotated import read_rotated
 
 _LONGEST_WINDOW = (1 << 31) - 1
 _PERIOD = 6
 """Each n-th layer sees all positions in a family with periodic windows if `sliding_window_pattern` is absent."""
+_CHUNK, _CHUNKED = 8192, "chunked_attention"
+"""The chunk of a family that has them if `attention_chunk_size` is absent, and the layers with it in `layer_types`."""
 _DEFAULT_WINDOW = 4096
 """The window if a family has windows and `sliding_window` is absent; null means no windows."""
 
@@ -20,6 +23,8 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
     Raises:
         ValueError: a field is of another type or out of its range, or contradicts another one.
     """
+    if family.windows == "chunks":
+        return _chunks(fields, family, num_layers)
     kinds = _layer_types(fields, num_layers)
     window = _window(fields, family)
     if kinds is None and family.windows == "periodic" and (window is not None or family.has_local_rope):
@@ -38,6 +43,21 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
             f"use_sliding_window is not false, got {asked!r:.80}"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _chunks(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """Return the windows of layers that rotate if their positions are in chunks."""
+    rotated = read_rotated(fields, family, (None,) * num_layers)
+    if fields.values.get("attention_chunk_size", 0) is None:
+        return (None,) * num_layers
+    size = fields.integer("attention_chunk_size", _CHUNK, low=1, high=_LONGEST_WINDOW)
+    kinds = fields.texts("layer_types") or [_CHUNKED if one else "full_attention" for one in rotated]
+    if len(kinds) != num_layers or set(kinds) - {_CHUNKED, "full_attention"}:
+        raise ValueError(
+            f"{fields.source}: layer_types must name {_CHUNKED} or full_attention for each of {num_layers} layers, "
+            f"got {kinds!r:.80}"
+        )
+    return tuple(size if kind == _CHUNKED else None for kind in kinds)
 
 
 def _periodic(fields: Fields, num_layers: int) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ class AttentionConfig:
     """Whether that norm is of all heads together."""
     qk_norm_follows: bool = False
     """Whether it is computed behind the rotation, rather than before."""
+    qk_norm_is_plain: bool = False
+    """Whether it has no weights. Then its place does not matter, because a rotation changes no sum of squares."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -201,6 +203,8 @@ def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: 
     norm, order = config.qk_norm, config.head_order
     if norm is None:
         return None
+    if config.qk_norm_is_plain:
+        return Norm(weight=None, epsilon=norm.epsilon)
     if not config.qk_norm_is_whole:
         return read_norm(norm, weights, name, config.head_dim, order=order).folded()
     whole = None if order is None else in_all_heads(order, num_heads)

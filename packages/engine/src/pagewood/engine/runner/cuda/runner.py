@@ -23,7 +23,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.attention import (
     AttentionPlanner,
     AttentionShape,
@@ -184,8 +184,8 @@ class StatesModel(Protocol):
     """What a runner computes: a `Decoder` over tensors, or a model that is called like it."""
 
     @property
-    def ropes(self) -> Sequence[Rope]:
-        """The ropes whose rotations it needs."""
+    def ropes(self) -> Sequence[PositionTable]:
+        """The tables of positions that it needs."""
         ...
 
     def states(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.transformers.interface import Step, attending
 
 
@@ -64,7 +64,7 @@ class TransformersModel:
         Args:
             whole: a model with an output projection, which must not be used otherwise any more.
         """
-        self.ropes: Sequence[Rope] = ()
+        self.ropes: Sequence[PositionTable] = ()
         found = whole.get_decoder()
         self._layers = getattr(whole, "model", found) if found is whole else found
         name = next((name for name, module in whole.named_modules() if module is self._layers), "")

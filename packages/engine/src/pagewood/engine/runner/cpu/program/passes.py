@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling_table import SamplingArrays
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
 from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
@@ -80,7 +80,7 @@ class Rotations:
 
     __slots__ = ("_ropes", "_tables", "columns", "widths")
 
-    def __init__(self, ropes: Sequence[Rope]) -> None:
+    def __init__(self, ropes: Sequence[PositionTable]) -> None:
         self._ropes = ropes
         self.widths = [rope.width for rope in ropes]
         """Columns of each rope; F is their sum."""
