@@ -70,6 +70,15 @@ MODULES: Mapping[str, str] = MappingProxyType(
 )
 """The modules of a layer by llama.cpp's name; "{}" is the number of an expert."""
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+    "ffn_gate_shexp": "block_sparse_moe.shared_mlp.gate_proj",
+    "ffn_up_shexp": "block_sparse_moe.shared_mlp.up_proj",
+    "ffn_down_shexp": "block_sparse_moe.shared_mlp.down_proj",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -169,6 +178,32 @@ def _granite(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _granite_moe(keys: Keys, config: Config) -> dict[str, Any]:
+    """The weights of experts are the softmax over the chosen ones, which is that over all, divided by their sum."""
+    found = {**_granite(keys, config), **_experts(keys, "num_local_experts", renormalises=True)}
+    if not found.pop("norm_topk_prob"):
+        raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or true, got False")
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
+    if not shared:
+        return found
+    names = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    return {**found, **names, "shared_intermediate_size": shared}
+
+
+def _gpt_oss(keys: Keys, config: Config) -> dict[str, Any]:
+    found = _experts(keys, "num_local_experts", renormalises=False)
+    if found.pop("norm_topk_prob"):
+        raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or false, got True")
+    scaling = config["rope_scaling"]
+    return {
+        **found,
+        **_some_windows(keys, config["num_hidden_layers"], period=2),
+        "intermediate_size": keys.size("expert_feed_forward_length", config["intermediate_size"]),
+        # A file does not say that the bounds of its yarn are not rounded, as those of all gpt-oss are not.
+        "rope_scaling": {**scaling, "truncate": False} if scaling and scaling["rope_type"] == "yarn" else scaling,
+    }
+
+
 def _experts(keys: Keys, count: str, *, renormalises: bool) -> dict[str, Any]:
     """Return the fields of a mixture; `count` is its name of the number of experts."""
     return {
@@ -195,7 +230,7 @@ def _some_windows(keys: Keys, num_layers: int, *, period: int, window: int = 0) 
 
 
 def _gemma_scalar(config: Config, *, largest: int) -> int:
-    """Return the number whose inverse square root scales the attention: another one in the model of `largest` layers."""
+    """Return the number whose inverse square root scales the attention; that of `largest` layers has another one."""
     if config["num_hidden_layers"] == largest:
         return config["hidden_size"] // config["num_attention_heads"]
     return config["head_dim"]
@@ -219,6 +254,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             family="Gemma3ForCausalLM", model_type="gemma3_text", more=_gemma3, adds_one=True, modules=_FOUR_NORMS
         ),
         "granite": Architecture(family="GraniteForCausalLM", model_type="granite", more=_granite, has_pairs=True),
+        "granitemoe": Architecture(
+            family="GraniteMoeForCausalLM",
+            model_type="granitemoe",
+            more=_granite_moe,
+            has_pairs=True,
+            modules=_GRANITE_MOE,
+        ),
+        "gpt-oss": Architecture(
+            family="GptOssForCausalLM",
+            model_type="gpt_oss",
+            more=_gpt_oss,
+            modules={"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+        ),
         "olmo": Architecture(
             family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
         ),
