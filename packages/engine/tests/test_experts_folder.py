@@ -7,17 +7,30 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from families.case import build
 from families.registry import CASES
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, WeightFormat
 from pagewood.engine.build import build_engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.inspection import inspect_model
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models import torch_experts, torch_ops
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.storage import storage_for
+from row_driver import RowDriver
+from seeded_faults import Edit, seed_fault
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,8 @@ def test_fields_that_are_null_absent_or_have_other_names(folder: Path, tmp_path:
     renamed = config(folder, num_experts=6, num_local_experts="absent")
     assert router_of(read(tmp_path, renamed)).num_experts == 6
     assert router_of(read(tmp_path, config(folder, num_experts_per_tok=2))).num_chosen == 2
-    for dense in ([], None, "absent"):
+    nothing: tuple[object, ...] = ([], None, "absent")
+    for dense in nothing:
         assert read(tmp_path, config(folder, mlp_only_layers=dense)).layers[1].feed_forward.size == 48
     kinds = [type(layer.feed_forward) for layer in read(tmp_path, config(folder, decoder_sparse_step=3)).layers]
     assert [kind is ExpertsConfig for kind in kinds] == [False, False, True]
@@ -120,3 +134,57 @@ def test_a_mixture_that_does_not_fit_is_refused_before_anything_is_laid_out(
             inbox=MemoryInbox(),
             outbox=MemoryOutbox(),
         )
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_rounded_experts_are_kept_and_mapped(
+    form: WeightFormat, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The router, whose numbers are not kept, is read again, and the logits have the same bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found: list[Any] = []
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            loaded = load_cpu_model(folder, form, digest=ModelDigest(folder))
+            layout = loaded.model.config.memory_layout(page_size=4, dtype="float32", order="HND")
+            kernel = warm_up(layout, packed=loaded.variants, others=loaded.units)
+            runner = CPURunner(loaded.model, storage_for(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
+            driver = RowDriver(runner, num_pages=16, page_size=4)
+            found.append(runner.forward(driver.batch([(driver.add(list(range(20))), 20)])).copy())
+            runner.close()
+    assert "weights mapped from" in caplog.text
+    assert (found[0] == found[1]).all()
+    assert np.isfinite(found[0]).all()
+
+
+FAULTS: dict[str, Edit] = {
+    "a router that picks by the unbiased scores": (
+        torch_experts, "choose", "scores if bias is None else scores + bias", "scores"
+    ),
+    "shares of biased scores": (torch_experts, "choose", "scores.gather(1, chosen)", "ranked.gather(1, chosen)"),
+    "groups by their best expert alone": (torch_experts, "choose", "router.best_of_group", "1"),
+    "results in the order of experts": (
+        torch_experts.TorchExperts, "__call__", "tokens, ranks = (chosen == expert)",
+        "chosen = chosen.sort(-1).values; tokens, ranks = (chosen == expert)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_routing_are_noticed(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against `transformers`, by a mixture with groups and a bias for the choice."""
+    reference = build(CASES["deepseek3-experts"], tmp_path)
+    tokens = torch.randint(1, 97, (40,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        assert torch.allclose(whole_text(tmp_path, tokens), exact, atol=1e-4)
+        seed_fault([FAULTS[fault]], monkeypatch)
+        monkeypatch.setattr(torch_ops, "choose", torch_experts.choose)
+        assert not torch.allclose(whole_text(tmp_path, tokens), exact, atol=1e-4)
+
+
+def whole_text(folder: Path, tokens: Tensor) -> Tensor:
+    """Return the logits at all positions, by the parts over plain torch."""
+    model, length = load_model(folder, TorchOps()), len(tokens)
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
+    return model(tokens, [rope(torch.arange(length)) for rope in model.ropes], attention, torch.arange(length))

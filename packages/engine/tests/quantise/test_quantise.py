@@ -390,3 +390,29 @@ def _whole_text(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
     attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
     rotations = [rope(torch.arange(len(tokens))) for rope in model.ropes]
     return model(tokens, rotations, attention, torch.arange(len(tokens)))
+
+
+def test_rows_that_are_read_in_another_order_are_written_in_their_own(tmp_path: Path) -> None:
+    """ERNIE's heads are reordered when they are read, in plain numbers and in codes."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    config = transformers.Ernie4_5Config(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, use_bias=True
+    )
+    plain, tokens = tmp_path / "plain", TOKENS[0].tolist()
+    reference: Any = transformers.Ernie4_5ForCausalLM(config).eval()
+    reference.save_pretrained(plain)
+    with torch.inference_mode():
+        wanted = reference(TOKENS[:1]).logits[0]
+    assert distance(logits(plain, tokens, "float32"), wanted) < 1e-5
+    cases: list[tuple[Scheme, WeightFormat]] = [(INT8, "float32"), (INT8, "auto"), (GPTQ, "auto")]
+    for scheme, form in cases:
+        written = tmp_path / f"{scheme.format}-{form}"
+        quantise_model(plain, written, scheme, calibration=CALIBRATION)
+        assert distance(logits(written, tokens, form), wanted) < (0.1 if scheme is INT8 else 0.5)

@@ -95,6 +95,32 @@ FILES = {
             "rope.scaling.original_context_length": 64, "expert_feed_forward_length": 40,
         },
     ),
+    "olmo3": File(
+        architecture="olmo2", case="olmo3",
+        keys={
+            "attention.sliding_window": 9, "rope.freq_base": 5e5, "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "smollm3": File(
+        architecture="smollm3", case="smollm3", extra={"no_rope_layer_interval": 4, "num_hidden_layers": 5}
+    ),
+    "exaone4": File(
+        architecture="exaone4", case="exaone4",
+        keys={"attention.sliding_window": 9, "attention.sliding_window_pattern": 3},
+    ),
+    "exaone4 without windows": File(architecture="exaone4", case="exaone4-no-window"),
+    "seed_oss": File(architecture="seed_oss", case="seed-oss", extra={"attention_out_bias": False}),
+    "ernie4_5": File(architecture="ernie4_5", case="ernie4.5", extra={"use_bias": False}),
+    "hunyuan-dense": File(architecture="hunyuan-dense", case="hunyuan", extra=rope("default")),
+    "command-r": File(architecture="command-r", case="cohere", keys={"logit_scale": 0.3, "rope.scaling.type": "none"}),
+    "cohere2": File(
+        architecture="cohere2", case="cohere2", extra={"tie_word_embeddings": True},
+        keys={
+            "attention.sliding_window": 9, "attention.sliding_window_pattern": 3, "logit_scale": 0.3,
+            "rope.scaling.type": "none",
+        },
+    ),
     "starcoder2": File(architecture="starcoder2", case="starcoder2"),
     "starcoder2 without biases": File(
         architecture="starcoder2", case="starcoder2-window", keys={"attention.sliding_window": 9}
@@ -174,7 +200,7 @@ REFUSED = {
     "another count": ("qwen3moe", {"expert_count": 5}, r"ffn_\w+_exps.weight must hold one part for each of 5 experts"),
     "nobody": ("qwen3moe", {"expert_count": 0}, r"qwen3moe.expert_count must be in \[1, 65536\], got 0"),
     "norm of Mixtral": ("llama", {"expert_weights_norm": False}, r"norm_topk_prob must be absent or .*, got False"),
-    "windows of OLMo 3": ("olmo2", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
+    "windows": ("olmoe", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
     "no rope": ("granite", {"rope.scaling.finetuned": False}, r"scaling.finetuned must be true, got False"),
     "a long pattern": ("gemma3", {"attention.sliding_window_pattern": [True, False]},
                        r"sliding_window_pattern must be a number or have 3 items, got 2"),

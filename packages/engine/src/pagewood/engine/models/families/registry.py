@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import apertus, deepseek, gemma, gpt_oss, granite, llama, olmo, qwen, starcoder
+from pagewood.engine.models.families import (
+    apertus,
+    cohere,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from pagewood.engine.models.families.family import Family
 
 _LINEAGES = (
@@ -15,9 +32,16 @@ _LINEAGES = (
     gemma,
     gpt_oss,
     granite,
+    cohere,
+    gpt_neox,
+    gpt2,
     starcoder,
+    nemotron,
     apertus,
     deepseek,
+    exaone,
+    glm,
+    phi,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

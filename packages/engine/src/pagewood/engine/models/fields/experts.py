@@ -31,9 +31,9 @@ def read_experts(
         ValueError: a field is missing, of another type or out of its range, or contradicts another one.
     """
     sparse = _sparse_layers(fields, mixture, num_layers)
-    own = () if all(sparse) else (_resized(dense, read_size(fields, mixture.dense_size, "intermediate_size")),)
+    own = dense if all(sparse) else _resized(dense, read_size(fields, mixture.dense_size, "intermediate_size"))
     if not any(sparse):
-        return own * num_layers
+        return (own,) * num_layers
     count = _number(fields, NUM_EXPERTS, "num_experts")
     if count == 0:
         raise ValueError(f"{fields.source}: {_name(fields, NUM_EXPERTS)} must be >= 1, got 0")
@@ -53,7 +53,7 @@ def read_experts(
         has_shared_gate=mixture.has_shared_gate and bool(shared),
         names=mixture.names,
     )
-    return tuple(experts if is_sparse else own[0] for is_sparse in sparse)
+    return tuple(experts if is_sparse else own for is_sparse in sparse)
 
 
 def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:

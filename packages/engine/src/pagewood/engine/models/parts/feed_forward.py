@@ -28,6 +28,8 @@ class FeedForwardConfig:
     """Outputs of the gate, which is also the number of inputs of the last projection."""
     activation: Activation = "silu"
     has_bias: bool = False
+    is_fused: bool = False
+    """Whether checkpoints store one matrix, `gate_up_proj`, with the rows of the gate before the others."""
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
@@ -43,6 +45,8 @@ class FeedForward(Generic[A]):
     ) -> None:
         """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
         gate_up = [("gate_proj", config.size), ("up_proj", config.size)]
+        if config.is_fused:
+            gate_up = [("gate_up_proj", 2 * config.size)]
         self._gate_up: Linear[A] = read_linear(weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias)
         self._down: Linear[A] = read_linear(
             weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias

@@ -163,6 +163,49 @@ def _gemma2(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _olmo2(keys: Keys, config: Config) -> dict[str, Any]:
+    """llama.cpp stores OLMo 3, which has windows, as OLMo 2; positions in a window are not stretched."""
+    if not keys.integer("attention.sliding_window", 0, high=_LARGEST_WINDOW):
+        return {}
+    theta = config["rope_theta"]
+    full = {"rope_theta": theta, **(config["rope_scaling"] or {"rope_type": "default"})}
+    local = {"rope_theta": keys.number("rope.freq_base_swa", theta, low=2, high=1e12), "rope_type": "default"}
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        **_some_windows(keys, config["num_hidden_layers"], period=4),
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+    }
+
+
+def _smollm3(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]}
+
+
+def _exaone4(keys: Keys, config: Config) -> dict[str, Any]:
+    """Its model of 64 layers has windows."""
+    window = 4096 if config["num_hidden_layers"] == 64 else 0
+    return _some_windows(keys, config["num_hidden_layers"], period=4, window=window)
+
+
+def _seed(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"attention_out_bias": False}
+
+
+def _ernie(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"use_bias": config["attention_bias"]}
+
+
+def _command_r(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"logit_scale": keys.number("logit_scale", low=0, high=_LARGEST_FACTOR) or 1.0}
+
+
+def _cohere2(keys: Keys, config: Config) -> dict[str, Any]:
+    return {**_command_r(keys, config), **_some_windows(keys, config["num_hidden_layers"], period=4)}
+
+
 def _granite(keys: Keys, config: Config) -> dict[str, Any]:
     if not keys.flag("rope.scaling.finetuned", True):
         raise ValueError(f"{keys.source}: {keys.name}.rope.scaling.finetuned must be true, got False: without a rope")
@@ -270,7 +313,28 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "olmo": Architecture(
             family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
         ),
-        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2"),
+        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2", more=_olmo2),
+        "smollm3": Architecture(family="SmolLM3ForCausalLM", model_type="smollm3", more=_smollm3, has_pairs=True),
+        "exaone4": Architecture(family="Exaone4ForCausalLM", model_type="exaone4", more=_exaone4),
+        "seed_oss": Architecture(family="SeedOssForCausalLM", model_type="seed_oss", more=_seed),
+        "ernie4_5": Architecture(family="Ernie4_5ForCausalLM", model_type="ernie4_5", more=_ernie),
+        "hunyuan-dense": Architecture(
+            family="HunYuanDenseV1ForCausalLM",
+            model_type="hunyuan_v1_dense",
+            modules={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
+        "command-r": Architecture(
+            family="CohereForCausalLM",
+            model_type="cohere",
+            more=_command_r,
+            epsilon="attention.layer_norm_epsilon",
+        ),
+        "cohere2": Architecture(
+            family="Cohere2ForCausalLM",
+            model_type="cohere2",
+            more=_cohere2,
+            epsilon="attention.layer_norm_epsilon",
+        ),
         "olmoe": Architecture(family="OlmoeForCausalLM", model_type="olmoe", more=_olmoe),
         "starcoder2": Architecture(
             family="Starcoder2ForCausalLM",

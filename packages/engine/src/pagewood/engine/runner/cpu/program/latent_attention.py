@@ -27,6 +27,7 @@ from pagewood.engine.runner.cpu.compiled.attention.latents import (
     store_latents,
 )
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.program.norm_arrays import weight_of
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.kvpool.latent_storage import LatentStorage
@@ -55,10 +56,10 @@ class CPULatentHeads:
     def latents(self, x: Buffer, rotation: tuple[Buffer, Buffer], norm: Norm) -> Buffer:
         """Return the norm of the first C columns, and the others rotated."""
         out = x.tape.buffer(x.rows, x.size)
-        weight = np.ascontiguousarray(norm.weight.numpy(), np.float32)
         x.tape.write(
-            make_latents, x.rows, x=x, cosines=rotation[0], sines=rotation[1], weight=weight, out=out, size=x.size,
-            rank=self._shape.rank, has_pairs=int(self._shape.has_pairs), epsilon=norm.epsilon,
+            make_latents, x.rows, x=x, cosines=rotation[0], sines=rotation[1],
+            weight=weight_of(norm, self._shape.rank), out=out, size=x.size, rank=self._shape.rank,
+            has_pairs=int(self._shape.has_pairs), epsilon=norm.epsilon,
         )  # fmt: skip
         return out
 
