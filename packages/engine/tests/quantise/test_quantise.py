@@ -367,6 +367,24 @@ def test_experts_are_rounded_each_by_itself(scheme: Scheme, tmp_path: Path) -> N
     assert 1e-3 < error < 0.5
 
 
+def test_experts_that_no_token_chooses_are_rounded_to_nearest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One token chooses three of six experts; the others have no inputs by which errors could be measured."""
+    case = CASES["qwen3-moe"]
+    build(replace(case, extra={**case.extra, "moe_intermediate_size": 64}), tmp_path / "plain")
+    few = Calibration(tokens=TOKENS[:1, :1], source="one token")
+    summary = quantise_model(tmp_path / "plain", tmp_path / "out", GPTQ, calibration=few)
+    nearest = quantise_model(tmp_path / "plain", tmp_path / "near", replace(GPTQ, method="nearest"))
+    idle = {one.name for one in summary.matrices if one.output_error is None}
+    assert len(idle) == 2 * 3 * 3  # layers with experts, experts that one token leaves out, matrices
+    assert all(".mlp.experts." in name for name in idle)
+    assert caplog.text.count("no token of the calibration reaches 6 of 14 projections of layer") == 2
+    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "near"))
+    same = {name for name in found if found[name].equal(expected[name])}
+    assert {name.replace(".weight", ".weight_packed") for name in idle} <= same
+    assert "model.layers.0.self_attn.o_proj.weight_packed" not in same
+    assert nearest.num_bytes_after == summary.num_bytes_after
+
+
 @torch.inference_mode()
 def _whole_text(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
     attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))

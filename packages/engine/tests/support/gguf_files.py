@@ -23,6 +23,11 @@ _PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
 _ONE_ADDED = ("gemma", "gemma2", "gemma3")
 """Architectures whose norms the converter stores with 1 added."""
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+_ROUTER = re.compile(r"(mlp\.gate|moe\.gate|router|router\.layer|shared_expert_gate)\.|_bias$|\.bias$")
+_TOGETHER = re.compile(
+    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>gate_up_proj|(?<=experts\.)down_proj|input_linear|output_linear)"
+    r"(?:\.weight|(?P<bias>_bias)|)"
+)
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
 
 
@@ -60,7 +65,7 @@ def write_gguf(
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    weights, parameters = _arranged(load_file(folder / "model.safetensors"))
+    weights, parameters = _arranged(_separated(load_file(folder / "model.safetensors")))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -100,7 +105,7 @@ def write_gguf(
         added = architecture in _ONE_ADDED and name.endswith("norm.weight")
         if added:
             array = array + np.float32(1)
-        if array.ndim >= 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight", "_expert_gate.weight")):
+        if array.ndim >= 2 and not _ROUTER.search(name):
             kind = Kind[kinds[number % len(kinds)]]
             number += 1
         if name.endswith("shared_expert_gate.weight"):
@@ -194,7 +199,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         return {f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
-    return {f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", 1e-5)}
+    return {f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", config.get("layer_norm_eps", 1e-5))}
 
 
 def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,11 +208,36 @@ def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "expert_count": ("num_experts", "num_local_experts"),
         "expert_used_count": ("num_experts_per_tok",),
         "expert_feed_forward_length": ("moe_intermediate_size",),
-        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     }
     return {
         f"{architecture}.{key}": config[name] for key, names in fields.items() for name in names if config.get(name)
     }
+
+
+def _separated(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with a gate and an up projection for every expert where they are stored together."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        match = _TOGETHER.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+            continue
+        place, kind = match["place"], match["kind"]
+        alone = "shared_mlp" in name
+        own = tensor[None] if alone else tensor
+        if kind.endswith("_proj"):  # as gpt-oss has it: outputs are columns, or, of biases, a row
+            own = own.transpose(-1, -2) if not match["bias"] else own
+            parts = {"gate": own[:, ::2], "up": own[:, 1::2]} if kind == "gate_up_proj" else {"down": own}
+        else:
+            size = own.shape[1] // 2
+            parts = {"gate": own[:, :size], "up": own[:, size:]} if kind == "input_linear" else {"down": own}
+        leaf = "bias" if match["bias"] else "weight"
+        for part, numbers in parts.items():
+            for expert, matrix in enumerate(numbers):
+                module = "mlp.shared_expert" if alone else f"mlp.experts.{expert}"
+                found[f"{place}{module}.{part}_proj.{leaf}"] = matrix.contiguous()
+    return found
 
 
 def _arranged(weights: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[float]]]:
@@ -236,7 +266,7 @@ def _number_of(architecture: str) -> gguf.MODEL_ARCH:
 def _gguf_name(named: gguf.TensorNameMap, name: str) -> str:
     found = named.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
-    return found
+    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
 
 
 def _permuted(array: Any, heads: int) -> Any:

@@ -29,7 +29,7 @@ _TOKENS_AT_ONCE = 2048
 class Projection:
     """Several matrices of the same inputs, one below the other. Invariant: `weight` has the rows of all `parts`."""
 
-    __slots__ = ("_bias", "hessian", "order", "parts", "weight")
+    __slots__ = ("_bias", "hessian", "num_inputs", "order", "parts", "weight")
 
     def __init__(
         self, parts: Sequence[tuple[str, int]], order: RowOrder | None, weight: Tensor, bias: Tensor | None
@@ -42,11 +42,14 @@ class Projection:
         """[N, K] float32"""  # written by: the caller, who rounds it
         self.hessian: Tensor | None = None  # written by: watch, unwatch
         """[K, K] float32, the sum of x x' over all inputs since `watch`."""
+        self.num_inputs = 0  # written by: watch, __call__
+        """Number of inputs since `watch`."""
         self._bias = bias
 
     def watch(self) -> None:
         """Begin to add up inputs."""
         self.hessian = torch.zeros(self.weight.shape[1], self.weight.shape[1])
+        self.num_inputs = 0
 
     def unwatch(self) -> None:
         """Drop the sum."""
@@ -56,6 +59,7 @@ class Projection:
         """Return `[T, N]` of `[T, K]`."""
         if self.hessian is not None:
             self.hessian.addmm_(x.T, x)
+            self.num_inputs += len(x)
         return functional.linear(x, self.weight, self._bias)
 
 

@@ -9,6 +9,7 @@ Legend: N outputs, K inputs, G groups of inputs.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
 from pagewood.engine.quantise.compressed_folder import CompressedFolder
-from pagewood.engine.quantise.layers import Projection, read_layers, run_layer
+from pagewood.engine.quantise.layers import Projection, ReadLayer, read_layers, run_layer
 from pagewood.engine.quantise.rounding import Rounded, relative_error, round_to_nearest, round_with_feedback
 from pagewood.engine.quantise.scheme import Scheme
+
+_log = logging.getLogger(__name__)
 
 _SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -44,7 +47,8 @@ class QuantisedMatrix:
     weight_error: float
     """Norm of the error over the norm of the weights."""
     output_error: float | None
-    """The same for the outputs with the inputs of calibration; None: there was no calibration."""
+    """The same for the outputs with the inputs of calibration; None: there were none, as there are none without
+    calibration, and for an expert that no token chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,8 @@ def quantise_model(
             for projection in layer.projections:
                 projection.watch()
             run_layer(layer, states, config)
+            if scheme.method == "gptq":
+                _log_idle(layer)
         for projection in layer.projections:
             rounded, rows = _round(projection, scheme, files)
             matrices += rows
@@ -133,6 +139,16 @@ def _check_plain(folder: Path, files: TensorFiles) -> None:
             raise ValueError(f"{folder}: weights must be plain numbers to be quantised, got {name} of {form.name}")
 
 
+def _log_idle(layer: ReadLayer) -> None:
+    idle = [projection for projection in layer.projections if not projection.num_inputs]
+    if idle:
+        _log.warning(
+            "no token of the calibration reaches %d of %d projections of layer %d, which are rounded to nearest; "
+            "the first is %s",
+            len(idle), len(layer.projections), layer.index, idle[0].parts[0][0],
+        )  # fmt: skip
+
+
 def _embedded(folder: Path, files: TensorFiles, tokens: Tensor) -> Tensor:
     """Return the embeddings `[texts, tokens, E] float32`; the table is not read whole."""
     table = files.read(stored_name(folder, _own_name(files, EMBEDDING), files.names()))
@@ -148,7 +164,7 @@ def _round(
     projection: Projection, scheme: Scheme, files: TensorFiles
 ) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
     """Round the matrices of a projection, which then computes with the rounded ones."""
-    hessian, order = projection.hessian, projection.order
+    hessian, order = projection.hessian if projection.num_inputs else None, projection.order
     weight = projection.weight if order is None else torch.empty_like(projection.weight)
     if order is not None:
         weight[torch.from_numpy(order)] = projection.weight

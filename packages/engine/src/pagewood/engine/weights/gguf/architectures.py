@@ -70,6 +70,15 @@ MODULES: Mapping[str, str] = MappingProxyType(
 )
 """The modules of a layer by llama.cpp's name; "{}" is the number of an expert."""
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+    "ffn_gate_shexp": "block_sparse_moe.shared_mlp.gate_proj",
+    "ffn_up_shexp": "block_sparse_moe.shared_mlp.up_proj",
+    "ffn_down_shexp": "block_sparse_moe.shared_mlp.down_proj",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -154,6 +163,49 @@ def _gemma2(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _olmo2(keys: Keys, config: Config) -> dict[str, Any]:
+    """llama.cpp stores OLMo 3, which has windows, as OLMo 2; positions in a window are not stretched."""
+    if not keys.integer("attention.sliding_window", 0, high=_LARGEST_WINDOW):
+        return {}
+    theta = config["rope_theta"]
+    full = {"rope_theta": theta, **(config["rope_scaling"] or {"rope_type": "default"})}
+    local = {"rope_theta": keys.number("rope.freq_base_swa", theta, low=2, high=1e12), "rope_type": "default"}
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        **_some_windows(keys, config["num_hidden_layers"], period=4),
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+    }
+
+
+def _smollm3(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]}
+
+
+def _exaone4(keys: Keys, config: Config) -> dict[str, Any]:
+    """Its model of 64 layers has windows."""
+    window = 4096 if config["num_hidden_layers"] == 64 else 0
+    return _some_windows(keys, config["num_hidden_layers"], period=4, window=window)
+
+
+def _seed(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"attention_out_bias": False}
+
+
+def _ernie(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"use_bias": config["attention_bias"]}
+
+
+def _command_r(keys: Keys, config: Config) -> dict[str, Any]:
+    return {"logit_scale": keys.number("logit_scale", low=0, high=_LARGEST_FACTOR) or 1.0}
+
+
+def _cohere2(keys: Keys, config: Config) -> dict[str, Any]:
+    return {**_command_r(keys, config), **_some_windows(keys, config["num_hidden_layers"], period=4)}
+
+
 def _granite(keys: Keys, config: Config) -> dict[str, Any]:
     if not keys.flag("rope.scaling.finetuned", True):
         raise ValueError(f"{keys.source}: {keys.name}.rope.scaling.finetuned must be true, got False: without a rope")
@@ -166,6 +218,32 @@ def _granite(keys: Keys, config: Config) -> dict[str, Any]:
         "embedding_multiplier": factor("embedding_scale", 1.0),
         "logits_scaling": factor("logit_scale", 1.0),
         "residual_multiplier": factor("residual_scale", 1.0),
+    }
+
+
+def _granite_moe(keys: Keys, config: Config) -> dict[str, Any]:
+    """The weights of experts are the softmax over the chosen ones, which is that over all, divided by their sum."""
+    found = {**_granite(keys, config), **_experts(keys, "num_local_experts", renormalises=True)}
+    if not found.pop("norm_topk_prob"):
+        raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or true, got False")
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
+    if not shared:
+        return found
+    names = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    return {**found, **names, "shared_intermediate_size": shared}
+
+
+def _gpt_oss(keys: Keys, config: Config) -> dict[str, Any]:
+    found = _experts(keys, "num_local_experts", renormalises=False)
+    if found.pop("norm_topk_prob"):
+        raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or false, got True")
+    scaling = config["rope_scaling"]
+    return {
+        **found,
+        **_some_windows(keys, config["num_hidden_layers"], period=2),
+        "intermediate_size": keys.size("expert_feed_forward_length", config["intermediate_size"]),
+        # A file does not say that the bounds of its yarn are not rounded, as those of all gpt-oss are not.
+        "rope_scaling": {**scaling, "truncate": False} if scaling and scaling["rope_type"] == "yarn" else scaling,
     }
 
 
@@ -195,7 +273,7 @@ def _some_windows(keys: Keys, num_layers: int, *, period: int, window: int = 0) 
 
 
 def _gemma_scalar(config: Config, *, largest: int) -> int:
-    """Return the number whose inverse square root scales the attention: another one in the model of `largest` layers."""
+    """Return the number whose inverse square root scales the attention; that of `largest` layers has another one."""
     if config["num_hidden_layers"] == largest:
         return config["hidden_size"] // config["num_attention_heads"]
     return config["head_dim"]
@@ -219,10 +297,44 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             family="Gemma3ForCausalLM", model_type="gemma3_text", more=_gemma3, adds_one=True, modules=_FOUR_NORMS
         ),
         "granite": Architecture(family="GraniteForCausalLM", model_type="granite", more=_granite, has_pairs=True),
+        "granitemoe": Architecture(
+            family="GraniteMoeForCausalLM",
+            model_type="granitemoe",
+            more=_granite_moe,
+            has_pairs=True,
+            modules=_GRANITE_MOE,
+        ),
+        "gpt-oss": Architecture(
+            family="GptOssForCausalLM",
+            model_type="gpt_oss",
+            more=_gpt_oss,
+            modules={"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+        ),
         "olmo": Architecture(
             family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
         ),
-        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2"),
+        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2", more=_olmo2),
+        "smollm3": Architecture(family="SmolLM3ForCausalLM", model_type="smollm3", more=_smollm3, has_pairs=True),
+        "exaone4": Architecture(family="Exaone4ForCausalLM", model_type="exaone4", more=_exaone4),
+        "seed_oss": Architecture(family="SeedOssForCausalLM", model_type="seed_oss", more=_seed),
+        "ernie4_5": Architecture(family="Ernie4_5ForCausalLM", model_type="ernie4_5", more=_ernie),
+        "hunyuan-dense": Architecture(
+            family="HunYuanDenseV1ForCausalLM",
+            model_type="hunyuan_v1_dense",
+            modules={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
+        "command-r": Architecture(
+            family="CohereForCausalLM",
+            model_type="cohere",
+            more=_command_r,
+            epsilon="attention.layer_norm_epsilon",
+        ),
+        "cohere2": Architecture(
+            family="Cohere2ForCausalLM",
+            model_type="cohere2",
+            more=_cohere2,
+            epsilon="attention.layer_norm_epsilon",
+        ),
         "olmoe": Architecture(family="OlmoeForCausalLM", model_type="olmoe", more=_olmoe),
         "starcoder2": Architecture(
             family="Starcoder2ForCausalLM",

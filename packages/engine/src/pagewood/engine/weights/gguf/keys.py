@@ -51,8 +51,9 @@ _ONE: tuple[str, ...] = (
 )
 """Factors; llama.cpp ignores a factor of 0."""
 _ZERO: tuple[str, ...] = (
-    "attention.sliding_window", "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers", "attn_logit_softcapping",
-    "router_logit_softcapping", "final_logit_softcapping", "rescale_every_n_layers", "token_shift_count",
+    "attention.sliding_window", "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers",
+    "attn_logit_softcapping", "router_logit_softcapping", "final_logit_softcapping", "rescale_every_n_layers",
+    "token_shift_count",
     "full_attention_interval", "activation_sparsity_scale", "embedding_length_per_layer_input", "swiglu_clamp_exp",
     "swiglu_clamp_shexp", "moe_latent_size", "use_parallel_residual", "swin_norm",
     "attention.max_alibi_bias", "attention.clamp_kqv", "attention.q_lora_rank", "attention.kv_lora_rank",

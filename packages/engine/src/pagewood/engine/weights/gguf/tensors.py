@@ -28,6 +28,8 @@ _OUTSIDE = MappingProxyType(
     }
 )
 _PLAIN = MappingProxyType({"F32": "<f4", "F16": "<f2", "BF16": "<u2"})
+_PARAMETERS = ("attn_sinks",)
+"""Tensors whose names end with ".weight" in GGUF only."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The parameters of an activation, which are keys in GGUF, with a number for each layer."""
 
@@ -123,6 +125,7 @@ def _places(file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts
         yield _OUTSIDE.get(stored, stored), _Place(stored)
         return
     name = f"model.layers.{int(found[1])}.{modules[found[2]]}.{found[3]}"
+    name = name.removesuffix(".weight") if found[2] in _PARAMETERS else name
     shape = file.tensors[stored].shape
     if "{}" not in name:
         yield name, _Place(stored, is_row=found[2] == "ffn_gate_inp_shexp" and len(shape) == 1)
