@@ -83,7 +83,7 @@ def markdown() -> str:
     from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
     compared = {one.architecture for one in CASES.values()}
-    stand_ins = {f"{kind}ForCausalLM" for kind in _on_stand_ins()}
+    stand_ins = {f"{kind}{end}" for kind in _on_stand_ins() for end in ("ForCausalLM", "LMHeadModel")}
     gguf: dict[str, list[str]] = {}
     for name, one in ARCHITECTURES.items():
         gguf.setdefault(one.family, []).append(f"`{name}`")
