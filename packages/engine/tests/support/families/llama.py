@@ -53,4 +53,11 @@ CASES = {
     "seed-oss": Case(kind="SeedOss", extra={"head_dim": 8, "attention_out_bias": True}),
     "mistral-no-window": Case(kind="Mistral", extra={"sliding_window": None}),
     "mixtral": Case(kind="Mixtral", extra={"num_local_experts": 4, "intermediate_size": 40, "head_dim": 16}),
-}
+    "ernie-moe": Case(
+        kind="Ernie4_5_Moe",
+        extra={
+            "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+            "num_hidden_layers": 3, "moe_layer_start_index": 1,
+        },
+    ),
+}  # fmt: skip

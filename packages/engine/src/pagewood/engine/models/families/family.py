@@ -96,4 +96,5 @@ class Family:
         latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
         mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
         listed = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
-        return self.knows | scale | latent | mixture | listed | set(self.field_names.values())
+        flag = set[str]() if self.qk_norm_flag is None else {self.qk_norm_flag}
+        return self.knows | scale | latent | mixture | listed | flag | set(self.field_names.values())

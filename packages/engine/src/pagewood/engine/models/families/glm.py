@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from pagewood.engine.models.families.deepseek import MIXTURE3
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 _GLM = Family(
     qkv_bias=None,
@@ -20,6 +22,22 @@ _GLM = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GlmForCausalLM": _GLM,
+        "Glm4MoeForCausalLM": Family(
+            qkv_bias=None,
+            rotary_share=0.5,
+            qk_norm="heads",
+            qk_norm_flag="use_qk_norm",
+            mixture=MIXTURE3,
+            norm=NormConfig(epsilon=1e-5),
+            defaults={
+                "num_key_value_heads": 8,
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 8,
+                "n_shared_experts": 1,
+                "moe_intermediate_size": 1408,
+                "first_k_dense_replace": 1,
+            },
+        ),
         "Glm4ForCausalLM": replace(
             _GLM,
             frame=FrameConfig(

@@ -35,6 +35,19 @@ _MINISTRAL3 = Family(
     },
 )  # fmt: skip
 
+_ERNIE = Family(
+    qkv_bias=None,
+    output_bias=None,
+    mlp_bias=None,
+    bias_fields=("use_bias", "use_bias", "use_bias"),
+    has_neighbours=True,
+    theta=5e5,
+    defaults={
+        "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "max_position_embeddings": 131_072,
+    },
+)  # fmt: skip
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "LlamaForCausalLM": Family(qkv_bias=None, output_bias=None, mlp_bias=None),
@@ -69,16 +82,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             mlp_bias=None,
             defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         ),
-        "Ernie4_5ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            mlp_bias=None,
-            bias_fields=("use_bias", "use_bias", "use_bias"),
-            has_neighbours=True,
-            theta=5e5,
+        "Ernie4_5ForCausalLM": _ERNIE,
+        "Ernie4_5_MoeForCausalLM": replace(
+            _ERNIE,
+            mixture=Mixture(
+                names=ExpertNames(
+                    choice_bias="moe_statics.e_score_correction_bias", choice_bias_is_matrix=True
+                ),
+                dense_layers="range",
+                has_choice_bias=True,
+                renormalises=True,
+                least_sum="moe_norm_min",
+                num_shared="moe_num_shared_experts",
+            ),
             defaults={
-                "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-                "max_position_embeddings": 131_072,
+                "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+                "max_position_embeddings": 131_072, "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536,
+                "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
             },
         ),
         "HunYuanDenseV1ForCausalLM": Family(
