@@ -199,7 +199,9 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         return {f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
-    return {f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", config.get("layer_norm_eps", 1e-5))}
+    return {
+        f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", config.get("layer_norm_eps", 1e-5))
+    }
 
 
 def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _MIXTURE2 = Mixture(
     factor="routed_scaling_factor",
     num_shared="n_shared_experts",
 )
-_MIXTURE3 = Mixture(
+MIXTURE3 = Mixture(
     dense_layers="first",
     score="sigmoid",
     has_choice_bias=True,
@@ -34,7 +34,7 @@ _DEFAULTS3 = {
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "DeepseekV2ForCausalLM": Family(mixer="latents", mlp_bias=None, mixture=_MIXTURE2),
-        "DeepseekV3ForCausalLM": Family(mixer="latents", mixture=_MIXTURE3, defaults=_DEFAULTS3),
-        "DeepseekV32ForCausalLM": Family(mixer="indexed latents", mixture=_MIXTURE3, defaults=_DEFAULTS3),
+        "DeepseekV3ForCausalLM": Family(mixer="latents", mixture=MIXTURE3, defaults=_DEFAULTS3),
+        "DeepseekV32ForCausalLM": Family(mixer="indexed latents", mixture=MIXTURE3, defaults=_DEFAULTS3),
     }
 )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from pagewood.engine.models.families.deepseek import MIXTURE3
 from pagewood.engine.models.families.family import Family
-from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
@@ -28,17 +28,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             qk_norm_flag="use_qk_norm",
             rotary_share=0.5,
             norm=NormConfig(epsilon=1e-5),
-            mixture=Mixture(
-                dense_layers="first",
-                score="sigmoid",
-                has_choice_bias=True,
-                has_groups=True,
-                best_of_group=2,
-                epsilon=1e-20,
-                renormalises_by_default=True,
-                factor="routed_scaling_factor",
-                num_shared="n_shared_experts",
-            ),
+            mixture=MIXTURE3,
             defaults={
                 "num_key_value_heads": 8, "first_k_dense_replace": 1, "n_routed_experts": 128,
                 "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
