@@ -34,14 +34,17 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
+from pagewood.engine.runner.cuda.latent_attention import refuse_latents
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.storage import AnyLayout, storage_for
 from pagewood.kvpool import JointLayout, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
@@ -178,6 +181,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
     attention = model.layers[0].mixer
+    if isinstance(attention, LatentAttentionConfig):
+        return _latent_needs(config, model, attention)
     if attention.head_dim not in HEAD_DIMS:
         raise ValueError(
             f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {attention.head_dim}"
@@ -201,6 +206,25 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
     )
 
 
+def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAttentionConfig) -> KernelNeeds:
+    """Return the attention kernels that an engine for a model with latents needs; see `kernel_needs`."""
+    dims = (attention.shape.rank, attention.shape.rope_dim)
+    if dims != LATENT_DIMS:
+        raise ValueError(
+            f"kv_lora_rank and qk_rope_head_dim must be {LATENT_DIMS} on CUDA, where FlashInfer attends, got {dims}"
+        )
+    refuse_latents(batch_invariant=config.batch_invariant, verifies=config.speculative != "off")
+    if _kv_dtype_of(config) != _dtype_of(config):
+        raise ValueError(
+            f"kv_cache_dtype must be auto or {_dtype_of(config)} for a model with latent attention on CUDA, "
+            f"got {config.kv_cache_dtype}"
+        )
+    return KernelNeeds(
+        dtype=_dtype_of(config), head_dim=dims[0], group=attention.shape.num_heads, has_windows=(False,),
+        latent_rope_dim=dims[1], activations=_activations(model),
+    )  # fmt: skip
+
+
 def _activations(model: ModelConfig) -> tuple[str, ...]:
     return tuple(sorted({layer.feed_forward.activation for layer in model.layers}))
 
@@ -208,6 +232,8 @@ def _activations(model: ModelConfig) -> tuple[str, ...]:
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
     """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
     attention = layer.layers[0].mixer
+    if isinstance(attention, LatentAttentionConfig):
+        raise ValueError(f"a draft model must not have latent attention, got {layer.architecture}")
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
@@ -302,13 +328,16 @@ class _Parts:
     flashinfer: FlashInfer
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
-    layout: MultiHeadLayout
+    layout: AnyLayout
     config: EngineConfig
 
     @property
-    def layouts(self) -> tuple[MultiHeadLayout, ...]:
+    def layouts(self) -> tuple[AnyLayout, ...]:
         """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
-        more = None if self.drafter is None else self.drafter.layout(self.layout)
+        if self.drafter is None:
+            return (self.layout,)
+        assert isinstance(self.layout, MultiHeadLayout)
+        more = self.drafter.layout(self.layout)
         return (self.layout,) if more is None else (self.layout, more)
 
     @property
@@ -329,7 +358,7 @@ class _Parts:
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
         layouts, draft_storage = self.layouts, None
         if len(layouts) == 1:
-            storage = KVStorage(self.layout, num_pages + 1, device=where)
+            storage = storage_for(self.layout, num_pages + 1, device=where)
             memory = storage.memory
         else:
             memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)

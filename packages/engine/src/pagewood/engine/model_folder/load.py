@@ -138,8 +138,8 @@ def load_model(
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     if _chooses_tokens(config):
         _log.info(
-            "%s: attention sees all tokens, as the model does up to index_topk; its indexer is not read, and requests are "
-            "at most %d tokens long",
+            "%s: attention sees all tokens, as in the model up to index_topk; requests are at most %d tokens long, and "
+            "its indexer is not read",
             folder,
             config.max_position,
         )

@@ -22,12 +22,11 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.ops import Attention
 from pagewood.engine.runner.cuda.attention import (
-    AttentionShape,
     FlashInferAttention,
     HostArrays,
     Places,
-    PlannedAttention,
 )
 from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.drafts.masks import packed_masks
@@ -53,11 +52,12 @@ from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.latent_attention import attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import AnyStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class CUDARunner:
     def __init__(
         self,
         model: Decoder[Tensor],
-        storage: KVStorage,
+        storage: AnyStorage,
         flashinfer: FlashInfer,
         device: Device,
         *,
@@ -214,7 +214,7 @@ class CUDARunner:
 
         Args:
             model: to compute, on `device`.
-            storage: its KV memory, in a layout of order NHD; the runner uses the last page itself.
+            storage: its KV memory, heads in the order NHD; the runner uses the last page itself.
             flashinfer: the module, or a stand-in.
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
@@ -252,7 +252,6 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
             """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
-            shape = AttentionShape.of([layer.mixer for layer in config.layers], dtype=dtype)
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
@@ -269,9 +268,11 @@ class CUDARunner:
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
-            self._attention = FlashInferAttention(
-                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
-            )
+            self._attention = attention_over(
+                flashinfer, storage, [layer.mixer for layer in config.layers], dtype=dtype,
+                batch_invariant=batch_invariant, verifies=drafter is not None,
+            )  # fmt: skip
+            shape = self._attention.shape
             self._mask_windows = sorted({*shape.all_windows_left, *(self._head.windows if self._head else ())})
             self._staging = StagingPool(
                 device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
@@ -290,19 +291,22 @@ class CUDARunner:
                     staging=slot.plans,
                     progress=progress,
                 )
-                self._verify_graphs = capture_verify_graphs(  # written by: close
-                    () if drafter is None else graph_sizes,
-                    (1 + max_drafts,),
-                    self._attention,
-                    self._forward_in_graph,
-                    device=device,
-                    padding_source=max_rows * (max_length + 1),
-                    padding_page=storage.num_pages - 1,
-                    pages_per_row=pages_per_row,
-                    page_size=page_size,
-                    staging=slot.plans,
-                    progress=progress,
-                )
+                self._verify_graphs = VerifyGraphs({})  # written by: close
+                if drafter is not None:
+                    assert isinstance(self._attention, FlashInferAttention)
+                    self._verify_graphs = capture_verify_graphs(
+                        graph_sizes,
+                        (1 + max_drafts,),
+                        self._attention,
+                        self._forward_in_graph,
+                        device=device,
+                        padding_source=max_rows * (max_length + 1),
+                        padding_page=storage.num_pages - 1,
+                        pages_per_row=pages_per_row,
+                        page_size=page_size,
+                        staging=slot.plans,
+                        progress=progress,
+                    )
             device.finish()
             self._staging.give_back(slot)
 
@@ -466,6 +470,7 @@ class CUDARunner:
         )  # fmt: skip
         arrays = _host_arrays(host, is_decode=False)
         if shape is None:
+            assert isinstance(self._attention, FlashInferAttention)
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             states = self._last_states(where.sources, where.positions, planned, _wanted(step))
             logits, sums = self._logits(states, batch, step)
@@ -697,7 +702,7 @@ class CUDARunner:
         grants = torch.searchsorted(step.kv_indptr[1:], pages, right=True, out_int32=True)
         return self._page_table.index_select(0, step.page_shifts.index_select(0, grants).add_(pages))
 
-    def _last_states(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
+    def _last_states(self, sources: Tensor, positions: Tensor, attention: Attention[Tensor], wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""
         captured = () if self._head is None else self._head.captured
         rotations = [(positions, table) for table in self._rotations]
@@ -709,7 +714,7 @@ class CUDARunner:
         return last
 
     def _forward_in_graph(
-        self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor
+        self, sources: Tensor, positions: Tensor, attention: Attention[Tensor], wanted: Tensor
     ) -> Tensor:
         logits = self._model.head(self._last_states(sources, positions, attention, wanted))
         if self._features is not None:

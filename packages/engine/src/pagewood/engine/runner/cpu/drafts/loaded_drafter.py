@@ -27,7 +27,8 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
+from pagewood.kvpool import JointLayout, LatentLayout, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
@@ -38,7 +39,7 @@ class JointMemory:
 
     whole: PageMemory
     """Of whole pages: for tiers, and for what provides memory ahead."""
-    target: KVStorage
+    target: AnyStorage
     drafter: KVStorage
     tags: PageMemory
 
@@ -54,22 +55,29 @@ class LoadedDrafter:
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
-    def memory_layout(self, target: MultiHeadLayout) -> MultiHeadLayout:
-        """Return the layout of its keys and values beside those of the target."""
-        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order=target.order)
+    def memory_layout(self, target: AnyLayout) -> MultiHeadLayout:
+        """Return the layout of its keys and values beside the memory of the target.
 
-    def layout(self, target: MultiHeadLayout) -> JointLayout:
+        Raises:
+            ValueError: it has latent attention.
+        """
+        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
+        if isinstance(layout, LatentLayout):
+            raise ValueError(f"a draft model must not have latent attention, got {config.architecture}")
+        return layout
+
+    def layout(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
         return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
-    def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
+    def allocate(self, target: AnyLayout, num_pages: int) -> JointMemory:
         """Allocate the memory of `layout`."""
         whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         own = self.memory_layout(target)
         return JointMemory(
             whole=whole,
-            target=KVStorage(target, num_pages, memory=for_target),
+            target=storage_for(target, num_pages, memory=for_target),
             drafter=KVStorage(own, num_pages, memory=for_drafter),
             tags=tags,
         )
