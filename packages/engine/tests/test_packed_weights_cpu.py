@@ -37,46 +37,14 @@ from pagewood.engine.weights.matrix_forms import (
     Weight,
     quantise_int4,
     quantise_int8,
-    to_bfloat16,
 )
 from stand_ins.tapes import write_down
+from weight_makers import MAKERS, Array, normal
 
-Array = NDArray[np.float32]
 LEVELS = dot_levels()
 """Those that this processor has."""
 
 
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def grouped(values: Array, *, has_zeros: bool = False, has_offsets: bool = False, group: int = 64) -> Int8Group:
-    rng = np.random.default_rng(len(values))
-    shape = len(values), values.shape[1] // group
-    zeros = rng.integers(-128, 128, shape, dtype=np.int8) if has_zeros else None
-    codes, scales = rng.integers(-128, 128, values.shape, dtype=np.int8), rng.random(shape, np.float32)
-    return Int8Group(codes, scales, zeros, group, normal(*shape, seed=5) if has_offsets else None)
-
-
-def with_offsets(values: Array) -> Int4:
-    """Return codes as in GGUF's Q4_1 and Q4_K."""
-    weight = quantise_int4(values)
-    return Int4(weight.codes, weight.scales, None, 32, normal(*weight.scales.shape, seed=5))
-
-
-MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
-    WeightKind.BFLOAT16: to_bfloat16,
-    WeightKind.FLOAT16: lambda values: Float16(values.astype(np.float16)),
-    WeightKind.INT8: quantise_int8,
-    WeightKind.INT4: quantise_int4,
-    WeightKind.INT4_ZEROS: lambda values: quantise_int4(values, group=64, symmetric=False),
-    WeightKind.INT4_OFFSETS: with_offsets,
-    WeightKind.INT8_GROUP: grouped,
-    WeightKind.INT8_GROUP_ZEROS: functools.partial(grouped, has_zeros=True),
-    WeightKind.INT8_GROUP_OFFSETS: functools.partial(grouped, has_offsets=True),
-    WeightKind.INT8_16: functools.partial(grouped, group=16),
-    WeightKind.INT8_16_OFFSETS: functools.partial(grouped, has_offsets=True, group=16),
-}
 CODES = [kind for kind in MAKERS if kind.has_codes]
 SIDES = {
     WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32, WeightKind.INT4_OFFSETS: 32,

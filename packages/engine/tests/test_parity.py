@@ -26,6 +26,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -45,6 +46,8 @@ class Pair:
 
     reference: Any
     model: Decoder
+    units: Collection[Unit]
+    """Kernels that only some models need."""
     folder: Path
     case: Case
     known: dict[tuple[int, ...], Tensor] = field(default_factory=dict[tuple[int, ...], Tensor])
@@ -73,22 +76,27 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     reference = build(case, folder)
-    return Pair(reference=reference, model=load_model(folder, CPUOps()), folder=folder, case=case)
+    ops = CPUOps()
+    return Pair(reference=reference, model=load_model(folder, ops), units=tuple(ops.units), folder=folder, case=case)
 
 
 @pytest.fixture
 def runner(pair: Pair) -> Iterator[CPURunner]:
-    runner = _runner(pair.model)
+    runner = _runner(pair.model, units=pair.units)
     yield runner
     runner.close()
 
 
 def _runner(
-    model: Decoder, *, dtype: str = "float32", packed: Collection[tuple[WeightKind, ProductLevel]] = ()
+    model: Decoder,
+    *,
+    dtype: str = "float32",
+    packed: Collection[tuple[WeightKind, ProductLevel]] = (),
+    units: Collection[Unit] = (),
 ) -> CPURunner:
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
-    kernel = warm_up(layout, packed=packed)
+    kernel = warm_up(layout, packed=packed, others=units)
     return CPURunner(model, storage_for(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 
@@ -146,7 +154,7 @@ def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
     assert after_hit.output == alone.output
 
     runner.close()
-    crowded = _runner(pair.model)
+    crowded = _runner(pair.model, units=pair.units)
     driver = _driver(crowded)
     sequences = [driver.add(prompt) for prompt in prompts]
     driver.generate(sequences, num_tokens=NUM_STEPS, chunk=chunk)
@@ -163,7 +171,7 @@ def test_int8_memory_changes_logits_by_little(pair: Pair) -> None:
     The cause is the rounding of keys and values, 0.6% of their norm with heads of 64 numbers.
     """
     tokens = _prompts(7)[6]
-    runner = _runner(pair.model, dtype="int8")
+    runner = _runner(pair.model, dtype="int8", units=pair.units)
     driver = _driver(runner)
     sequence = driver.add(tokens)
     parts: list[Tensor] = []
@@ -181,7 +189,7 @@ def test_bfloat16_activations_change_logits_by_little(pair: Pair) -> None:
     tokens, found = _prompts(7)[6], list[Tensor]()
     for activations in ("float32", "bfloat16"):
         ops = CPUOps(Packer("bfloat16", activations=activations))
-        runner = _runner(load_model(pair.folder, ops), packed=ops.variants)
+        runner = _runner(load_model(pair.folder, ops), packed=ops.variants, units=tuple(ops.units))
         driver = _driver(runner)
         found.append(torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens), len(tokens))]))).clone())
         runner.close()

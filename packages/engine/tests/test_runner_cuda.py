@@ -62,8 +62,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek2": ("DeepseekV2", LATENT),
-    "deepseek3": ("DeepseekV3", {**LATENT, "rope_interleave": False, "num_mtp_layers": 0}),
+    "deepseek3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "rope_interleave": False,
+            "num_mtp_layers": 0,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 16,
+            "mlp_only_layers": [0],
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
         "Qwen3",
@@ -134,12 +157,13 @@ def driver_of(runner: Any) -> RowDriver:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[CPURunner]:
-    model = load_model(folder, CPUOps())
+    ops = CPUOps()
+    model = load_model(folder, ops)
     layout = model.config.memory_layout(page_size=PAGE_SIZE, order="HND")
     runner = CPURunner(
         model,
         storage_for(layout, NUM_PAGES),
-        warm_up(layout),
+        warm_up(layout, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,

@@ -21,4 +21,5 @@ CASES = {
     "llama-llama3": Case(kind="Llama", extra={**_LLAMA3, "tie_word_embeddings": True}),
     "mistral-window": Case(kind="Mistral", extra={"sliding_window": 9, "head_dim": 8}),
     "mistral-no-window": Case(kind="Mistral", extra={"sliding_window": None}),
+    "mixtral": Case(kind="Mixtral", extra={"num_local_experts": 4, "intermediate_size": 40, "head_dim": 16}),
 }

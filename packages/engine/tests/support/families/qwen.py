@@ -5,6 +5,8 @@ from __future__ import annotations
 from families.case import Case
 from families.ropes import rope
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+
 CASES = {
     "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
     "qwen2-windows": Case(
@@ -29,5 +31,12 @@ CASES = {
             "sliding_window": 11,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
+    ),
+    "qwen2-moe": Case(
+        kind="Qwen2Moe",
+        extra={**_EXPERTS, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "num_hidden_layers": 4},
+    ),
+    "qwen3-moe": Case(
+        kind="Qwen3Moe", extra={**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}
     ),
 }

@@ -52,7 +52,8 @@ def write_down(
     def run() -> Float32:
         for target, array in zip(program.inputs, arrays, strict=True):
             target.view(array.dtype)[:] = array
-        scopes, counts = program.scopes.copy(), np.array([num_rows, 0, 0, 0], np.int64)
+        scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
+        counts[0] = num_rows
         if attention and one:
             one.lay_out(scopes, counts, attention.grants())
         started = program.start(counts, scopes)

@@ -86,7 +86,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads=num_threads,
         progress=progress,
     )
-    model, variants = loaded.model, loaded.variants
+    model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)
     if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
         raise ValueError(
             f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
@@ -106,6 +106,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             progress=progress,
         )
         variants |= drafter.variants
+        units |= dict.fromkeys(drafter.units)
     _log.info("weights: %s", _described(variants))
     groups = _groups(config, model_config, has_drafter=drafter is not None)
     layout = model_config.memory_layout(
@@ -115,6 +116,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         layout,
         draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
+        others=units,
         progress=progress,
     )
     page_layout = layout if drafter is None else drafter.layout(layout)

@@ -53,6 +53,10 @@ class _Headers:
         self._checkpoint.check([(name, rows)], columns)
         return torch.empty(0)
 
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], *columns)
+        return torch.empty(0)
+
     def integers(self, name: str, rows: int) -> torch.Tensor:
         return self._checkpoint.integers(name, rows)
 
@@ -75,6 +79,9 @@ class _Shapes:
 
     def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
         return self._checkpoint.numbers(name, rows, columns)
+
+    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+        return self._checkpoint.exact(name, rows, *columns)
 
 
 def check_weights(folder: str | Path, config: ModelConfig) -> int:

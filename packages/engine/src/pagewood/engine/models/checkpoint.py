@@ -166,6 +166,20 @@ class Checkpoint:
             start += one.rows
         return stacked
 
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return the tensor `name` `[rows, *columns]` as float32 in memory of its own, whatever `stack` returns.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        [found] = self.check([(name, rows)], *columns)
+        self._forget()
+        if found.format is not None:
+            return torch.from_numpy(self._read(found, found.format, columns[0]).dequantised()).to(self._device)
+        tensor = self._mapped(found.name).to(torch.float32, copy=True)
+        self._report(1)
+        return tensor.to(self._device)
+
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
         tensors = [self._mapped(one.name) for one in found]
         self._report(len(tensors))

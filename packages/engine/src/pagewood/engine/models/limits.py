@@ -14,6 +14,7 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         "hidden_size": 1 << 20,
         "intermediate_size": 1 << 22,
         "num_layers": 1 << 12,
+        "num_experts": 1 << 12,
         "num_heads": 1 << 14,
         "num_kv_heads": 1 << 14,
         "head_dim": 512,

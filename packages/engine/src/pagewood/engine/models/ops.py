@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewood.engine.models.parts.experts import RouterConfig
+    from pagewood.engine.models.parts.feed_forward import Activation
     from pagewood.engine.models.parts.rope import RopeConfig
 
 A = TypeVar("A")
@@ -120,6 +122,36 @@ class LatentHeads(Protocol[A]):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatrices:
+    """The weights of all experts of a layer, one below the other.
+
+    Legend: N experts, E hidden_size, I size of an expert.
+    """
+
+    count: int
+    """N."""
+    gate_up: Tensor
+    """`[N * 2I, E]`, of each expert the gate and below it the other projection."""
+    down: Tensor
+    """`[N * E, I]`"""
+    gate_up_bias: Tensor | None = None
+    """`[N * 2I]`"""
+    down_bias: Tensor | None = None
+    """`[N * E]`"""
+
+
+class ChosenExperts(Protocol[A]):
+    """Experts that hold their weights, in the form that is fastest on their device."""
+
+    def __call__(self, x: A, chosen: A, shares: A) -> A:
+        """Return `[T, E]`: the results of the `chosen` experts `[T, K] int32` of each row of `x` `[T, E]`, added up.
+
+        Each is multiplied by its share of `shares` `[T, K] float32`. The sum is in the order of `chosen`.
+        """
+        ...
+
+
 class Ops(Protocol[A]):
     """The arithmetic of a device.
 
@@ -129,6 +161,10 @@ class Ops(Protocol[A]):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
+        """Like `linear`; the weights are not rounded, and the result is float32."""
         ...
 
     def embedding(self, table: Tensor) -> Embedding[A]:
@@ -168,6 +204,34 @@ class Ops(Protocol[A]):
 
     def gelu_mul(self, gate_up: A) -> A:
         """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent."""
+        ...
+
+    def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:
+        """Return the chosen experts `[T, K] int32` of each token, the best first, and their shares `[T, K] float32`.
+
+        Of experts that are equally good the first is chosen.
+
+        Args:
+            logits: `[T, experts] float32`, the outputs of the router.
+            router: how to choose.
+            bias: `[experts]`, added to scores for the choice only; None: there is none.
+        """
+        ...
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[A]:
+        """Take over `matrices`; the caller must drop them.
+
+        Args:
+            matrices: of all experts.
+            activation: between the two products.
+            weighs_inputs: whether the share multiplies the input of an expert, and not its result.
+        """
+        ...
+
+    def add_gated(self, x: A, y: A, gate: A | None) -> A:
+        """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
         ...
 
     def scale(self, x: A, factor: float) -> A:
@@ -221,4 +285,8 @@ class Weights(Protocol):
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored."""
+        ...
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return a small tensor `[rows, *columns]` as float32, where numbers must not be rounded further."""
         ...

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
+from pagewood.engine.models.fused_experts import separate_experts
 from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
@@ -137,13 +138,13 @@ class GGUFFiles:
 
 
 def open_tensors(folder: Path) -> TensorFiles:
-    """Open the files with the weights of a folder.
+    """Open the files with the weights of a folder; every expert has matrices of its own, see `fused_experts`.
 
     Raises:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else SafetensorsFiles(folder)
+    return GGUFFiles(folder) if holds_gguf(folder) else separate_experts(SafetensorsFiles(folder))
 
 
 def _keys(file: safe_open) -> Iterator[str]:

@@ -14,9 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, LatentHeads, LatentShape, Linear, Norm
+from pagewood.engine.models.ops import (
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+)
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.torch_experts import TorchExperts, choose
 
 
 class TorchLinear:
@@ -96,6 +108,10 @@ class TorchOps:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return self._make_linear(weight, bias)
 
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection of float32 numbers."""
+        return TorchLinear(weight, bias)
+
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Return an embedding with `table` `[V, E]`."""
         return TorchEmbedding(table)
@@ -144,6 +160,20 @@ class TorchOps:
         """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts and their shares."""
+        return choose(logits, router, bias)
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """Return experts, each with projections of its own."""
+        return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
+        return x + y if gate is None else x + torch.sigmoid(gate) * y
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""

@@ -71,6 +71,9 @@ class _Recorded:
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         return self._checkpoint.numbers(name, rows, columns)
 
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        return self._checkpoint.exact(name, rows, *columns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLayer:

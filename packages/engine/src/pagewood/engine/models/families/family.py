@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
 
 
@@ -37,6 +38,8 @@ class Family:
     """Whether embeddings are multiplied by the square root of their size."""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors of other models in the checkpoint; with any, the decoder's fields are in `text_config`."""
+    mixture: Mixture | None = None
+    """Properties of its experts; None: no layer has any."""
     frame: FrameConfig = field(default_factory=FrameConfig)
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Values of fields that are absent."""
@@ -44,5 +47,6 @@ class Family:
     @property
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
-        own = {self.activation_field, self.scale_field or self.activation_field}
-        return frozenset(own if self.mixer == "attention" else own | {"rope_interleave", "n_routed_experts"})
+        own = frozenset({self.activation_field, self.scale_field or self.activation_field})
+        own |= frozenset() if self.mixer == "attention" else {"rope_interleave"}
+        return own if self.mixture is None else own | self.mixture.reads

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -21,6 +22,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 behind_feed_forward="post_feedforward_layernorm",
             ),
             defaults={"rms_norm_eps": 1e-5},
+        ),
+        "OlmoeForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            qk_norm="whole",
+            mixture=Mixture(size="intermediate_size"),
+            defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
         ),
     }
 )

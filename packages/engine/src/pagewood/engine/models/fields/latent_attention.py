@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.rope import MAX_POSITION, attention_multiplier, read_rope
-from pagewood.engine.models.limits import LARGEST, read_size
+from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.ops import LatentShape
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -51,14 +51,3 @@ def read_latent_attention(fields: Fields, family: Family) -> LatentAttentionConf
         has_bias=fields.flag("attention_bias", False),
         longest=fields.integer("index_topk", low=1, high=MAX_POSITION) if family.mixer == "indexed latents" else None,
     )
-
-
-def check_dense(fields: Fields, num_layers: int) -> None:
-    """Check that no layer has experts.
-
-    Raises:
-        ValueError: one has.
-    """
-    first = fields.integer("first_k_dense_replace", 0, high=LARGEST["num_layers"])
-    if fields.values.get("n_routed_experts") and first < num_layers:
-        raise ValueError(f"{fields.source}: first_k_dense_replace must be at least {num_layers}, got {first}")

@@ -8,7 +8,7 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.attention import read_attention
 from pagewood.engine.models.fields.feed_forward import read_feed_forward
-from pagewood.engine.models.fields.latent_attention import check_dense, read_latent_attention
+from pagewood.engine.models.fields.latent_attention import read_latent_attention
 from pagewood.engine.models.fields.windows import read_windows
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyMixer
@@ -35,7 +35,6 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
         windows = read_windows(fields, family, num_layers)
         mixers = read_attention(fields, family, windows, hidden_size=hidden_size, norm=norm)
     else:
-        check_dense(fields, num_layers)
         mixers = (read_latent_attention(fields, family),) * num_layers
     feed_forwards = read_feed_forward(fields, family, num_layers)
     return tuple(

@@ -9,12 +9,13 @@ from typing import Protocol
 
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig
+AnyFeedForward = FeedForwardConfig | ExpertsConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
@@ -48,4 +49,8 @@ def make_feed_forward(
     config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
 ) -> PerToken[A]:
     """Return a feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
-    return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+    match config:
+        case ExpertsConfig():
+            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)
+        case FeedForwardConfig():
+            return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)

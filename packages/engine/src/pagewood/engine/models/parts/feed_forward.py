@@ -51,9 +51,13 @@ class FeedForward(Generic[A]):
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`."""
-        gate_up = self._gate_up(x)
-        match self._activation:
-            case "silu":
-                return self._down(self._ops.silu_mul(gate_up))
-            case "gelu_tanh":
-                return self._down(self._ops.gelu_mul(gate_up))
+        return self._down(activated(self._ops, self._activation, self._gate_up(x)))
+
+
+def activated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
+    """Return `[T, I]` of the two projections `gate_up` `[T, 2I]`."""
+    match activation:
+        case "silu":
+            return ops.silu_mul(gate_up)
+        case "gelu_tanh":
+            return ops.gelu_mul(gate_up)

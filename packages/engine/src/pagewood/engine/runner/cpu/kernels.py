@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import layout
 from pagewood.engine.runner.cpu.compiled.attention.heads import heads_unit
 from pagewood.engine.runner.cpu.compiled.attention.latents import latents_unit
 from pagewood.engine.runner.cpu.compiled.drafting import chains
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, packed_unit
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -26,6 +27,7 @@ def warm_up(
     int8: bool = False,
     draft_head_dim: int | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
+    others: Iterable[Unit] = (),
     progress: Progress | None = None,
 ) -> StepKernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.
@@ -35,6 +37,7 @@ def warm_up(
         draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
+        others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
     dims = set() if draft_head_dim is None else {draft_head_dim}
@@ -46,6 +49,7 @@ def warm_up(
         dims.add(memory if isinstance(memory, int) else memory.head_dim)
     units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
     units += [packed_unit(*one) for one in sorted(packed)]
+    units += others
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     if draft_head_dim is not None:
         units.append(DRAFTING)

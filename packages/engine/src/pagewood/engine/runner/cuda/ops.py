@@ -14,7 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, LatentHeads, LatentShape, Linear, Norm
+from pagewood.engine.models.ops import (
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+)
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, activated
+from pagewood.engine.models.torch_experts import choose
+from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
 
@@ -37,6 +50,21 @@ class DenseLinear:
         return self._multiply(x, self._weight, self._bias)
 
 
+class ExactLinear:
+    """A projection of float32 numbers."""
+
+    __slots__ = ("_bias", "_multiply", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, multiply: Multiply) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._multiply = multiply
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `[T, out] float32` of `[T, in]`."""
+        return self._multiply(x.float(), self._weight, self._bias)
+
+
 class DenseEmbedding:
     """An embedding table `[V, E]`."""
 
@@ -57,13 +85,14 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer", "_multiply", "_silu_mul")
+    __slots__ = ("_flashinfer", "_grouped", "_multiply", "_silu_mul")
 
     def __init__(
         self,
         flashinfer: FlashInfer,
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
+        grouped: Grouped = grouped_by_row,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -71,14 +100,20 @@ class CUDAOps:
             flashinfer: computes everything else.
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
+            grouped: computes products of experts.
         """
         self._flashinfer = flashinfer
+        self._grouped = grouped
         self._multiply = multiply
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return DenseLinear(weight, bias, self._multiply)
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Return a projection with `weight` `[out, in]` and `bias` `[out]`, both float32."""
+        return ExactLinear(weight, bias, self._multiply)
 
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Return an embedding with `table` `[V, E]`."""
@@ -128,6 +163,24 @@ class CUDAOps:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         return self._flashinfer.gelu_tanh_and_mul(gate_up)
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts and their shares."""
+        return choose(logits, router, bias)
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """Return experts whose matrices stay where they are."""
+
+        def activate(gate_up: Tensor) -> Tensor:
+            return activated(self, activation, gate_up)
+
+        return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
+
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
+        return x.add_(y) if gate is None else x.addcmul_(y, torch.sigmoid(gate).to(x.dtype))
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
@@ -52,6 +53,8 @@ class LoadedDrafter:
     target: Decoder[Buffer]
     variants: frozenset[tuple[WeightKind, ProductLevel]]
     """Kernels that its weights need, see `CPUOps.variants`."""
+    units: Collection[Unit]
+    """Further ones, see `CPUOps.units`."""
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
@@ -140,6 +143,7 @@ def load_drafter(
     assert found.folder is not None
     digest = ModelDigest(found.folder)
     variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
+    units: Collection[Unit] = ()
     mark = target_mark
     if found.kind == "draft":
         check_draft(found.folder, target_folder)
@@ -152,12 +156,13 @@ def load_drafter(
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
+        units = loaded.units
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
     if target_digest is not None:
         digest.begin()
     root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
-    return LoadedDrafter(model=model, target=target, variants=variants, root=root)
+    return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:

@@ -15,9 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.models.ops import Embedding, HeadSplit, LatentHeads, LatentShape, Linear, Norm
+from pagewood.engine.models.ops import (
+    ChosenExperts,
+    Embedding,
+    ExpertMatrices,
+    HeadSplit,
+    LatentHeads,
+    LatentShape,
+    Linear,
+    Norm,
+)
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, activated
 from pagewood.engine.runner.cpu.compiled import rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
+from pagewood.engine.runner.cpu.compiled.experts import route
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
@@ -31,6 +44,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program import experts
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
@@ -160,13 +174,45 @@ class PackedEmbedding:
         return out
 
 
+class CPUExperts:
+    """Experts, each with two matrices. Invariant: a token's result depends on that token only, to the last bit."""
+
+    __slots__ = ("_activation", "_count", "_down", "_gate_up", "_ops", "_weighs_inputs")
+
+    def __init__(
+        self,
+        gate_up: experts.PanelExperts | experts.PackedExperts,
+        down: experts.PanelExperts | experts.PackedExperts,
+        ops: CPUOps,
+        *,
+        count: int,
+        activation: Activation,
+        weighs_inputs: bool,
+    ) -> None:
+        """Take the matrices of `count` experts; the other arguments are those of `Ops.experts`."""
+        self._gate_up = gate_up
+        self._down = down
+        self._ops = ops
+        self._count = count
+        self._activation: Activation = activation
+        self._weighs_inputs = weighs_inputs
+
+    def __call__(self, x: Buffer, chosen: Buffer, shares: Buffer) -> Buffer:
+        """Return `[T, E]` of `[T, E]`."""
+        before, behind = (shares, None) if self._weighs_inputs else (None, shares)
+        grouping = experts.group(chosen, self._count)
+        own = experts.spread(x, grouping, before, self._gate_up.depth)
+        own = activated(self._ops, self._activation, self._gate_up(own, grouping))
+        return experts.collect(self._down(own, grouping), grouping, behind)
+
+
 class CPUOps:
     """`models.ops.Ops` with float32 between operations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_level", "_packer", "_pair_level", "variants")
+    __slots__ = ("_level", "_packer", "_pair_level", "units", "variants")
 
     def __init__(
         self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
@@ -183,6 +229,8 @@ class CPUOps:
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
+        self.units: dict[Unit, None] = {}  # written by: experts
+        """Further kernels that the parts so far need, in the order of their first use."""
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels; it is not kept."""
@@ -190,6 +238,10 @@ class CPUOps:
         if packed is None:
             return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
         return PackedLinear(packed, bias, self._level_of(packed))
+
+    def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels of float32."""
+        return PanelLinear(self._packer.panels(weight), len(weight), bias)
 
     def embedding(self, table: Matrix) -> Embedding[Buffer]:
         """Keep a copy of `table` `[V, E]`."""
@@ -273,6 +325,36 @@ class CPUOps:
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
+
+    def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
+        """Return the chosen experts and their shares."""
+        return experts.choose(logits, router, None if bias is None else np.ascontiguousarray(bias, np.float32))
+
+    def experts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Buffer]:
+        """Lay out the matrices of all experts in panels, one expert below the other."""
+        gate_up, down = (
+            self._one_of_each(weight, weight.shape[0] // matrices.count, bias)
+            for weight, bias in ((matrices.gate_up, matrices.gate_up_bias), (matrices.down, matrices.down_bias))
+        )
+        self.units |= dict.fromkeys((route.ROUTING, gate_up.unit, down.unit))
+        return CPUExperts(
+            gate_up, down, self, count=matrices.count, activation=activation, weighs_inputs=weighs_inputs
+        )  # fmt: skip
+
+    def _one_of_each(
+        self, weight: Matrix, size: int, bias: Tensor | None
+    ) -> experts.PanelExperts | experts.PackedExperts:
+        packed = self._packer.pack(weight)
+        if packed is None:
+            return experts.PanelExperts(self._packer.panels(weight), size, bias)
+        return experts.PackedExperts(packed, size, bias, self._level_of(packed))
+
+    def add_gated(self, x: Buffer, y: Buffer, gate: Buffer | None) -> Buffer:
+        """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
+        x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
+        return x
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""

@@ -110,7 +110,7 @@ class Tape:
     def __init__(self) -> None:
         self._lines: list[_Line] = []  # written by: write
         self._scopes: list[dict[Column, Operand]] = []  # written by: scope, fill
-        self._counted: list[Rows] = []  # written by: counted
+        self._counted: list[tuple[Rows, int]] = []  # written by: counted
 
     def scope(self) -> Scope:
         """Return a new scope; `fill` gives it tables."""
@@ -135,12 +135,12 @@ class Tape:
         """Return a new matrix of `size` columns."""
         return Buffer(self, rows, size)
 
-    def counted(self, most: Rows) -> Rows:
-        """Return rows whose number an instruction writes, never more than `most`.
+    def counted(self, most: Rows, *, times: int = 1) -> Rows:
+        """Return rows whose number an instruction writes, never more than `times` as many as `most`.
 
         They are an operand of that instruction, and may be the rows of those behind it.
         """
-        self._counted.append(most)
+        self._counted.append((most, times))
         return Rows(-len(self._counted), most.scope)
 
     def write(self, instruction: Instruction, rows: Rows, /, **operands: Operand) -> None:
@@ -176,7 +176,7 @@ class Tape:
             inputs: the caller fills them before every run.
             outputs: the caller reads them after every run.
         """
-        capacity = [*capacity, *(capacity[most.index] for most in reversed(self._counted))]
+        capacity = [*capacity, *(times * capacity[most.index] for most, times in reversed(self._counted))]
         spans = self._spans(inputs, outputs)
         sizes = {buffer: -(-capacity[buffer.rows.index] * buffer.size // _LINE) * _LINE for buffer in spans}
         places, total = _place(spans, sizes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pagewood.engine.assembly.cache_folder import REMEDY
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -39,6 +41,8 @@ class LoadedModel:
     model: Decoder[Buffer]
     variants: frozenset[tuple[WeightKind, ProductLevel]]
     """See `CPUOps.variants`."""
+    units: Collection[Unit]
+    """See `CPUOps.units`."""
     form: WeightFormat
 
     @property
@@ -132,7 +136,7 @@ def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matr
     ops = CPUOps(packer)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(folder, ops, dtype=dtype, maps_plain=True, reads_matrices=reads_matrices, progress=progress)
-    return LoadedModel(model=model, variants=frozenset(ops.variants), form=packer.form)
+    return LoadedModel(model=model, variants=frozenset(ops.variants), units=tuple(ops.units), form=packer.form)
 
 
 def _label(shape: PackedShape) -> str:

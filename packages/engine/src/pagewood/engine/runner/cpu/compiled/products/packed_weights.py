@@ -51,7 +51,8 @@ class WideLevel(IntEnum):
 ProductLevel: TypeAlias = DotLevel | PairLevel | WideLevel
 """Instructions for products with packed weights, and with them what activations are: bytes, pairs or float32."""
 
-_LEVELS = 16  # more than any number of a level
+LEVELS = 16
+"""More than any number of a level."""
 _F, _I = np.float32, np.int32
 
 
@@ -233,4 +234,4 @@ def packed_unit(kind: WeightKind, level: ProductLevel) -> Unit:
     """Return the instructions of one kind of weights: the product, what prepares its input, and the look-up."""
     multiply = multiply_packed(kind, level)
     prepare = {DotLevel: (quantise,), PairLevel: (round_pairs,), WideLevel: ()}[type(level)]
-    return Unit("packed", multiply, look_up(kind), *prepare, variant=kind * _LEVELS + level)
+    return Unit("packed", multiply, look_up(kind), *prepare, variant=kind * LEVELS + level)

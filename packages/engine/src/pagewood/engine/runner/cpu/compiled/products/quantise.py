@@ -50,6 +50,31 @@ def _quantise_row(x: Any, bits: Any, line: Any, size: Any, depth: Any) -> Any:
     return largest / _F(127.0)
 
 
+@strict
+def quantise_tile(
+    x_at: Any, out_at: Any, sums_at: Any, scales_at: Any, size: Any, depth: Any, group: Any, factor: Any, first: Any,
+    last: Any,
+) -> None:  # fmt: skip
+    """Write the codes, sums and scales of rows [first, last), a tile; see `quantise` for the others."""
+    height, num_groups = last - first, depth // group
+    words, totals = integers(out_at + first * depth, 0), integers(sums_at + 4 * first * num_groups, 0)
+    of_rows = vector(scales_at, 0)
+    line = np.empty(depth, np.int8)
+    own = integers(line.ctypes.data, 0)
+    for r in range(height):
+        at = x_at + 4 * (first + r) * size
+        row = codes(out_at + first * depth, 0) if height == 1 else line
+        of_rows[first + r] = _quantise_row(vector(at, 0), integers(at, 0), row, size, depth)
+        for g in range(num_groups):
+            total = _I(0)
+            for i in range(_U(g * group), _U(g * group + group)):
+                total += _I(row[i])
+            totals[g * height + r] = total * factor
+        if height > 1:
+            for quad in range(_U(depth // 4)):
+                words[quad * _U(height) + _U(r)] = own[quad]
+
+
 @instruction(num_tiles)
 @strict
 def quantise(
@@ -72,20 +97,4 @@ def quantise(
     """
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
-    height, num_groups = last - first, depth // group
-    words, totals = integers(out_at + first * depth, 0), integers(sums_at + 4 * first * num_groups, 0)
-    of_rows = vector(scales_at, 0)
-    line = np.empty(depth, np.int8)
-    own = integers(line.ctypes.data, 0)
-    for r in range(height):
-        at = x_at + 4 * (first + r) * size
-        row = codes(out_at + first * depth, 0) if height == 1 else line
-        of_rows[first + r] = _quantise_row(vector(at, 0), integers(at, 0), row, size, depth)
-        for g in range(num_groups):
-            total = _I(0)
-            for i in range(_U(g * group), _U(g * group + group)):
-                total += _I(row[i])
-            totals[g * height + r] = total * factor
-        if height > 1:
-            for quad in range(_U(depth // 4)):
-                words[quad * _U(height) + _U(r)] = own[quad]
+    quantise_tile(x_at, out_at, sums_at, scales_at, size, depth, group, factor, first, last)

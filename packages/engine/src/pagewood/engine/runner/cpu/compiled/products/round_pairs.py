@@ -22,21 +22,9 @@ _MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _HALF, _ONE, _SHIFT, _QUIET = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0x40)
 
 
-@instruction(num_tiles)
 @strict
-def round_pairs(x_at: Any, out_at: Any, size: Any, depth: Any, num_rows: NumRows, tile: Part) -> None:
-    """Write the rows of one tile, rounded to nearest, ties to even; a NaN stays one.
-
-    Args:
-        x_at: `[T, K] float32`.
-        out_at: the rounded numbers, written: for each tile `[D / 2, R, 2] bfloat16`.
-        size: K.
-        depth: D.
-        num_rows: T.
-        tile: which.
-    """
-    count = num_tiles(num_rows)
-    first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+def round_tile(x_at: Any, out_at: Any, size: Any, depth: Any, first: Any, last: Any) -> None:
+    """Write rows [first, last), a tile; see `round_pairs` for the others."""
     height = last - first
     pairs = integers(out_at + 2 * first * depth, 0)
     line = np.empty(depth, np.uint16)
@@ -53,3 +41,21 @@ def round_pairs(x_at: Any, out_at: Any, size: Any, depth: Any, num_rows: NumRows
         if height > 1:
             for pair in range(_U(depth // 2)):
                 pairs[pair * _U(height) + _U(r)] = own[pair]
+
+
+@instruction(num_tiles)
+@strict
+def round_pairs(x_at: Any, out_at: Any, size: Any, depth: Any, num_rows: NumRows, tile: Part) -> None:
+    """Write the rows of one tile, rounded to nearest, ties to even; a NaN stays one.
+
+    Args:
+        x_at: `[T, K] float32`.
+        out_at: the rounded numbers, written: for each tile `[D / 2, R, 2] bfloat16`.
+        size: K.
+        depth: D.
+        num_rows: T.
+        tile: which.
+    """
+    count = num_tiles(num_rows)
+    first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+    round_tile(x_at, out_at, size, depth, first, last)

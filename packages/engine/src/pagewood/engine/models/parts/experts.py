@@ -1,0 +1,173 @@
+"""A mixture of experts: a router chooses a few of many small feed-forwards for each token and adds up their results.
+
+Legend: T tokens of a step, E hidden_size, N experts, K chosen experts of a token, I size of an expert.
+Source: Shazeer et al., Outrageously Large Neural Networks, 2017; Fedus et al., Switch Transformers, 2021; DeepSeek-V3
+Technical Report, 2024 (groups, and a bias for the choice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Weights
+from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The numbers of a router.
+
+    The scores of the experts are a function of its outputs. With a bias for the choice, the bias is added to the scores
+    that experts are chosen by, and not to those that weigh their results.
+
+    Raises:
+        ValueError: a number is out of its range, or two numbers contradict each other.
+    """
+
+    num_experts: int
+    """N."""
+    num_chosen: int
+    """K."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    scores_chosen_only: bool = False
+    """Whether experts are chosen by the router's outputs, and the score is then computed over the chosen ones alone."""
+    has_bias: bool = False
+    has_choice_bias: bool = False
+    num_groups: int = 1
+    """Groups of consecutive experts, of which a few are chosen before experts are."""
+    num_chosen_groups: int = 1
+    best_of_group: int = 1
+    """Experts of a group, the best ones, whose scores add up to the group's."""
+    renormalises: bool = False
+    """Whether the weights of a token are divided by their sum."""
+    epsilon: float = 0.0
+    """Added to that sum."""
+    least_sum: float = 0.0
+    """What the sum is at least."""
+    factor: float = 1.0
+    """Multiplies all weights."""
+
+    def __post_init__(self) -> None:
+        check_size("num_experts", self.num_experts)
+        if not 1 <= self.num_chosen <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok must be in [1, {self.num_experts}], got {self.num_chosen}")
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            raise ValueError(f"n_group must divide the {self.num_experts} experts, got {self.num_groups}")
+        if not 1 <= self.num_chosen_groups <= self.num_groups:
+            raise ValueError(f"topk_group must be in [1, {self.num_groups}], got {self.num_chosen_groups}")
+        size = self.num_experts // self.num_groups
+        most = self.num_chosen_groups * size
+        if self.num_chosen > most:
+            raise ValueError(
+                f"num_experts_per_tok must be at most {most}, the experts of the chosen groups, got {self.num_chosen}"
+            )
+        if self.num_groups > 1 and not 1 <= self.best_of_group <= min(2, size):
+            raise ValueError(
+                f"best_of_group must be 1 or 2, and a group have as many experts, got {self.best_of_group}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """The names of a mixture's tensors, behind the prefix of the part."""
+
+    router: str = "gate"
+    choice_bias: str = "gate.e_score_correction_bias"
+    choice_bias_is_matrix: bool = False
+    """Whether it is stored as `[1, N]`."""
+    experts: str = "experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The numbers of a mixture of experts.
+
+    Raises:
+        ValueError: the size is out of its range.
+    """
+
+    size: int
+    """I."""
+    router: RouterConfig
+    activation: Activation = "silu"
+    has_bias: bool = False
+    """Whether the projections of the experts have biases."""
+    weighs_inputs: bool = False
+    """Whether the input of an expert is multiplied by its weight, and not its result."""
+    shared: FeedForwardConfig | None = None
+    """A feed-forward whose result is added for every token."""
+    has_shared_gate: bool = False
+    """Whether that result is multiplied by the sigmoid of one output of its own."""
+    names: ExpertNames = field(default_factory=ExpertNames)
+
+    def __post_init__(self) -> None:
+        check_size("intermediate_size", self.size)
+        if self.has_shared_gate and self.shared is None:
+            raise ValueError("has_shared_gate must be False without shared experts, got True")
+
+
+class Experts(Generic[A]):
+    """A mixture of experts with its parameters."""
+
+    __slots__ = ("_choice_bias", "_config", "_experts", "_ops", "_router", "_shared", "_shared_gate")
+
+    def __init__(self, config: ExpertsConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        router, names = config.router, config.names
+        count = router.num_experts
+
+        def exact(name: str, rows: int, *, has_bias: bool = False) -> Linear[A]:
+            weight = weights.exact(f"{prefix}{name}.weight", rows, hidden_size)
+            return ops.exact_linear(weight, weights.exact(f"{prefix}{name}.bias", rows) if has_bias else None)
+
+        def each(*parts: tuple[str, int], kind: str = "weight") -> list[tuple[str, int]]:
+            return [
+                (f"{prefix}{names.experts}.{expert}.{name}.{kind}", rows)
+                for expert in range(count)
+                for name, rows in parts
+            ]
+
+        gate_up, down = ((names.gate, config.size), (names.up, config.size)), (names.down, hidden_size)
+        self._config = config
+        self._ops = ops
+        self._router = exact(names.router, count, has_bias=router.has_bias)
+        self._choice_bias: Tensor | None = None
+        if router.has_choice_bias:
+            shape = (1, count) if names.choice_bias_is_matrix else (count,)
+            self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
+        self._experts = ops.experts(
+            ExpertMatrices(
+                count=count,
+                gate_up=weights.stack(each(*gate_up), hidden_size),
+                down=weights.stack(each(down), config.size),
+                gate_up_bias=weights.stack(each(*gate_up, kind="bias")) if config.has_bias else None,
+                down_bias=weights.stack(each(down, kind="bias")) if config.has_bias else None,
+            ),
+            config.activation,
+            weighs_inputs=config.weighs_inputs,
+        )
+        self._shared: FeedForward[A] | None = None
+        self._shared_gate: Linear[A] | None = None
+        if config.shared is not None:
+            self._shared = FeedForward(config.shared, weights, ops, f"{prefix}{names.shared}.", hidden_size=hidden_size)
+        if config.has_shared_gate:
+            self._shared_gate = exact(names.shared_gate, 1)
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, E]` of `[T, E]`."""
+        chosen, shares = self._ops.choose(self._router(x), self._config.router, self._choice_bias)
+        routed = self._experts(x, chosen, shares)
+        if self._shared is None:
+            return routed
+        gate = None if self._shared_gate is None else self._shared_gate(x)
+        return self._ops.add_gated(routed, self._shared(x), gate)

@@ -1,0 +1,82 @@
+"""Experts in plain torch: the oracle of routing and of sums over chosen experts.
+
+Legend: T tokens, N experts, K chosen experts of a token, E hidden_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.models.ops import ExpertMatrices
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation, activated
+
+if TYPE_CHECKING:
+    from pagewood.engine.models.torch_ops import TorchOps
+
+
+def choose(logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the chosen experts `[T, K] int32` and their shares `[T, K] float32`; see `Ops.choose`. It never waits."""
+    logits = logits.float()
+    scores = logits if router.scores_chosen_only else _scores(logits, router)
+    ranked = scores if bias is None else scores + bias
+    if router.num_groups > 1:
+        groups = ranked.unflatten(1, (router.num_groups, -1))
+        of_groups = groups.topk(router.best_of_group, dim=-1).values.sum(-1)
+        best = of_groups.sort(dim=-1, descending=True, stable=True).indices[:, : router.num_chosen_groups]
+        kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, best, True)
+        ranked = groups.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
+    chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : router.num_chosen]
+    shares = scores.gather(1, chosen)
+    if router.scores_chosen_only:
+        shares = _scores(shares, router)
+    if router.renormalises:
+        shares = shares / (shares.sum(-1, keepdim=True) + router.epsilon).clamp(min=router.least_sum)
+    return chosen.int(), shares * router.factor
+
+
+def _scores(logits: Tensor, router: RouterConfig) -> Tensor:
+    return logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+
+
+class TorchExperts:
+    """`models.ops.ChosenExperts`, expert by expert."""
+
+    __slots__ = ("_activation", "_down", "_gate_up", "_ops", "_weighs_inputs")
+
+    def __init__(
+        self, matrices: ExpertMatrices, activation: Activation, ops: TorchOps, *, weighs_inputs: bool = False
+    ) -> None:
+        """Make the projections of each expert with `ops`."""
+
+        def each(weight: Tensor, bias: Tensor | None) -> list:
+            if not len(weight):  # only headers are read
+                return []
+            biases = [None] * matrices.count if bias is None else bias.chunk(matrices.count)
+            return [ops.linear(one, own) for one, own in zip(weight.chunk(matrices.count), biases, strict=True)]
+
+        self._gate_up = each(matrices.gate_up, matrices.gate_up_bias)
+        self._down = each(matrices.down, matrices.down_bias)
+        self._activation: Activation = activation
+        self._ops = ops
+        self._weighs_inputs = weighs_inputs
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Return `[T, E]`; the results of a token are added in the order of `chosen`."""
+        results = x.new_zeros(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            tokens, ranks = (chosen == expert).nonzero(as_tuple=True)
+            own = shares[tokens, ranks, None].to(x.dtype)
+            inputs = x[tokens] * own if self._weighs_inputs else x[tokens]
+            found = self._down[expert](activated(self._ops, self._activation, self._gate_up[expert](inputs)))
+            results[tokens, ranks] = found if self._weighs_inputs else found * own
+        total = results[:, 0]
+        for rank in range(1, chosen.shape[1]):
+            total = total + results[:, rank]
+        return total

@@ -1,0 +1,72 @@
+"""Mixtures of experts on a CUDA device; nothing waits for the device, and no shape depends on the choice.
+
+A pair of a token and one of its experts is a slot. Slots are sorted by expert, in the order of tokens.
+
+Legend: T tokens, N experts, K chosen experts of a token, S slots, T times K, E hidden_size, I and O columns of the
+input and of the output of a product.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.models.ops import ExpertMatrices
+
+Grouped = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
+"""(x `[S, I]`, weight `[N, O, I]`, bias `[N, O]`, expert of each slot `[S]`, ascending) -> `[S, O]`."""
+
+
+def grouped_by_row(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+    """Multiply each row by a copy of its expert's matrix: the reference for `grouped_triton`, slow, for any device."""
+    products = (weight.index_select(0, experts) @ x[:, :, None])[:, :, 0]
+    return products if bias is None else products + bias.index_select(0, experts)
+
+
+class CUDAExperts:
+    """`models.ops.ChosenExperts`. Invariant: with a product that goes row by row, a token's bits are its own."""
+
+    __slots__ = ("_activate", "_down", "_down_bias", "_gate_up", "_gate_up_bias", "_multiply", "_weighs_inputs")
+
+    def __init__(
+        self,
+        matrices: ExpertMatrices,
+        activate: Callable[[Tensor], Tensor],
+        multiply: Grouped,
+        *,
+        weighs_inputs: bool = False,
+    ) -> None:
+        """Take `matrices`; `activate` computes `[S, I]` of `[S, 2I]`."""
+
+        def apart(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.view(matrices.count, -1, *tensor.shape[1:])
+
+        self._gate_up = matrices.gate_up.view(matrices.count, -1, matrices.gate_up.shape[1])
+        self._down = matrices.down.view(matrices.count, -1, matrices.down.shape[1])
+        self._gate_up_bias = apart(matrices.gate_up_bias)
+        self._down_bias = apart(matrices.down_bias)
+        self._activate = activate
+        self._multiply = multiply
+        self._weighs_inputs = weighs_inputs
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Return `[T, E]`; the results of a token are added in the order of `chosen`, in float32."""
+        num_tokens, num_chosen = chosen.shape
+        experts, order = chosen.flatten().sort(stable=True)
+        rows = x.index_select(0, order // num_chosen)
+        if self._weighs_inputs:
+            rows = rows * shares.flatten()[order, None].to(x.dtype)
+        gate_up = self._multiply(rows, self._gate_up, self._gate_up_bias, experts)
+        sorted_results = self._multiply(self._activate(gate_up), self._down, self._down_bias, experts)
+        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
+        results = results.view(num_tokens, num_chosen, -1)
+        total = torch.zeros(num_tokens, results.shape[2], dtype=torch.float32, device=x.device)
+        for rank in range(num_chosen):
+            own = results[:, rank].float()
+            total = total + own if self._weighs_inputs else torch.addcmul(total, own, shares[:, rank, None])
+        return total.to(x.dtype)
