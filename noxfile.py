@@ -141,18 +141,20 @@ def bench(session: nox.Session, package: str) -> None:
 def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
-    Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
-    the server, whose answers are compared with its OpenAPI document, send what exhausts a server while a client's short
-    requests must hardly wait, draw texts from the masks of 40,000 random schemas for each grammar library, and from
-    1,000 of tools for each format. At last 4,000 requests, some of which are aborted or left, must leave the memory of
-    every process flat.
+    Then run the core of the engine through up to 2,000 random scenarios of each kind, and other searches of the
+    engine's tests at the same scale. Send 2,000 random requests to the server, whose answers are compared with its
+    OpenAPI document. Send what exhausts a server while a client's short requests must hardly wait. Draw texts from the
+    masks of 40,000 random schemas for each grammar library, and from 1,000 of tools for each format. At last 4,000
+    requests, some of which are aborted or left, must leave the memory of every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
-    session.run(
-        "python", "-m", "pytest", "--timeout", "3000", "packages/engine/tests/test_scenarios.py",
-        env={"PAGEWOOD_TEST_SCALE": "27"},
+    names = (
+        "test_scenarios", "test_scenarios_windows", "test_page_groups", "test_speculation", "test_sampling",
+        "grammar/test_number_bounds", "grammar/test_wide_schema",
     )  # fmt: skip
+    searches = ["packages/engine/tests/text", *(f"packages/engine/tests/{name}.py" for name in names)]
+    session.run("python", "-m", "pytest", "--timeout", "3000", *searches, env={"PAGEWOOD_TEST_SCALE": "80"})
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
     session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
     schemas = [f"packages/engine/tests/grammar/test_{name}.py" for name in ("combinations", "tool_schemas")]

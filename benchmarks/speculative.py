@@ -12,7 +12,7 @@ rest          engines whose drafters never draft, on the embedded model's tasks
 forced        edits of source files that a random model of 110M parameters is made to write
 edits         what the lookup drafters accept when they follow recorded edits of source files
 cost          what a step costs that verifies n drafts, with a random model of 110M parameters
-control       as policy, under bad and good drafts, with the same model
+control       adaptive and fixed lengths against rest, under bad and good drafts, with the same model
 transformers  assisted generation of `transformers` beside ours, embedded model, one request at a time
 """
 
@@ -31,7 +31,7 @@ from time import perf_counter
 from typing import Any
 
 from pagewood.engine.api import EngineConfig
-from speculation.engines import Run, System
+from speculation.engines import Control, Run, System
 from speculation.known import Answers, drafts_of
 from speculation.prompts import recorded_edits, task_prompts
 
@@ -245,9 +245,11 @@ def cost(options: Options) -> None:
 
 
 def control(options: Options) -> None:
-    """Compare adaptive lengths with rest in the same engine, with drafts of known quality."""
-    print("\n## Adaptive lengths against rest in the same engine, 110M model, drafts of known quality\n")
-    print("| requests | acceptance | rest, tokens/s | drafting / rest | drafts a step |\n|---:|---:|---:|---:|---:|")
+    """Compare adaptive lengths with a fixed one and with rest in the same engine, with drafts of known quality."""
+    print("\n## Adaptive and fixed lengths against rest in the same engine, 110M model, drafts of known quality\n")
+    print("| requests | acceptance | rest, tokens/s | adaptive / rest | fixed / rest | adaptive / better | error |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    controls: tuple[Control, ...] = ("adaptive", "fixed", "never")
     with _random_model(options) as folder:
         plain, answers = System("plain", options.engine(model=folder)), Answers()
         answers.know(plain, _random_prompts(max(8, 3 * max(options.batches))), num_tokens=2 * _num_output(options))
@@ -259,17 +261,21 @@ def control(options: Options) -> None:
                 # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
                 prompts = _random_prompts(batch if options.smoke else max(8, 3 * batch))
                 limits = [random.Random(i).randint(1, 2 * _num_output(options)) for i in range(len(prompts))]
-                pairs: list[dict[bool, Run]] = []
-                for index in range(-1, options.num_repeats):  # the first pair fills the prefix cache
-                    runs: dict[bool, Run] = {}
-                    for is_resting in (False, True) if index % 2 else (True, False):
-                        system.rest(is_resting)
-                        runs[is_resting] = system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
-                    pairs += [runs] if index >= 0 else []
-                ratio = median(runs[False].tokens_per_s / runs[True].tokens_per_s for runs in pairs)
-                speed = median(runs[True].tokens_per_s for runs in pairs)
-                drafts = sum(runs[False].num_drafted for runs in pairs) / sum(runs[False].num_steps for runs in pairs)
-                print(f"| {batch} | {acceptance} | {speed:.0f} | {ratio:.2f} | {drafts:.1f} |", flush=True)
+                rounds: list[dict[Control, float]] = []
+                order = random.Random(batch)
+                for index in range(-1, options.num_repeats):  # the first round fills the prefix cache
+                    speeds: dict[Control, float] = {}
+                    for one in order.sample(controls, len(controls)):
+                        system.draft(one)
+                        run = system.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
+                        speeds[one] = run.tokens_per_s
+                    rounds += [speeds] if index >= 0 else []
+                adaptive, fixed = (median(one[name] / one["never"] for one in rounds) for name in controls[:2])
+                better: Control = "fixed" if fixed > 1 else "never"
+                ratio, error = _typical([log(one["adaptive"] / one[better]) for one in rounds])
+                speed = median(one["never"] for one in rounds)
+                ratios = f"{adaptive:.2f} | {fixed:.2f} | {ratio:.3f} | {error:.3f}"
+                print(f"| {batch} | {acceptance} | {speed:.0f} | {ratios} |", flush=True)
             system.close()
 
 

@@ -86,12 +86,22 @@ def test_kernels_are_unpacked_where_a_gpu_can_run_them(
     assert (tmp_path / "site" / library).exists() == is_used
 
 
-@pytest.mark.parametrize(
-    ("script", "options"), [("gpu_check.py", ["--stand-in", "--only", "compile"]), ("gpu.py", ["--help"])]
-)
-def test_packed_scripts_find_all_that_they_import(script: str, options: list[str], tmp_path: Path) -> None:
+def run_packed(folder: Path, script: str, *options: str) -> str:
+    """Run a script of a pack; return what it prints."""
     import pack_gpu_host
 
-    pack_gpu_host.copy_scripts(tmp_path)
-    done = subprocess.run([sys.executable, tmp_path / script, *options], capture_output=True, text=True, cwd=tmp_path)
+    pack_gpu_host.copy_scripts(folder)
+    done = subprocess.run([sys.executable, folder / script, *options], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_packed_check_finds_all_that_it_imports_and_its_table_has_every_check(tmp_path: Path) -> None:
+    shown = run_packed(tmp_path, "gpu_check.py", "--stand-in", "--only", "compile", "server")
+    assert "2 checks, 0 failed" in shown
+    assert shown.count("skipped") == 4  # printed when they end, and in the table
+    assert "says nothing about a GPU" in shown
+
+
+def test_the_packed_script_of_a_gpu_finds_all_that_it_imports(tmp_path: Path) -> None:
+    assert "usage" in run_packed(tmp_path, "gpu.py", "--help")

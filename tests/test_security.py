@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TESTS = [path for folder in ("packages", "tests") for path in (ROOT / folder).rglob("test_*.py")]
 TEXT = (ROOT / "SECURITY.md").read_text()
 
 
@@ -16,8 +17,9 @@ def test_the_tests_that_it_names_exist() -> None:
     for name in names:
         path, _, test = name.partition("::")
         if path.endswith(".py"):
-            [found, *more] = [one for one in ROOT.rglob(f"*{path}") if "/test" in str(one)]
-            file = "\n".join(one.read_text() for one in (found, *more))
+            found = [one for one in TESTS if str(one).endswith(f"/{path}")]
+            assert found, name
+            file = "\n".join(one.read_text() for one in found)
         if test:
             assert re.search(rf"^(async )?def {test}\(", file, re.MULTILINE), name
         num_found += path.endswith(".py") or bool(test)

@@ -38,7 +38,7 @@ def pagewood(options: dict[str, Any]) -> Generate:
     """Load this engine."""
     from pagewood.engine import LLM, SamplingParams
 
-    llm = LLM(options["model"], weights=options["form"], num_threads=options["threads"], max_total_tokens=8192)
+    llm = LLM(options["model"], weights=options["form"], num_threads=options["threads"], max_total_tokens=16384)
 
     def generate(prompts: list[list[int]], num_tokens: int) -> int:
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
@@ -114,10 +114,31 @@ def llama_cpp(options: dict[str, Any]) -> Generate:
     return generate
 
 
+def transformers(options: dict[str, Any]) -> Generate:
+    """Load `transformers`, which computes a static batch of prompts of one length."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(options["threads"])
+    how = {"experts_implementation": options["experts"]} if options.get("experts") else {}
+    dtype = getattr(torch, options["form"])
+    model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype, **how).eval()
+
+    def generate(prompts: list[list[int]], num_tokens: int) -> int:
+        ids = torch.tensor(prompts)
+        limits = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **limits)
+        return out[:, ids.shape[1] :].numel()
+
+    return generate
+
+
 LOADERS: dict[str, Callable[[dict[str, Any]], Generate]] = {
     "pagewood": pagewood,
     "openvino": openvino,
     "llama.cpp": llama_cpp,
+    "transformers": transformers,
 }
 
 if __name__ == "__main__":

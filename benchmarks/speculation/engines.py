@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Pending
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.schedpolicy.drafting.control import DraftControl
+
+Control = Literal["adaptive", "fixed", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +91,21 @@ class System:
 
     def rest(self, is_resting: bool) -> None:
         """Let the drafter, which there must be, never draft from now on, or draft again."""
+        self.draft("never" if is_resting else "adaptive")
+
+    def draft(self, control: Control) -> None:
+        """Choose the lengths of drafts from now on; there must be a drafter."""
         speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
         assert speculation is not None
         assert self._drafting is not None
-        speculation._drafting = _Resting() if is_resting else self._drafting  # pyright: ignore[reportPrivateUsage]
+        match control:
+            case "adaptive":
+                chosen = self._drafting
+            case "fixed":
+                chosen = DraftControl(self._drafting.max_tokens, mode="fixed")
+            case "never":
+                chosen = _Resting()
+        speculation._drafting = chosen  # pyright: ignore[reportPrivateUsage]
 
     def run(
         self,

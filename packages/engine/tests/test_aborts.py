@@ -16,7 +16,7 @@ from pagewood.engine.api import Abort, FinishReason, Flush, Grammar, Pause, Paus
 from pagewood.engine.core.constrain import Compiling
 from pagewood.engine.grammar.matcher import Matcher
 from pagewood.kvpool.tiers import ArrayPages, HostTier, Lanes, ThreadLane, TieredIndex
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 from pagewood.radixcache import RadixCache
 
 LONG = [1] * 20

@@ -31,10 +31,23 @@ DIM = 16
 MAX_LENGTH = 320
 
 
-def attention_of(num_heads: int, num_kv_heads: int, window: int | None) -> AttentionConfig:
-    rope = RopeConfig(head_dim=DIM, theta=10000.0)
+def attention_of(
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None,
+    *,
+    is_chunked: bool = False,
+    soft_cap: float | None = None,
+) -> AttentionConfig:
     return AttentionConfig(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=DIM, rope=rope, scale=DIM**-0.5, window=window
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=DIM,
+        rope=RopeConfig(head_dim=DIM, theta=10000.0),
+        scale=DIM**-0.5,
+        window=window,
+        is_chunked=is_chunked and window is not None,
+        soft_cap=soft_cap,
     )
 
 
@@ -51,6 +64,9 @@ class Problem:
     num_threads: int
     seed: int
     int8: bool = False
+    is_chunked: bool = False
+    soft_cap: float | None = None
+    has_sinks: bool = False
     begins: tuple[int, ...] | None = None
     """First position that each grant attends to."""
 
@@ -79,6 +95,9 @@ def problems(draw: st.DrawFn) -> Problem:
         num_threads=draw(st.sampled_from([1, 2, 5])),
         seed=draw(st.integers(0, 1000)),
         int8=draw(st.booleans()),
+        is_chunked=draw(st.booleans()),
+        soft_cap=draw(st.sampled_from([None, 0.7, 30.0])),
+        has_sinks=draw(st.booleans()),
     )
 
 
@@ -93,6 +112,7 @@ class Bench:
         self.keys = [torch.randn(end, kv_size, generator=generator) * 2 for end in ends]
         self.values = [torch.randn(end, kv_size, generator=generator) for end in ends]
         self.queries = [torch.randn(count, q_size, generator=generator) for _, count in problem.grants]
+        self.sinks = torch.randn(problem.num_heads, generator=generator) * 3 if problem.has_sinks else None
 
     def naive(self) -> Tensor:
         return torch.cat([self._naive(row) for row in range(len(self.problem.grants))])
@@ -105,12 +125,19 @@ class Bench:
             self._kept(x[row].view(-1, problem.num_kv_heads, DIM)).double().repeat_interleave(group, 1)
             for x in (self.keys, self.values)
         )
-        distance = torch.arange(start, start + count)[:, None] - torch.arange(start + count)[None]
-        seen = (distance >= 0) & (distance < (problem.window or MAX_LENGTH))
+        own, other, window = torch.arange(start, start + count)[:, None], torch.arange(start + count), problem.window
+        seen = other <= own
+        if window is not None:
+            seen &= own // window == other // window if problem.is_chunked else own - other < window
         if problem.begins is not None:
             seen &= torch.arange(start + count)[None] >= problem.begins[row]
         scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        if problem.soft_cap is not None:
+            scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(-1, count, 1)], -1)
+        weights = scores.softmax(-1)[..., : start + count]
         return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
 
     def _kept(self, x: Tensor) -> Tensor:
@@ -140,9 +167,14 @@ class Bench:
             slots = page_table[row, positions // problem.page_size] * problem.page_size + positions % problem.page_size
             k, v = (x[row][:start].view(start, problem.num_kv_heads, DIM) for x in (self.keys, self.values))
             storage.write(1, k, v, torch.from_numpy(slots))
-        attention = CPUAttention(
-            storage, [attention_of(problem.num_heads, problem.num_kv_heads, w) for w in (None, problem.window)]
+        own = attention_of(
+            problem.num_heads,
+            problem.num_kv_heads,
+            problem.window,
+            is_chunked=problem.is_chunked,
+            soft_cap=problem.soft_cap,
         )
+        attention = CPUAttention(storage, [replace(own, window=None, is_chunked=False), own])
         if in_steps_of is None:
             return self._step(attention, page_table, [(row, *grant) for row, grant in enumerate(problem.grants)])
         parts = [
@@ -170,7 +202,7 @@ class Bench:
         k = torch.cat([self.keys[row][start:][:count] for row, start, count in grants])
         v = torch.cat([self.values[row][start:][:count] for row, start, count in grants])
         run = write_down(
-            lambda q, k, v: attention.run(q, k, v, 1),
+            lambda q, k, v: attention.run(q, k, v, 1, self.sinks),
             *(x.numpy() for x in (q, k, v)),
             kernel=kernel(int8=self.problem.int8),
             num_threads=self.problem.num_threads,
@@ -234,13 +266,15 @@ def test_attention_is_the_same_bits_with_any_page_size(group: int, window: int |
     options = {"num_heads": 2 * group, "num_kv_heads": 2, "window": window, "num_threads": 2, "seed": 1, "int8": int8}
     grants = [(0, 90), (63, 66), (5, 3)]
     benches = [Bench(Problem(grants=grants, page_size=page_size, **options)) for page_size in (16, 1, 7, 128)]
-    results = [bench.compiled(in_steps_of=size) for bench in benches for size in (None, 1)]
+    results = [*(bench.compiled() for bench in benches), *(bench.compiled(in_steps_of=1) for bench in benches[::2])]
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    ("value", "in_steps_of"),
+    [*itertools.product((torch.nan, torch.inf, -torch.inf), (None, 10)), (torch.nan, 1), (-torch.inf, 1)],
+)
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("in_steps_of", [None, 1, 10])
 def test_a_value_that_is_not_finite_does_not_reach_earlier_positions(
     value: float, int8: bool, in_steps_of: int | None
 ) -> None:

@@ -47,6 +47,7 @@ class Problem:
     page_size: int
     window: int | None
     soft_cap: float | None
+    has_sinks: bool
     batch_invariant: bool
     seed: int
 
@@ -63,6 +64,7 @@ def problems(draw: st.DrawFn) -> Problem:
         page_size=draw(st.sampled_from([1, 16, 64])),
         window=draw(st.one_of(st.none(), st.integers(1, 100))),
         soft_cap=draw(st.sampled_from([None, None, 2.0])),
+        has_sinks=draw(st.booleans()),
         batch_invariant=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
@@ -81,6 +83,7 @@ class Bench:
         self.keys = [torch.randn(end, kv_size, generator=generator) * 2 for end in self.ends.tolist()]
         self.values = [torch.randn(end, kv_size, generator=generator) for end in self.ends.tolist()]
         self.queries = [torch.randn(count, q_size, generator=generator) for count in self.counts.tolist()]
+        self.sinks = torch.randn(problem.num_heads, generator=generator) * 2 if problem.has_sinks else None
 
     def naive(self) -> Tensor:
         return torch.cat([self._naive(row, *grant) for row, grant in enumerate(self.problem.grants)])
@@ -96,7 +99,10 @@ class Bench:
         scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
         if problem.soft_cap:
             scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(-1, count, 1)], -1)
+        weights = scores.softmax(-1)[..., : seen.shape[1]]
         return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
 
     def planned(self) -> Tensor:
@@ -142,7 +148,7 @@ class Bench:
             {window: torch.empty(0) for window in shape.all_windows_left},
         )
         k, v = (torch.cat([x[row][start:] for row, start in enumerate(self.starts)]) for x in (self.keys, self.values))
-        return planned.run(torch.cat(self.queries), k, v, 1)
+        return planned.run(torch.cat(self.queries), k, v, 1, self.sinks)
 
 
 @settings(max_examples=80, deadline=None)

@@ -42,7 +42,7 @@ SMALL = {
     "eos_token_id": 3,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "MiMo")
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "MiMo", "Gemma", "Granite", "Olmo", "Starcoder2", "Apertus")
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -251,6 +251,7 @@ class Recorded(Mapping[str, object]):
 
 WITHOUT_EFFECT = {
     **dict.fromkeys(("attention_dropout", "initializer_range", "problem_type"), "training"),
+    **dict.fromkeys(("embedding_dropout", "residual_dropout"), "training"),
     **dict.fromkeys(("chunk_size_feed_forward", "pretraining_tp", "use_cache"), "another way to the same numbers"),
     **dict.fromkeys(("id2label", "label2id"), "names of classes"),
     **dict.fromkeys(("output_hidden_states", "return_dict", "tie_last_hidden_states"), "what a call returns"),

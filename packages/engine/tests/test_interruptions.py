@@ -138,6 +138,38 @@ def test_memory_is_given_too() -> None:
     assert [bench.tokens(name) for name in "abc"] == [expected([number] * 34) for number in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_memory_that_is_kept_for_the_outputs_of_those_that_can_leave_does_not_count(overlap: bool) -> None:
+    """They hold a page each, but all of memory is kept for them: their outputs may have 63 tokens."""
+    bench = Bench(preemption_threshold=5, schedule_conservativeness=1.0, overlap=overlap, max_running=4)
+    bench.step(submit("a", [1], max_tokens=63), submit("b", [2], max_tokens=63))
+    bench.steps(2)
+    prompt = list(range(10, 40))
+    bench.step(submit("urgent", prompt, priority=6, max_tokens=20))
+    bench.steps(4)
+    assert bench.tokens("urgent")
+    assert bench.engine.counters().num_preempted == 1  # beside the other there is room
+    bench.steps(100)
+    assert bench.tokens("urgent") == expected(prompt, 20)
+    assert bench.tokens("b") == expected([2], 63)
+
+
+def test_nobody_leaves_if_all_that_can_would_not_be_enough() -> None:
+    """Two keep their memory, because their priority is too near; the third has too little."""
+    bench = Bench(preemption_threshold=5, schedule_conservativeness=1.0, max_running=4)
+    bench.step(
+        submit("a", [1] * 40, priority=3, max_tokens=24),
+        submit("b", [2] * 20, priority=3, max_tokens=19),
+        submit("low", [4] * 4, max_tokens=20),
+    )
+    bench.steps(3)
+    assert bench.tokens("low")
+    bench.step(submit("urgent", list(range(20)), priority=6, max_tokens=20))
+    bench.steps(8)
+    assert bench.engine.counters().num_preempted == 0
+    assert not bench.tokens("urgent")
+
+
 def test_nobody_leaves_for_a_request_that_has_ended() -> None:
     bench = Bench(preemption_threshold=0)
     bench.step(submit("a", LONG), submit("b", OTHER))

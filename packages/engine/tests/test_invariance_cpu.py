@@ -135,7 +135,7 @@ def by_decoding(model: str, int8: bool, weights: str = "float32") -> NDArray[np.
         *(("three heads a group", weights == "int4", weights) for weights in PACKED),
     ],
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_logits_are_the_same_bits_however_they_are_computed(
     model: str, int8: bool, weights: str, data: st.DataObject
@@ -158,7 +158,7 @@ def test_logits_are_the_same_bits_however_they_are_computed(
 
 
 @pytest.mark.parametrize("weights", ["float32", *PACKED])
-@pytest.mark.parametrize("chunk", range(1, 65, 3))
+@pytest.mark.parametrize("chunk", [1, 4, 13, 31, 64])
 def test_every_chunk_length_gives_the_same_bits(chunk: int, weights: str) -> None:
     model = "three heads a group"
     bench = Bench(Setup(model=model, int8=False, num_threads=2, weights=weights))
@@ -170,7 +170,7 @@ def test_every_chunk_length_gives_the_same_bits(chunk: int, weights: str) -> Non
 @pytest.mark.parametrize(
     ("int8", "weights"), [(False, "float32"), (True, "float32"), *((False, weights) for weights in PACKED)]
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_verified_positions_have_the_bits_of_plain_decoding(int8: bool, weights: str, data: st.DataObject) -> None:
     """Chains of 1 to 8 drafts in up to 8 rows; some end in wrong drafts, over whose KV the next step writes."""

@@ -9,6 +9,7 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from pagewood.engine.runner.cpu.compiled.instruction import OPERANDS, ROWS, Inst
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.machine.kernel import _Locator, kernel
 from pagewood.engine.runner.cpu.compiled.rows import scale
-from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.kernels import log_not_kept, warm_up
 
 COMPILE_ONE = """
 import numpy as np
@@ -87,34 +88,38 @@ def test_variants_that_several_processes_have_compiled_do_not_replace_each_other
     assert run(5, 2, 3) == "[50, 20, 30] True"
 
 
-REPORT = (
-    COMPILE_ONE
-    + """
-import logging
-from pagewood.engine.runner.cpu.kernels import log_not_kept
-logging.basicConfig()
-log_not_kept([collect])
-"""
-)
+def plus_one(number: int) -> int:
+    return number + 1
 
 
-def report_of_another_process(cache: Path) -> tuple[bool, str]:
-    """Return whether a process found the kernel in the cache, and what it logged. It must not fail."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", REPORT]
-    made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return made.stdout.strip() == "True", made.stderr
+Report = Callable[[Path], tuple[bool, str]]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Report:
+    """Make a kernel anew, as each process does; return whether its code was in the cache, and what was logged."""
+
+    def compile_one(cache: Path) -> tuple[bool, str]:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        caplog.clear()
+        one = kernel("i8(i8)")(plus_one)
+        one.compile()
+        assert one(1) == 2
+        log_not_kept([one])
+        return one.loaded, caplog.text
+
+    return compile_one
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
-@pytest.mark.parametrize("room", [0, 8192, 24576])
-def test_a_full_disk_costs_the_cache_only(room: int, tmp_path: Path) -> None:
-    """Whether the room ends before the folder, the index, or the code."""
+@pytest.mark.parametrize("room", [0, 4096, 8192])
+def test_a_full_disk_costs_the_cache_only(room: int, tmp_path: Path, report: Report) -> None:
+    """Whether the room ends before the index, before the code, or in it."""
     with small_disk.mounted(tmp_path / "disk", num_bytes=max(room, 4096)) as disk:
         if not room:
             small_disk.fill(disk)
         for _ in range(2):
-            loaded, log = report_of_another_process(disk)
+            loaded, log = report(disk)
             assert not loaded
             assert f"1 compiled kernels cannot be kept in {disk}/pagewood/kernels/" in log
             assert "No space left on device; make room there, or set XDG_CACHE_HOME to a folder" in log
@@ -122,43 +127,42 @@ def test_a_full_disk_costs_the_cache_only(room: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
-def test_a_cache_folder_that_is_read_only_is_used(tmp_path: Path) -> None:
+def test_a_cache_folder_that_is_read_only_is_used(tmp_path: Path, report: Report) -> None:
     with small_disk.mounted(tmp_path / "disk", num_bytes=1 << 22) as disk:
         small_disk.forbid_writing(disk)
-        loaded, log = report_of_another_process(disk)
+        loaded, log = report(disk)
         assert not loaded
         assert f"cannot be kept in {disk}/pagewood/kernels/" in log
         assert "Read-only file system" in log
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-        assert report_of_another_process(disk) == (False, "")
+        assert report(disk) == (False, "")
         small_disk.forbid_writing(disk)
-        assert report_of_another_process(disk) == (True, "")
+        assert report(disk) == (True, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
-def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path, report: Report) -> None:
     """As a loss of power leaves it. The kernel is made again from each damage, and is what the next one damages."""
-    assert report_of_another_process(tmp_path) == (False, "")
+    assert report(tmp_path) == (False, "")
     for suffix in ("nbi", "nbc"):
         for content in (b"", b"no pickle", None):
             [file] = tmp_path.rglob(f"*.{suffix}")
             whole = file.read_bytes()
             damaged = whole[: len(whole) // 2] if content is None else content
             file.write_bytes(damaged)
-            loaded, log = report_of_another_process(tmp_path)
+            loaded, log = report(tmp_path)
             assert not loaded
-            assert "collect is compiled again, because its code in" in log
+            assert "plus_one is compiled again, because its code in" in log
             [file] = tmp_path.rglob(f"*.{suffix}")
             assert len(file.read_bytes()) > len(damaged)
-        assert report_of_another_process(tmp_path) == (True, "")
+        assert report(tmp_path) == (True, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
-def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
+def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path, report: Report) -> None:
     not_a_folder = tmp_path / "file"
     not_a_folder.write_text("")
-    assert not loaded_in_another_process(not_a_folder)
-    assert not loaded_in_another_process(not_a_folder)
+    assert [report(not_a_folder)[0] for _ in range(2)] == [False, False]
 
 
 def test_warming_up_reports_progress() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,12 @@ def test_what_cuda_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, qk_head_dim=72)
     needs = kernel_needs(EngineConfig(device="cuda"), model)
     assert (needs.head_dim, needs.latent_rope_dim, needs.verifies) == (512, 64, False)
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_invariant": True}, "batch_invariant must be False"),
         ({"speculative": "ngram"}, "speculative must be off"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype must be auto or bfloat16 for a model with latent attention"),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             kernel_needs(EngineConfig(device="cuda", **options), model)
 
@@ -180,3 +182,57 @@ def test_inspection_shows_the_memory_of_latents() -> None:
     found = inspect_model(folder_of("DeepseekV3"))
     assert found.kv_bytes_per_token == {"float32": 2 * (16 + 4) * 4}
     assert found.kv_bytes_of_longest == {"float32": 1024 * 2 * (16 + 4) * 4}
+
+
+def test_two_scales_of_yarn_change_the_scale_of_the_attention(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale": 0.707}
+    absent = {"rope_parameters": None, "rope_theta": 10000.0}
+    for scaling, multiplier in (
+        ({**yarn, "mscale_all_dim": 0.707}, (0.0707 * math.log(40) + 1) ** 2),
+        (yarn, 1.0),
+        (None, 1.0),
+    ):
+        mixer = config_of(tmp_path, **absent, rope_scaling=scaling).layers[0].mixer
+        assert mixer.scale == pytest.approx(12**-0.5 * multiplier)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_lora_rank": 18}, "kv_lora_rank must be a multiple of 4, got 18"),
+        ({"qk_rope_head_dim": 6, "qk_head_dim": 14}, "qk_rope_head_dim must be a multiple of 4, got 6"),
+        ({"qk_head_dim": 16}, "qk_head_dim and qk_nope_head_dim . qk_rope_head_dim must say the same, got 16 and 12"),
+        ({"v_head_dim": None}, "v_head_dim"),
+        ({"q_lora_rank": 0}, "q_lora_rank"),
+        ({"first_k_dense_replace": 1, "scoring_func": "softmax"}, "scoring_func must be absent or null or 'sigmoid'"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must call each of 2 layers dense or sparse"),
+        ({"mlp_layer_types": ["dense", "wide"]}, "mlp_layer_types must call each of 2 layers dense or sparse"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(tmp_path, **fields)
+
+
+def test_layers_with_experts(tmp_path: Path) -> None:
+    """Greedy choice ignores groups, as DeepSeek V2 Lite's does; a list of layers comes before a number of them."""
+    experts = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+    }
+    v2 = {**experts, "architectures": ["DeepseekV2ForCausalLM"], "topk_method": "greedy", "norm_topk_prob": False}
+    kinds = [type(layer.feed_forward).__name__ for layer in config_of(tmp_path, **v2).layers]
+    assert kinds == ["ExpertsConfig", "ExpertsConfig"]
+    mixed = config_of(tmp_path, **experts, mlp_layer_types=["sparse", "dense"])
+    assert [type(layer.feed_forward).__name__ for layer in mixed.layers] == ["ExpertsConfig", "FeedForwardConfig"]
+
+
+def test_sequences_are_as_long_as_the_choice_of_tokens_is_all_of_them(tmp_path: Path) -> None:
+    indexed = {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 128}
+    assert config_of(tmp_path, **indexed).max_position == 128
+    assert config_of(tmp_path, **{**indexed, "index_topk": 4096}).max_position == 1024
+    with pytest.raises(ValueError, match="index_topk"):
+        config_of(tmp_path, architectures=["DeepseekV32ForCausalLM"])

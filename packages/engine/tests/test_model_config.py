@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from pagewood.engine.models.rope import Rope
 
@@ -184,7 +186,8 @@ def test_the_text_model_of_a_model_of_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_logit_softcapping": 50.0}, "text_config: attn_logit_softcapping must be absent or null or 0, got 50.0"),
+        ({"attn_logit_softcapping": -1}, "text_config: attn_logit_softcapping must be in"),
+        ({"logit_scale": 0.5}, "text_config: logit_scale must be absent or null or 1, got 0.5"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be in"),
         ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters must hold an object for each of the layer types"),
@@ -197,6 +200,79 @@ def test_what_gemma_does_not_do_here_is_named(tmp_path: Path, change: dict[str, 
             tmp_path,
             {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**GEMMA3_TEXT, **change}},
         )
+
+
+GRANITE = {
+    **LLAMA,
+    "architectures": ["GraniteForCausalLM"],
+    "attention_multiplier": 0.125,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8,
+    "residual_multiplier": 0.25,
+}
+STARCODER = {
+    **LLAMA, "architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu",
+    "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-4,
+}  # fmt: skip
+GEMMA = {**LLAMA, "architectures": ["GemmaForCausalLM"], "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
+
+
+def test_multipliers(tmp_path: Path) -> None:
+    config = read(tmp_path, GRANITE)
+    assert (config.embedding_multiplier, config.output) == (12.0, OutputConfig(multiplier=0.125))
+    [layer] = set(config.layers)
+    assert (layer.residual_multiplier, layer.mixer.scale) == (0.25, 0.125)
+    config = read(tmp_path, {**LLAMA, "architectures": ["GraniteForCausalLM"]})
+    assert (config.embedding_multiplier, config.output, config.layers[0].mixer.scale) == (1.0, OutputConfig(), 1.0)
+    with pytest.raises(ValueError, match=r"residual_multiplier must be in .* got 0"):
+        read(tmp_path, {**GRANITE, "residual_multiplier": 0})
+    for name in ("embedding_multiplier", "logits_scaling", "attention_multiplier", "residual_multiplier"):
+        with pytest.raises(ValueError, match=f"{name} must be absent or null"):
+            read(tmp_path, {**LLAMA, name: 0.5})
+
+
+def test_soft_caps_are_absent_or_null(tmp_path: Path) -> None:
+    """Absent ones are those of the family, null ones are none."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    config = read(tmp_path, GEMMA2)
+    assert (config.layers[0].mixer.soft_cap, config.output.soft_cap) == (50.0, 30.0)
+    assert config.windows == (4096, None, 4096, None)
+    config = read(tmp_path, {**GEMMA2, **dict.fromkeys(names)})
+    assert (config.layers[0].mixer.soft_cap, config.output.soft_cap) == (None, None)
+
+
+def test_names_of_fields_of_few_families(tmp_path: Path) -> None:
+    """An error has the name that the file has."""
+    config = read(tmp_path, STARCODER)
+    assert config.norm == NormConfig(epsilon=1e-4, is_centred=True, has_bias=True)
+    [layer] = set(config.layers)
+    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (True, True, True)
+    assert layer.feed_forward.activation == "gelu_tanh"
+    assert config.windows == (None,) * 4
+    plain = read(tmp_path, {**STARCODER, "use_bias": False}).layers[0]
+    assert (plain.mixer.qkv_bias, plain.mixer.output_bias, plain.feed_forward.has_bias) == (False, False, False)
+    for change, message in (
+        ({"norm_epsilon": 0}, r"config.json: norm_epsilon must be in"),
+        ({"use_bias": "no"}, "config.json: use_bias must be true or false, got 'no'"),
+        ({"hidden_act": "silu"}, "config.json: hidden_act must be gelu or gelu_new or .* got 'silu'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path, {**STARCODER, **change})
+
+
+def test_the_first_gemma_means_the_approximation_by_gelu(tmp_path: Path) -> None:
+    for change in ({}, {"hidden_activation": None}, {"hidden_act": "gelu_pytorch_tanh"}, {"hidden_act": None}):
+        assert read(tmp_path, {**GEMMA, **change}).layers[0].feed_forward.activation == "gelu_tanh"
+
+
+def test_parts_that_do_not_fit_their_frame() -> None:
+    with pytest.raises(ValueError, match="parallel parts must have norms before them and none behind them"):
+        FrameConfig(is_parallel=True, behind_mixer="norm", behind_feed_forward="norm")
+    with pytest.raises(ValueError, match="has_bias must be False in a norm without is_centred"):
+        NormConfig(epsilon=1e-5, has_bias=True)
+    with pytest.raises(ValueError, match="the soft cap of logits must be in"):
+        OutputConfig(soft_cap=-1.0)
 
 
 def test_generation_config(tmp_path: Path) -> None:

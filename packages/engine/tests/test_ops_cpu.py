@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.ops import HeadSplit, Norm
+from pagewood.engine.models.ops import XIELU, HeadSplit, Norm, PlainActivation
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -88,6 +89,52 @@ def test_gate(num_rows: int) -> None:
     gate_up = randn(num_rows, 70) * 30
     expected = functional.silu(gate_up[:, :35]) * gate_up[:, 35:]
     torch.testing.assert_close(compute(OPS.silu_mul, gate_up), expected, atol=1e-6, rtol=2e-6)
+
+
+XIELU_NUMBERS = XIELU(
+    positive=torch.tensor([0.7]), negative=torch.tensor([1.3]), beta=torch.tensor([0.5]), epsilon=torch.tensor([-1e-6])
+)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "gelu_quick", "relu_squared", XIELU_NUMBERS])
+def test_activations_without_a_gate(num_rows: int, activation: PlainActivation) -> None:
+    x = randn(num_rows, 70) * 5
+    expected = TorchOps().activate(x.double(), activation).float()
+    torch.testing.assert_close(compute(lambda x: OPS.activate(x, activation), x), expected, atol=2e-6, rtol=3e-6)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_norms_around_the_mean(num_rows: int, has_parameters: bool) -> None:
+    x, residual = randn(num_rows, 48) * 3 + 20, randn(num_rows, 48, seed=1)
+    weight, bias = (randn(48, seed=2), randn(48, seed=3)) if has_parameters else (None, None)
+    own = Norm(weight=weight, bias=bias, epsilon=EPSILON, is_centred=True)
+
+    def expected(x: Tensor) -> Tensor:
+        return TorchOps().rms_norm(x.double(), replace(own, weight=None, bias=None)) * (
+            1 if weight is None else weight
+        ) + (0 if bias is None else bias)
+
+    torch.testing.assert_close(compute(lambda x: OPS.rms_norm(x, own), x), expected(x).float(), atol=2e-5, rtol=2e-5)
+    total = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, own), residual)[1], x, residual.clone())
+    assert torch.equal(total, x + residual)
+    result = compute(lambda x, residual: OPS.add_rms_norm(x, residual, own), x, residual.clone())
+    torch.testing.assert_close(result, expected(total).float(), atol=2e-5, rtol=2e-5)
+    added = compute(lambda x, residual: (OPS.norm_add(x, residual, own), residual)[1], x, residual.clone())
+    torch.testing.assert_close(added, (residual + expected(x)).float(), atol=2e-5, rtol=2e-5)
+    assert torch.equal(
+        compute(lambda x, residual: (OPS.add(x, residual), residual)[1], x, residual.clone()), x + residual
+    )
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_soft_cap(num_rows: int) -> None:
+    x = randn(num_rows, 70) * 40
+    expected = TorchOps().soft_cap(x.double(), 30.0).float()
+    torch.testing.assert_close(compute(lambda x: OPS.soft_cap(x, 30.0), x), expected, atol=1e-5, rtol=1e-6)
+    ends = torch.tensor([[-torch.inf, -1e30, 1e30, torch.inf]])
+    assert compute(lambda x: OPS.soft_cap(x, 30.0), ends).tolist() == [[-30.0, -30.0, 30.0, 30.0]]
 
 
 @pytest.mark.parametrize("num_rows", ROWS)

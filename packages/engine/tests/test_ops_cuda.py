@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.models.ops import HeadSplit, Norm
+from pagewood.engine.models.ops import XIELU, HeadSplit, Norm
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.torch_ops import TorchOps
@@ -80,6 +82,37 @@ def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
     scaled = OPS.scale(x.to(dtype).clone(), 7.3)
     assert torch.equal(scaled, x.to(dtype) * torch.tensor(7.3, dtype=dtype))
     torch.testing.assert_close(OPS.gelu_mul(x.to(dtype)).float(), TorchOps().gelu_mul(x), atol=atol, rtol=rtol)
+
+    for has_parameters in (False, True):
+        exact = Norm(
+            weight=weight if has_parameters else None, bias=-weight if has_parameters else None, epsilon=1e-5,
+            is_centred=True,
+        )  # fmt: skip
+        own = replace(exact, weight=weight.to(dtype), bias=-weight.to(dtype)) if has_parameters else exact
+        normed = compiled(lambda x, exact=exact: CPUOps().rms_norm(x, exact), x)
+        torch.testing.assert_close(OPS.rms_norm(x.to(dtype), own).float(), normed, atol=2 * atol, rtol=2 * rtol)
+        total, expected = residual.to(dtype).clone(), residual.clone()
+        summed = OPS.add_rms_norm(x.to(dtype), total, own)
+        exact_sum = TorchOps().add_rms_norm(x, expected, exact)
+        torch.testing.assert_close(summed.float(), exact_sum, atol=4 * atol, rtol=2 * rtol)
+        torch.testing.assert_close(total.float(), expected, atol=atol, rtol=rtol)
+    no_weight = Norm(weight=None, epsilon=1e-5)
+    normed = compiled(lambda x: CPUOps().rms_norm(x, no_weight), x)
+    torch.testing.assert_close(OPS.rms_norm(x.to(dtype), no_weight).float(), normed, atol=2 * atol, rtol=2 * rtol)
+    total = residual.to(dtype).clone()
+    OPS.add(x.to(dtype), total)
+    torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
+    for activation in ("gelu", "gelu_tanh", "gelu_quick", "relu_squared"):
+        active = compiled(lambda x, activation=activation: CPUOps().activate(x, activation), x.clone())
+        torch.testing.assert_close(OPS.activate(x.to(dtype), activation).float(), active, atol=atol, rtol=2 * rtol)
+    numbers = {name: torch.tensor([0.3]) for name in ("positive", "negative", "beta")} | {"epsilon": -torch.ones(1)}
+    active = compiled(lambda x: CPUOps().activate(x, XIELU(**numbers)), x.clone())
+    narrow = XIELU(**{name: number.to(dtype) for name, number in numbers.items()})
+    torch.testing.assert_close(OPS.activate(x.to(dtype), narrow).float(), active, atol=atol, rtol=4 * rtol)
+    capped = compiled(lambda x: CPUOps().soft_cap(x, 3.0), x.clone())
+    result = OPS.soft_cap(x.to(dtype).clone(), 3.0)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.float(), capped, atol=atol, rtol=2 * rtol)
 
     product = compiled(lambda x: CPUOps().silu_mul(x), x)
     torch.testing.assert_close(OPS.silu_mul(x.to(dtype)).float(), product, atol=atol, rtol=rtol)

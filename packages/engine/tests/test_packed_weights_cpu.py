@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from operator import attrgetter
@@ -116,8 +117,18 @@ def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bi
     assert (np.abs(found - wanted) <= 1e-6 * largest).all()
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=NAME)
-@pytest.mark.parametrize("kind", CODES, ids=NAME)
+def _in_short(kind: WeightKind, level: DotLevel) -> bool:
+    """Whether it is the best level, or the other one that this kind has by turns; each takes seconds to compile."""
+    return level == LEVELS[0] or LEVELS.index(level) == 1 + CODES.index(kind) % (len(LEVELS) - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        pytest.param(*case, marks=[] if _in_short(*case) else [pytest.mark.slow], id="-".join(map(NAME, case)))
+        for case in itertools.product(CODES, LEVELS)
+    ],
+)
 def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> None:
     """Also at the ends of the range of codes, where 16 bits would not hold the sums."""
     weight = MAKERS[kind](normal(70, 256, seed=1))

@@ -286,8 +286,8 @@ def test_wrong_processors_are_refused() -> None:
     assert none.message == "logits_processors must be empty: this engine has none, got 'follow_text'"
     for arguments, message in (
         ("{", "logits_processors must have JSON objects as arguments, got for 'follow_text': Expecting"),
-        ("[1]", "got for 'follow_text': no object but list"),
-        ('{"strength": NaN}', "NaN is no JSON number"),
+        ("[1]", "got for 'follow_text': not a JSON object but list"),
+        ('{"strength": NaN}', "NaN is not a JSON number"),
         ("[" * 4000, "too deeply nested"),
         ('{"weight": 1}', "got for 'follow_text': got an unexpected keyword argument 'weight'"),
         ('{"tokens": 1}', "got for 'follow_text': multiple values for argument 'tokens'"),

@@ -17,10 +17,10 @@ from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.sampling_table import SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
+from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION as POSITION_COLUMN
+from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key, seed_in
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import POSITION as POSITION_COLUMN
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, seed_of
-from pagewood.engine.runner.cpu.program.sampling import choices_of
+from pagewood.engine.runner.cpu.program.draws import choices_of
 from pagewood.engine.runner.splitmix import Domain
 
 Float32 = NDArray[np.float32]
@@ -60,20 +60,28 @@ def chains() -> Any:
     return run
 
 
+FILTERS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.6),
+    SamplingParams(top_k=4),
+    SamplingParams(top_p=0.8),
+    SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
+    SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
+    SamplingParams(temperature=1.5, top_n_sigma=2.0),
+]
+NOISES = [0.5, 2.0]
+
+
 @pytest.mark.parametrize(
-    "params",
+    ("params", "noise"),
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.6),
-        pytest.param(SamplingParams(top_k=4), marks=pytest.mark.slow),
-        SamplingParams(top_p=0.8),
-        SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
-        SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
-        SamplingParams(temperature=1.5, top_n_sigma=2.0),
+        pytest.param(
+            params, noise, marks=[] if noise == NOISES[index % 2] else [pytest.mark.slow], id=f"{index}-{noise}"
+        )
+        for index, params in enumerate(FILTERS)
+        for noise in NOISES
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_tokens_follow_the_target(params: SamplingParams, noise: float) -> None:
     """200,000 chains of each kind: every place of the chain, given the tokens before it."""
     num, size = 200_000, 8

@@ -51,6 +51,18 @@ LATENT = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": DIM,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -87,6 +99,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "olmo": ("Olmo", {"eos_token_id": 0, "pad_token_id": 0}),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
+    "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
+    "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-windows": (
         "Qwen3",
@@ -318,10 +334,11 @@ def test_latents_are_not_computed_batch_invariantly_and_not_with_masks() -> None
         shape=shape, rope=RopeConfig(head_dim=4, theta=100.0), scale=1.0, norm=NormConfig(epsilon=1e-6)
     )
     storage, other = storage_for(layout, 2), storage_for(replace(layout, dtype="bfloat16"), 2)
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_invariant": True}, "batch_invariant must be False for a model with latent attention on CUDA"),
         ({"verifies": True}, "speculative must be off for a model with latent attention on CUDA"),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             attention_over(flashinfer_torch, storage, [layer], dtype="float32", **options)
     with pytest.raises(ValueError, match="latents must have the dtype of queries, float32, on CUDA, got bfloat16"):

@@ -21,14 +21,15 @@ from chi_square import drop_atypical, is_near_the_largest
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.program.sampling import choices_of, draw
+from pagewood.engine.runner.cpu.program.draws import choices_of, draw
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.splitmix import exponentials, row_keys
+from scale import scaled
 from stand_ins.tapes import write_down
 
 Float32 = NDArray[np.float32]
@@ -93,7 +94,7 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
         return int(np.argmin(noise / probabilities))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 5, 63, 64, 65, 300, 5000]),
@@ -150,7 +151,7 @@ def kept_on_cuda(logits: Float32, top_p: float, p: float) -> NDArray[np.bool_]:
     return (sampler._typical(weights)[0] > 0).numpy()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 9000]),
@@ -191,7 +192,7 @@ def test_typical_tokens_are_those_of_transformers(
         assert not (kept & ~may).any()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 9000]),

@@ -73,11 +73,11 @@ from hypothesis import strategies as st
 from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
 from pagewood.engine.core import (
     batch,
-    giving_way,
     intake,
     kv,
     loop,
     plan,
+    priority_preemption,
     retire,
     speculation,
     state,
@@ -108,13 +108,13 @@ from scenarios.scenario import Arrival, Scenario
 from seeded_faults import Edit, seed_fault, slow_ones
 
 
-@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     run_scenario(random_scenario(rng, overlap=overlap))
 
 
-@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), kind=st.sampled_from((None, with_logprobs)))
 def test_aligned_chunks_give_the_same_output(
     rng: random.Random, overlap: bool, kind: Callable[[Scenario, random.Random], Scenario] | None
@@ -129,18 +129,18 @@ def test_aligned_chunks_give_the_same_output(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(75)]
-    assert sum(report.num_preempted for report in reports) > 10
-    assert sum(report.num_cached_tokens for report in reports) > 250
-    assert sum(report.num_aborted for report in reports) > 25
-    assert sum(report.num_refused for report in reports) > 25
+    reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(25)]
+    assert sum(report.num_preempted for report in reports) > 3
+    assert sum(report.num_cached_tokens for report in reports) > 80
+    assert sum(report.num_aborted for report in reports) > 8
+    assert sum(report.num_refused for report in reports) > 8
 
 
 def scenario_with_faults(rng: random.Random, *, overlap: bool) -> Scenario:
     return replace(random_scenario(rng, overlap=overlap), faults=random_faults(rng))
 
 
-@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_other(
     rng: random.Random, overlap: bool
@@ -150,10 +150,10 @@ def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_oth
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_faults_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run_scenario(scenario_with_faults(random.Random(seed), overlap=overlap)) for seed in range(100)]
-    assert sum(report.num_failed for report in reports) > 50
-    assert sum(report.num_preempted for report in reports) > 5
-    assert sum(report.num_aborted for report in reports) > 20
+    reports = [run_scenario(scenario_with_faults(random.Random(seed), overlap=overlap)) for seed in range(30)]
+    assert sum(report.num_failed for report in reports) > 15
+    assert sum(report.num_preempted for report in reports) > 1
+    assert sum(report.num_aborted for report in reports) > 6
 
 
 def scenario_with_interruptions(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -161,7 +161,7 @@ def scenario_with_interruptions(rng: random.Random, *, overlap: bool) -> Scenari
     return with_drafts(scenario, rng) if rng.random() < 0.3 else scenario
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_interruptions_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_interruptions(rng, overlap=overlap))
@@ -174,7 +174,7 @@ def scenario_with_urgency(rng: random.Random, *, overlap: bool) -> Scenario:
     return scenario
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_lent_priorities_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_urgency(rng, overlap=overlap), after_step=check_priorities)
@@ -206,7 +206,7 @@ def scenario_with_holds(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_holds(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_pauses_of_single_requests_and_retention_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_holds(rng, overlap=overlap))
@@ -225,7 +225,7 @@ def scenario_with_drafts(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_drafts(random_scenario(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_drafts(rng, overlap=overlap))
@@ -236,7 +236,7 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_logprobs(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
@@ -261,7 +261,7 @@ def one_aborted() -> Scenario:
     )
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_vectors_have_every_state_once_and_change_no_other_answer(rng: random.Random, overlap: bool) -> None:
     run_scenario(one_aborted())
@@ -273,7 +273,7 @@ def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_grammars(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_grammars(rng, overlap=overlap))
@@ -310,7 +310,7 @@ def test_masks_that_are_not_those_of_drafts_are_found(monkeypatch: pytest.Monkey
     pytest.fail("the fault was not found")
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
     run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
@@ -318,13 +318,13 @@ def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: ran
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_drafts_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(80)]
-    assert sum(report.num_accepted for report in reports) > 600
-    assert sum(report.num_drafted - report.num_accepted for report in reports) > 600
-    assert sum(report.num_preempted for report in reports) > 6
-    assert sum(report.num_cached_tokens for report in reports) > 150
-    assert sum(report.num_aborted for report in reports) > 15
-    assert sum(report.num_rebuilt for report in reports) > 1500
+    reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(25)]
+    assert sum(report.num_accepted for report in reports) > 180
+    assert sum(report.num_drafted - report.num_accepted for report in reports) > 180
+    assert sum(report.num_preempted for report in reports) > 1
+    assert sum(report.num_cached_tokens for report in reports) > 45
+    assert sum(report.num_aborted for report in reports) > 4
+    assert sum(report.num_rebuilt for report in reports) > 450
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -421,7 +421,7 @@ def run_audited(scenario: Scenario, name: str) -> None:
 PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "srtf", "dfs-weight")
 
 
-@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), name=st.sampled_from(PURE_ORDERS))
 def test_the_queue_is_in_the_order_of_newly_matched_requests(rng: random.Random, overlap: bool, name: str) -> None:
     run_audited(random_scenario(rng, overlap=overlap), name)
@@ -664,9 +664,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
             "batch.starts.tolist()",
         )
     ],
-    "drafts from stale KV": [
-        (EchoDrafts, "catch_up", "self._tags[slots[first:]] != tags[first:]", "self._tags[slots[first:]] == 0")
-    ],
+    "drafts from stale KV": [(EchoDrafts, "catch_up", "!= tags[first:]", "== 0")],
     "drafts from the KV of the row before": [(EchoDrafts, "begin", "self._ends[rows] = 0", "pass")],
     "drafts before the KV is computed": [
         (EchoDrafts, "catch_up", "np.flatnonzero(is_stale)", "np.flatnonzero(is_stale[:0])")
@@ -713,11 +711,13 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
 FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "give way in flight": [
         UNCHECKED,
-        (plan.Planner, "plan", "if self._giving_way is not None and (", "if False and ("),  # so they have grants
-        (giving_way, "stop_all", "if not request.num_in_flight", ""),
+        (plan.Planner, "plan", "if self._preemption is not None and (", "if False and ("),  # so they have grants
+        (priority_preemption, "stop_all", "if not request.num_in_flight", ""),
         (retire, "_retire", "if request.finish is not None:", "if request.finish is not None or request.row < 0:"),
     ],
-    "favoured for ever": [(giving_way.GivingWay, "begin_step", "self.favoured not in state.waiting", "False")],
+    "favoured for ever": [
+        (priority_preemption.PriorityPreemption, "begin_step", "self.favoured not in state.waiting", "False")
+    ],
     "expired while it runs": [(intake.Intake, "expire", "request.num_cached >= 0", "request.num_known > 10**9")],
 }
 
@@ -770,6 +770,7 @@ def test_a_fault_of_grammars_is_found(fault: str, monkeypatch: pytest.MonkeyPatc
     for seed in range(600):
         rng, overlap = random.Random(seed), seed % 3 > 0
         try:
+            run_scenario(failing_behind_a_draft())
             run_scenario(scenario_with_grammars(rng, overlap=overlap))
             run_scenario(with_grammars(with_drafts(random_scenario(rng, overlap=overlap), rng), rng))
         except Exception:  # any error counts
@@ -777,7 +778,7 @@ def test_a_fault_of_grammars_is_found(fault: str, monkeypatch: pytest.MonkeyPatc
     pytest.fail(f"{fault!r} was not found")
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_LOGPROBS)
+@pytest.mark.parametrize("fault", slow_ones(FAULTS_OF_LOGPROBS, "those of another grant"))
 def test_a_fault_of_log_probabilities_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(FAULTS_OF_LOGPROBS[fault], monkeypatch)
     for seed in range(600):

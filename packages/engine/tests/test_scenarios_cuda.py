@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.cuda import pool, staging, step_arrays
+from pagewood.engine.runner.cuda import attention, graphs, pool, staging, step_arrays
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.runner.cuda.drafts import masks, verify, verify_arrays
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
 from pagewood.radixcache import RadixCache
 from scale import scaled
-from scenarios.drawing import random_scenario, with_drafts, with_pooling
+from scenarios.drawing import random_scenario, with_drafts, with_pooling, with_windows
 from scenarios.running import Report, run_scenario
 from scenarios.scenario import VOCAB_SIZE, Scenario
 from stand_ins.echo_cuda import WatchedCUDARunner
@@ -37,7 +37,8 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
         device,
         num_rows=scenario.config.num_rows,
         max_length=scenario.max_length,
-        num_pages=scenario.num_pages,
+        num_pages=scenario.num_pages * len(scenario.windows),
+        windows=scenario.windows,
         page_size=scenario.config.page_size,
         vocab_size=VOCAB_SIZE,
         with_graphs=with_graphs,
@@ -75,6 +76,47 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with
     run(with_drafts(random_scenario(rng, overlap=overlap), rng), device, with_graphs=with_graphs)
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
+
+
+def scenario_with_windows(rng: random.Random, *, overlap: bool, has_drafts: bool) -> Scenario:
+    scenario = random_scenario(rng, overlap=overlap)
+    return with_windows(with_drafts(scenario, rng) if has_drafts else scenario, rng, has_whole=False)
+
+
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans(), with_graphs=st.booleans()
+)
+def test_windows_that_are_given_back_do_not_change_the_output(
+    rng: random.Random, overlap: bool, has_drafts: bool, with_graphs: bool
+) -> None:
+    device = RecordingDevice()
+    run(scenario_with_windows(rng, overlap=overlap, has_drafts=has_drafts), device, with_graphs=with_graphs)
+    assert set(device.waits) <= {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # by close
+
+
+FAULTS_OF_WINDOWS = {
+    "page ids of the first group in all": (attention.Places, "indices_of", "if group", "if False"),
+    "page ids of a graph not renewed": (graphs, "copy_indices", "own[: len(indices)].copy_(indices)", "pass"),
+    "tables of groups over each other": (
+        step_arrays, "updates", "rows + rows // np.int32(tables.max_rows)", "rows % np.int32(tables.max_rows)"
+    ),
+    "pages in the window hidden": (cuda.CUDARunner, "_indices", "columns < behind", "columns <= behind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_WINDOWS)
+def test_a_seeded_fault_of_windows_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_WINDOWS[fault], monkeypatch)
+    for seed in range(100):
+        rng = random.Random(seed)
+        scenario = scenario_with_windows(rng, overlap=True, has_drafts=seed % 3 == 0)
+        try:
+            run(scenario, RecordingDevice(), with_graphs=seed % 2 > 0)
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
 
 
 @settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,13 +6,20 @@ The echo model's layers all have the same KV, so a window that lacks any of it c
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from pagewood.engine.assembly.framed_pages import FramedPages
 from pagewood.engine.core import kv, page_groups
 from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.page_groups import PageGroups
+from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
+from pagewood.radixcache import RadixCache
 from scale import scaled
 from scenarios.drawing import (
     random_scenario,
@@ -20,6 +27,7 @@ from scenarios.drawing import (
     with_grammars,
     with_holds,
     with_interruptions,
+    with_limits,
     with_logprobs,
     with_pooling,
     with_urgency,
@@ -35,19 +43,25 @@ EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "grammars": with_grammars,
     "holds": with_holds,
     "interruptions": with_interruptions,
+    "limits": with_limits,
     "log probabilities": with_logprobs,
     "urgency": with_urgency,
     "vectors": with_pooling,
 }
 
 
-def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+def drawn(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Scenario:
     scenario = random_scenario(rng, overlap=overlap)
     if kind is not None:
         scenario = EXTENSIONS[kind](scenario, rng)
     if has_faults:
         scenario = replace(scenario, faults=random_faults(rng))
-    return run_scenario(with_windows(scenario, rng), after_step=check_given_back)
+    return replace(with_windows(scenario, rng), is_encoded=rng.random() < 0.3)
+
+
+def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+    scenario = drawn(rng, overlap=overlap, kind=kind, has_faults=has_faults)
+    return run_scenario(scenario, after_step=check_given_back)
 
 
 def check_given_back(engine: Engine) -> None:
@@ -58,7 +72,7 @@ def check_given_back(engine: Engine) -> None:
         assert request.num_passed >= behind
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
@@ -73,9 +87,52 @@ def test_windows_that_are_given_back_do_not_change_the_output(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_windows_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(75)]
-    assert sum(report.num_preempted for report in reports) > 10
-    assert sum(report.num_cached_tokens for report in reports) > 250
+    by_windows: dict[bool, list[Report]] = {True: [], False: []}
+    for seed in range(100):
+        scenario = drawn(random.Random(seed), overlap=overlap, kind=("holds", "interruptions", None)[seed % 3])
+        by_windows[None in scenario.windows].append(run_scenario(scenario))
+    for reports in by_windows.values():
+        assert sum(report.num_preempted for report in reports) > 10
+        assert sum(report.num_cached_tokens for report in reports) > 100
+        assert sum(report.num_aborted for report in reports) > 5
+        assert sum(report.num_held for report in reports) > 10
+
+
+def run_with_tiers(seed: int, folder: Path) -> int:
+    """Run a scenario over a host and a disk; return how many pages came back from them."""
+    rng = random.Random(seed)
+    kind = rng.choice((None, "drafts", "holds", "interruptions"))
+    scenario = drawn(rng, overlap=seed % 2 > 0, kind=kind)
+    num_host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+    indices: list[TieredIndex] = []
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int, groups: PageGroups) -> Callable[[], TieredIndex]:
+        frames = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        page_bytes = FramedPages(frames, groups).page_bytes
+        disk = DiskTier(folder / f"pages {seed}", page_bytes=page_bytes, num_bytes=100 * page_bytes)
+
+        def make() -> TieredIndex:
+            pages = FramedPages(frames, groups)
+            host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages)
+            indices.append(
+                TieredIndex(
+                    RadixCache(page_size), device=pages, holder=pages, host=host, disk=disk, page_size=page_size,
+                    write_policy=policy,
+                )
+            )  # fmt: skip
+            return indices[-1]
+
+        return make
+
+    config = replace(scenario.config, prefix_cache=True)
+    run_scenario(
+        replace(scenario, config=config), make_framed_caches=make_caches, after_step=lambda _: indices[-1].check()
+    )
+    return sum(index.counters.num_loaded for index in indices)
+
+
+def test_windows_that_move_between_memories_do_not_change_the_output(tmp_path: Path) -> None:
+    assert sum(run_with_tiers(seed, tmp_path) for seed in range(60)) > 2
 
 
 FAULTS: dict[str, list[Edit]] = {

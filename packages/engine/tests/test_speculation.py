@@ -46,7 +46,9 @@ from pagewood.engine.model_folder.folder import model_folder as model_folder_of
 from pagewood.engine.runner.cpu import runner
 from pagewood.engine.runner.cpu.drafts import draft_model, eagle, valid_slots
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool.tiers import device
+from pagewood.kvpool.tiers.pages import device
+from scale import scaled
+from scenarios.drawing import with_grammars
 from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault
 from speculating import (
@@ -106,7 +108,7 @@ def test_answers_of_every_architecture_with_every_drafter(kind: str, architectur
         run_random(random.Random(f"{kind} {architecture} {seed}"), kind, architecture, overlap=seed == 0)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
@@ -117,22 +119,37 @@ def test_drafts_change_no_answer(rng: random.Random, overlap: bool, kind: str, a
     run_random(rng, kind, architecture, overlap=overlap)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), architecture=st.sampled_from(ARCHITECTURES))
 def test_every_draft_of_the_target_itself_is_accepted(rng: random.Random, overlap: bool, architecture: str) -> None:
     """Greedy or sampled, after preemption, cache hits, chunks and copies from the host: no draft KV is ever stale."""
     run_random(rng, "self", architecture, overlap=overlap)
 
 
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rng=st.randoms(use_true_random=False),
+    overlap=st.booleans(),
+    kind=st.sampled_from(("ngram", "perturbed", "unrelated", "eagle")),
+    architecture=st.sampled_from(("gemma3", "qwen2")),
+)
+def test_drafts_and_grammars_change_no_answer_of_layers_with_windows(
+    rng: random.Random, overlap: bool, kind: str, architecture: str
+) -> None:
+    model, drafter = make(kind, architecture)
+    scenario = with_grammars(random_traffic(rng, overlap=overlap), rng)
+    run(scenario, model=model, drafter=drafter, num_tokens=rng.choice((1, 4)), make_drafting=random_drafting(rng))
+
+
 def test_the_traffic_exercises_what_it_claims() -> None:
     reports = {
-        kind: [run_random(random.Random(seed), kind, "llama", overlap=seed % 2 == 0) for seed in range(8)]
+        kind: [run_random(random.Random(seed), kind, "llama", overlap=seed % 2 == 0) for seed in range(4)]
         for kind in KINDS[:6]
     }
     every = [report for some in reports.values() for report in some]
     assert sum(report.num_preempted for report in every) > 0
     assert sum(report.num_aborted for report in every) > 0
-    assert sum(report.num_cached_tokens for report in every) > 500
+    assert sum(report.num_cached_tokens for report in every) > 250
     rates = {
         kind: sum(one.counts.num_accepted for one in some) / sum(one.counts.num_drafted for one in some)
         for kind, some in reports.items()

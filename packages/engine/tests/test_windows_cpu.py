@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 import torch
 import transformers
 
+from pagewood.engine import LLM, BeamSearchParams
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.model_folder.folder import model_folder as embedded_folder
 from scratch import scratch_folder
 
 VOCAB_SIZE, PAGE_SIZE = 50, 16
@@ -124,11 +127,37 @@ def test_a_model_whose_windows_are_longer_than_its_sequences_has_one_group() -> 
     bench.engine.close()
 
 
-def test_with_lower_tiers_layers_keep_all_positions_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_a_hit_needs_comes_back_from_lower_tiers(kind: str, policy: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_length": 600, "chunked_prefill_size": 48}
+    tiers: dict[str, Any] = {
+        "max_total_tokens": 400, "host_cache_gb": 0.01, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.01,
+        "cache_write_policy": policy,
+    }  # fmt: skip
+    prompts = prompts_of(4, 300, 310, 320, 330)
+    longer = np.concatenate([prompts[0], prompts[1][:50]])
+    large = Bench(kind, 40, max_total_tokens=1 << 14, **options)
+    expected = [large.reported(prompt) for prompt in (*prompts, longer)]
+    large.engine.close()
+    small = Bench(kind, 40, **tiers, **options)
+    assert None not in small.info.windows[1:]
+    assert [small.reported(prompt) for prompt in prompts] == expected[:-1]
+    for is_restarted in (False, True):
+        bench = Bench(kind, 40, **tiers, **options) if is_restarted else small
+        ((*answer, last),) = bench.ask(longer)
+        assert [[one for delta in (*answer, last) for one in delta.logprobs]] == expected[-1]
+        assert last.num_cached_tokens == (336 if is_restarted else 288)
+        bench.engine.close()
+
+
+def test_with_a_decision_log_over_lower_tiers_layers_keep_all_positions(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     with caplog.at_level("INFO"):
-        bench = Bench("five of six", 64, max_total_tokens=448, host_cache_gb=0.001)
+        bench = Bench("five of six", 64, max_total_tokens=448, host_cache_gb=0.001, decision_log=str(tmp_path / "log"))
     assert (bench.info.windows, bench.info.max_length) == ((None,), 448)
-    assert "keep the KV of all positions, because lower tiers copy whole pages" in caplog.text
+    assert "keep the KV of all positions, because a replay of the decision log" in caplog.text
     bench.engine.close()
 
 
@@ -136,14 +165,63 @@ def test_with_lower_tiers_layers_keep_all_positions_and_the_log_says_so(caplog: 
 def test_drafts_that_are_looked_up_change_nothing(speculative: Any) -> None:
     plain = Bench("five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48)
     drafting = Bench(
-        "five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48, speculative=speculative
-    )
+        "five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48, speculative=speculative,
+        speculative_control="fixed",
+    )  # fmt: skip
     assert drafting.info.windows == (None, *[40] * 5)
     (prompt,) = prompts_of(2, 100)
     prompts = [np.tile(prompt, 4)]
     assert plain.reported(*prompts, max_tokens=100) == drafting.reported(*prompts, max_tokens=100)
     plain.engine.close()
     drafting.engine.close()
+
+
+def test_a_drafter_with_kv_of_its_own_leaves_the_windows_of_the_target(caplog: pytest.LogCaptureFixture) -> None:
+    """Its memory lies beside the frames, under the ids of pages. Of the second one's drafts, most are rejected."""
+    options: dict[str, Any] = {"max_length": 600, "chunked_prefill_size": 48}
+    plain = Bench("five of six", 40, max_total_tokens=1 << 14, **options)
+    prompts = prompts_of(2, 300, 220)
+    expected = plain.reported(*prompts, max_tokens=100)
+    plain.engine.close()
+    for kind in TYPES:
+        drafter = {"speculative": "draft", "speculative_model": str(folder_of(kind, 40))}
+        drafter |= {"speculative_control": "fixed"}
+        bench = Bench("five of six", 40, max_total_tokens=400, **drafter, **options)
+        assert bench.info.windows == (None, *[40] * 5)
+        assert bench.info.max_length == 600
+        assert bench.reported(*prompts, max_tokens=100) == expected
+        counts = bench.engine.counters().speculation
+        assert counts is not None
+        assert counts.num_drafted > 100
+        assert (counts.num_accepted == counts.num_drafted) == (kind == "five of six")
+        bench.engine.close()
+    with caplog.at_level("INFO"):
+        bench = Bench("all", 40, max_total_tokens=640, speculative="draft", speculative_model=str(folder_of("all", 40)))
+    assert bench.info.windows == (None,)
+    assert "keep the KV of all positions, because a drafter has its own of all of them" in caplog.text
+    bench.engine.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_several_answers_and_beams_are_those_of_a_large_pool(kind: str) -> None:
+    folder = scratch_folder() / "model"
+    shutil.copytree(folder_of(kind, 40), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # of other tokens, which are not read
+        shutil.copy(embedded_folder(None) / name, folder)
+    sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
+    params = BeamSearchParams(beam_width=4, max_tokens=40, ignore_eos=True)
+    prompts = [prompt.tolist() for prompt in prompts_of(3, 150, 90)]
+    found: list[Any] = []
+    for num_tokens in (256, 1 << 14):
+        options: dict[str, Any] = {"max_total_tokens": num_tokens, "max_length": 256, "chunked_prefill_size": 48}
+        options |= {"schedule_conservativeness": 0.05, "max_running": 8, "max_prefills": 8}
+        with LLM(folder, page_size=PAGE_SIZE, num_threads=1, weights="float32", **options) as llm:
+            answers = [[one.tokens for one in each] for each in llm.generate(prompts, sampling, n=5)]
+            beams = [[(one.tokens, one.score) for one in each.sequences] for each in llm.beam_search(prompts, params)]
+            found.append((answers, beams))
+            assert (llm.counters().num_preempted > 0) == (num_tokens < 1000)
+            assert llm._engine.violation() is None
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

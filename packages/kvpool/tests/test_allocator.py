@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from pagewood.kvpool import Moves, OutOfPages, PageAllocator
 from pagewood.kvpool.testing import elastic_allocator_conformance
 
-TestConformance = elastic_allocator_conformance(PageAllocator).TestCase
+Conformance = elastic_allocator_conformance(PageAllocator)
+Conformance.TestCase.settings = settings(max_examples=50, deadline=None)
+TestConformance = Conformance.TestCase
 
 
 class ByArrays(PageAllocator):
@@ -22,7 +24,7 @@ class ByArrays(PageAllocator):
 
 
 ConformanceByArrays = elastic_allocator_conformance(ByArrays)
-ConformanceByArrays.TestCase.settings = settings(max_examples=30, deadline=None)
+ConformanceByArrays.TestCase.settings = settings(max_examples=25, deadline=None)
 TestConformanceByArrays = ConformanceByArrays.TestCase
 
 

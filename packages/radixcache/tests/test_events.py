@@ -157,7 +157,7 @@ class FollowingMachine(RuleBasedStateMachine):
         return is_in_sync
 
 
-SETTINGS = hypothesis.settings(max_examples=300, stateful_step_count=40, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=100, stateful_step_count=40, deadline=None)
 FAULT_SETTINGS = hypothesis.settings(
     SETTINGS, max_examples=3000, derandomize=True, database=None, phases=[hypothesis.Phase.generate]
 )

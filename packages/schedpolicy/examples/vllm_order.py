@@ -7,7 +7,7 @@ curl ... -d '{"messages": [...], "vllm_xargs": {"service_class": "urgent"}}'
 
 from typing import Any
 
-from pagewood.schedpolicy import Ageing, Order, Tiers, order_named
+from pagewood.schedpolicy import Ageing, MultilevelOrder, Order, order_named
 from pagewood.schedpolicy.integrations.vllm import OrderedAsyncScheduler
 
 
@@ -16,5 +16,7 @@ class UrgentFirst(OrderedAsyncScheduler):
 
     def make_order(self) -> Order[Any]:
         """Return an empty order."""
-        by_class = Tiers(lambda request: request.service_class == "urgent", lambda: order_named("lpm", notified=True))
+        by_class = MultilevelOrder(
+            lambda request: request.service_class == "urgent", lambda: order_named("lpm", notified=True)
+        )
         return Ageing(by_class, after_s=30)

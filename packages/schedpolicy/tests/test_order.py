@@ -14,10 +14,10 @@ from pagewood.schedpolicy import (
     ByRemaining,
     DepthFirstWeight,
     FallbackAbove,
+    MultilevelOrder,
     Order,
     RankedOrder,
     ShareOrder,
-    Tiers,
     by_arrival,
     order_named,
     weighted_round_robin,
@@ -67,7 +67,7 @@ def of_one_priority(rng: Random, arrival: int, now_s: float) -> FakeRequest:
 def wrapped(name: str) -> list[Order[Any]]:
     return [
         Ageing[Any](order_named(name), after_s=2.0, every=2),
-        Tiers[Any](attrgetter("num_generated"), lambda: order_named(name)),
+        MultilevelOrder[Any](attrgetter("num_generated"), lambda: order_named(name)),
         FallbackAbove[Any](order_named(name), RankedOrder[Any](by_arrival), max_waiting=5),
     ]
 
@@ -220,7 +220,7 @@ def test_other_orders_read_the_match_only_of_yielded_requests(name: str):
 def test_names():
     assert set(PLAIN_ORDERS) < set(ORDERS)
     assert set(MATCH_ORDERS) < set(ORDERS)
-    assert isinstance(order_named("dfs_weight"), Tiers)
+    assert isinstance(order_named("dfs_weight"), MultilevelOrder)
     with pytest.raises(ValueError, match=r"name must be one of fcfs, priority, .* got 'first'"):
         order_named("first")
 

@@ -12,10 +12,10 @@ from pagewood.schedpolicy import (
     AdaptiveRule,
     Ageing,
     FallbackAbove,
+    MultilevelOrder,
     Order,
     RankedOrder,
     ShareOrder,
-    Tiers,
     by_arrival,
     fair_share,
     order_named,
@@ -26,7 +26,7 @@ MAKERS: dict[str, Callable[[], Order[Any]]] = {
     **{name: (lambda name=name: order_named(name)) for name in ORDERS},
     "ageing": lambda: Ageing(order_named("lpm"), after_s=1.0, every=2),
     "fallback": lambda: FallbackAbove(order_named("fcfs"), order_named("lpm"), max_waiting=2),
-    "tiers": lambda: Tiers(lambda request: request.priority, lambda: order_named("shortest")),
+    "multilevel": lambda: MultilevelOrder(lambda request: request.priority, lambda: order_named("shortest")),
 }
 # The attribute that each order compares, and that may come from JSON.
 COMPARED = {
@@ -46,7 +46,7 @@ COMPARED = {
     "tag": "priority",
     "ageing": "arrived_s",
     "fallback": "arrived_s",
-    "tiers": "priority",
+    "multilevel": "priority",
 }
 
 
@@ -113,7 +113,7 @@ def test_an_update_of_a_request_that_has_left_is_refused_with_its_arrival(name: 
     assert arrivals(order) == [0, 1]
 
 
-@pytest.mark.parametrize("wrap", ["ageing", "tiers", "shares", "fallback"])
+@pytest.mark.parametrize("wrap", ["ageing", "multilevel", "shares", "fallback"])
 def test_an_order_that_fails_in_add_leaves_no_ghost(wrap: str):
     def rank(request: FakeRequest) -> tuple[float]:
         if request.arrival == 1:
@@ -125,7 +125,7 @@ def test_an_order_that_fails_in_add_leaves_no_ghost(wrap: str):
 
     wrapped: dict[str, Callable[[], Order[Any]]] = {
         "ageing": lambda: Ageing(inner(), after_s=0.0),
-        "tiers": lambda: Tiers(lambda request: request.arrival, inner),
+        "multilevel": lambda: MultilevelOrder(lambda request: request.arrival, inner),
         "shares": lambda: fair_share(make_order=inner),
         "fallback": lambda: FallbackAbove(RankedOrder(by_arrival), inner(), max_waiting=0),
     }

@@ -3,7 +3,15 @@ from random import Random
 
 import pytest
 
-from pagewood.schedpolicy import Quota, Quotas, ShareOrder, Tiers, fair_share, order_named, weighted_round_robin
+from pagewood.schedpolicy import (
+    MultilevelOrder,
+    Quota,
+    Quotas,
+    ShareOrder,
+    fair_share,
+    order_named,
+    weighted_round_robin,
+)
 from pagewood.schedpolicy.testing import FakeRequest
 
 _MAX_INPUT = 200
@@ -111,14 +119,14 @@ def test_a_parked_request_keeps_what_its_tenant_is_owed():
     assert order.service("patient") == 500.0
 
 
-def test_a_tier_keeps_its_accounts_while_its_only_request_is_parked():
+def test_a_level_keeps_its_accounts_while_its_only_request_is_parked():
     shares: list[ShareOrder[FakeRequest]] = []
 
     def make() -> ShareOrder[FakeRequest]:
         shares.append(fair_share())
         return shares[-1]
 
-    order = Tiers[FakeRequest](lambda request: request.priority, make)
+    order = MultilevelOrder[FakeRequest](lambda request: request.priority, make)
     first, second = (FakeRequest(arrival=arrival, tenant="a", num_tokens=100) for arrival in range(2))
     order.add(first)
     order.add(second)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import socket
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import httpx
 import pytest
 
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
-from pagewood.server.keys.run_key import FOLDER_VARIABLE
-from serving import LIMIT_S, Server, children, key_files
+from pagewood.server.keys.run_key import FOLDER_VARIABLE, make_run_key
+from serving import Server, children, key_files, top
 
 ORDINARY = "sk-of-an-ordinary-caller"
 
@@ -25,17 +22,6 @@ def rest_of_welcome(server: Server) -> str:
     while not lines or not lines[-1].startswith("Ctrl-C"):
         lines.append(next(server.process.stdout))
     return "".join(lines)
-
-
-def top(url: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pagewood.server", "top", url, "--once", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, FOLDER_VARIABLE: str(folder / "runtime"), **environment},
-    )
 
 
 def status(server: Server, key: str | None) -> int:
@@ -68,8 +54,12 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
             assert len(key_files(tmp_path)) == 2
             assert [status(other, sent) for sent in (None, key)] == [403, 403]
             assert other.admin.get("/server_info").status_code == 200
-            for url in (other.url, other.url.replace("0.0.0.0", "127.0.0.1")):
-                assert top(url, tmp_path).returncode == 0
+            port = other.url.rpartition(":")[2]
+            assert other.url == f"http://127.0.0.1:{port}"
+            assert other.http.get("/health", headers={"host": f"[::ffff:127.0.0.1]:{port}"}).status_code == 200
+            for name in ("127.0.0.1", "localhost", "0.0.0.0"):
+                found = top(f"http://{name}:{port}", tmp_path, HTTP_PROXY="http://127.0.0.1:9")
+                assert (found.returncode, found.stderr) == (0, ""), name
         assert key_files(tmp_path) == [path]
         for pid in (server.process.pid, *children(server.process.pid).values()):
             for file in ("environ", "cmdline"):
@@ -79,14 +69,14 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Server(tmp_path)) as server:
-        port = server.url.rpartition(":")[2]
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait(LIMIT_S)
-    [path] = key_files(tmp_path)
+    """It stays, as `test_serve::test_nothing_is_left_behind` finds; here it is made without a server."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "runtime"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    path = make_run_key("127.0.0.1", port).path
     stale = path.read_text().strip()
     monkeypatch.setenv(KEY_VARIABLE, ORDINARY)  # ordinary keys, and none of an admin
-    with closing(Server(tmp_path, "--port", port)) as server:
+    with closing(Server(tmp_path, "--port", str(port))) as server:
         assert key_files(tmp_path) == [path]
         assert [status(server, sent) for sent in (None, stale, ORDINARY)] == [401, 401, 403]
         assert server.admin.get("/server_info").status_code == 200

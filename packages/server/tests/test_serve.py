@@ -28,7 +28,7 @@ from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text import Tokenizer
 from pagewood.server.keys.run_key import FOLDER_VARIABLE
 from pagewood.server.messages.links import address
-from serving import LIMIT_S, MODEL, Server, children, is_alive, key_files, until
+from serving import LIMIT_S, MODEL, Server, children, command, is_alive, key_files, until
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,29 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     """A server that a test may break."""
     server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1", "--drain-seconds", "1")
     yield server
+    server.close()
+
+
+PROCESSORS = """
+def ban(tokens, logits, *, ids):
+    logits[ids] = float("-inf")
+
+def fail(tokens, logits):
+    raise ZeroDivisionError("by the operator's code")
+"""
+
+
+@pytest.fixture(scope="module")
+def extended_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    """A server with the operator's logits processors, that may have 128 open files."""
+    folder = tmp_path_factory.mktemp("extended")
+    (folder / "my_processors.py").write_text(PROCESSORS)
+    options = [word for name in ("ban", "fail") for word in ("--logits-processor", f"{name}=my_processors:{name}")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        server = Server(folder, *options, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
+    yield server
+    server.until_idle()
     server.close()
 
 
@@ -138,7 +161,11 @@ def test_native_requests_are_explained_and_have_deadlines(server: Server) -> Non
     long = {"input_ids": ids["tokens"], "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}
     refused = server.http.post("/generate", json={**long, "deadline": 0.05})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "deadline_exceeded")
-    lines = server.http.post("/generate", json={**long, "deadline": 0.2, "stream": True}).text.split("\n\n")
+    for deadline_s in (0.2, 0.5, 2.0):  # a busy machine may not even begin before the first
+        late = {**long, "deadline": deadline_s, "stream": True}
+        lines = server.http.post("/generate", json=late).text.split("\n\n")
+        if len(lines) > 1:
+            break
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
     assert 1 < len(lines) < 1900
     server.until_idle()
@@ -235,14 +262,13 @@ def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
     assert b'"finish_reason"' in answer
 
 
-def test_idle_connections_do_not_lock_others_out(tmp_path: Path) -> None:
-    with closing(Server(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))) as server:
-        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-        idle = [socket.create_connection(address) for _ in range(200)]
-        assert server.http.get("/health").status_code == 200
-        assert ask(server, QUESTION).choices[0].finish_reason == "stop"
-        for connection in idle:
-            connection.close()
+def test_idle_connections_do_not_lock_others_out(extended_server: Server) -> None:
+    address = ("127.0.0.1", int(extended_server.url.rpartition(":")[2]))
+    idle = [socket.create_connection(address) for _ in range(200)]
+    assert extended_server.http.get("/health").status_code == 200
+    assert ask(extended_server, QUESTION).choices[0].finish_reason == "stop"
+    for connection in idle:
+        connection.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -297,8 +323,12 @@ def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
     assert server.children() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> None:
+    end_under_load(own_server, number)
+
+
+def end_under_load(own_server: Server, number: signal.Signals) -> None:
     create: Any = own_server.openai.completions.create  # more work than the server can do before it stops
     stream = create(model=MODEL, prompt=[QUESTION] * 64, stream=True, **LONG)
     next(iter(stream))
@@ -336,6 +366,7 @@ def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
+    """Afterwards, SIGTERM leaves nothing behind."""
     for module in ("tokenizer_process", "detokenizer_process", "engine_process"):
         stage = module.removesuffix("_process")
         pid = own_server.children()[module]
@@ -368,6 +399,7 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         assert own_server.children()[module] != pid
         counters = own_server.until_idle()
         assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+    end_under_load(own_server, signal.SIGTERM)
 
 
 def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -407,7 +439,7 @@ def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path_fact
     assert resumed.choices[0].message.content == say(server).choices[0].message.content
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "draft", "eagle"])
+@pytest.mark.parametrize("speculative", ["ngram", pytest.param("draft", marks=pytest.mark.slow), "eagle"])
 def test_speculation_changes_no_answer(server: Server, tmp_path: Path, speculative: str) -> None:
     """The counts of draft tokens are in the usage, in /ready and in the log, only if the engine speculates."""
     questions = ["Say it twice: stone river cloud moon", "Count from 1 to 20.", QUESTION]
@@ -447,43 +479,27 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-PROCESSORS = """
-def ban(tokens, logits, *, ids):
-    logits[ids] = float("-inf")
-
-def fail(tokens, logits):
-    raise ZeroDivisionError("by the operator's code")
-"""
-
-
-def test_logits_processors_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_processors_by_name(server: Server, extended_server: Server) -> None:
     """Of the operator's module, for one request beside others; their failures end one request."""
-    (tmp_path / "my_processors.py").write_text(PROCESSORS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    places = [f"{name}=my_processors:{name}" for name in ("ban", "fail")]
-    own = Server(tmp_path, *[word for place in places for word in ("--logits-processor", place)])
-    try:
-        plain = ask(server, QUESTION, temperature=0, max_tokens=8)
-        banned = Tokenizer.from_folder(model_folder(None)).encode(plain.choices[0].message.content).tolist()
-        both = {"temperature": 0, "max_tokens": 8}
-        bias = ask(server, QUESTION, logit_bias={str(token): -100 for token in banned}, **both)
-        named = [{"name": "ban", "arguments": {"ids": banned}}]
-        found = ask(own, QUESTION, extra_body={"logits_processors": named}, **both)
-        assert found.choices[0].message.content == bias.choices[0].message.content
-        assert found.choices[0].message.content != plain.choices[0].message.content
-        with pytest.raises(APIStatusError, match="logits of this request are not numbers") as failed:
-            ask(own, QUESTION, extra_body={"logits_processors": ["fail"]})
-        assert failed.value.status_code == 500
-        for name, code in (("eval", "unknown_logits_processor"), ("ban", "invalid_value")):
-            with pytest.raises(APIStatusError, match="logits_processors") as refused:
-                ask(own, QUESTION, extra_body={"logits_processors": [name]})
-            assert (refused.value.status_code, refused.value.code) == (400, code)
-        assert ask(own, QUESTION, **both).choices[0].message.content == plain.choices[0].message.content
-        assert "logits processor 'fail' failed; its request ends" in own.stderr()
-        assert "ZeroDivisionError: by the operator's code" in own.stderr()
-    finally:
-        own.until_idle()
-        own.close()
+    own = extended_server
+    plain = ask(server, QUESTION, temperature=0, max_tokens=8)
+    banned = Tokenizer.from_folder(model_folder(None)).encode(plain.choices[0].message.content).tolist()
+    both = {"temperature": 0, "max_tokens": 8}
+    bias = ask(server, QUESTION, logit_bias={str(token): -100 for token in banned}, **both)
+    named = [{"name": "ban", "arguments": {"ids": banned}}]
+    found = ask(own, QUESTION, extra_body={"logits_processors": named}, **both)
+    assert found.choices[0].message.content == bias.choices[0].message.content
+    assert found.choices[0].message.content != plain.choices[0].message.content
+    with pytest.raises(APIStatusError, match="logits of this request are not numbers") as failed:
+        ask(own, QUESTION, extra_body={"logits_processors": ["fail"]})
+    assert failed.value.status_code == 500
+    for name, code in (("eval", "unknown_logits_processor"), ("ban", "invalid_value")):
+        with pytest.raises(APIStatusError, match="logits_processors") as refused:
+            ask(own, QUESTION, extra_body={"logits_processors": [name]})
+        assert (refused.value.status_code, refused.value.code) == (400, code)
+    assert ask(own, QUESTION, **both).choices[0].message.content == plain.choices[0].message.content
+    assert "logits processor 'fail' failed; its request ends" in own.stderr()
+    assert "ZeroDivisionError: by the operator's code" in own.stderr()
 
 
 def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> None:
@@ -512,9 +528,9 @@ def test_chat_in_the_terminal(server: Server) -> None:
     assert result.stderr == ""
     assert result.stdout.count(answer) == 2
     assert "new conversation" in result.stdout
-    too_long = run("chat", "--url", server.url, stdin="word " * 5000 + "\n")
+    too_long = command("chat", "--url", server.url, stdin="word " * 5000 + "\n")
     assert "maximum context length" in too_long.stderr
-    no_server = run("chat", "--url", "http://127.0.0.1:9", stdin="")
+    no_server = command("chat", "--url", "http://127.0.0.1:9")
     assert no_server.returncode == 2
     assert "no server answers" in no_server.stderr
 
@@ -524,6 +540,6 @@ def test_generate_without_a_server(server: Server) -> None:
     assert result.returncode == 0, result.stderr
     expected = [ask(server, text).choices[0].message.content for text in (QUESTION, "What is 2 + 3?")]
     assert result.stdout == "".join(f"{text}\n" for text in expected)
-    refused = run("generate", "--max-length", "64", "word " * 200)
+    refused = command("generate", "--max-length", "64", "word " * 200)
     assert refused.returncode == 1
     assert "maximum context length" in refused.stderr

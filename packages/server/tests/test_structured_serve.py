@@ -26,7 +26,7 @@ from pagewood.engine.api import Grammar
 from pagewood.engine.grammar import Backend, open_backend
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.text import Tokenizer
-from serving import LIMIT_S, MODEL, Server
+from serving import LIMIT_S, MODEL, Server, command
 
 EOS = 1
 TIMEOUT_S = 6.0
@@ -449,17 +449,14 @@ def test_generate_without_a_server(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(obj(answer={"type": "integer", "minimum": 0, "maximum": 99})))
 
-    def generate(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pagewood.server", "generate", *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-    done = generate("What is 2 + 3?", "How much is 2 plus 3?", "--json-schema", str(schema), "--temperature", "0")
+    questions = ("What is 2 + 3?", "How much is 2 plus 3?")
+    done = command("generate", *questions, "--json-schema", str(schema), "--temperature", "0")
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         assert set(json.loads(line)) == {"answer"}
-    wrong = generate("x", "--regex", "(")
+    wrong = command("generate", "x", "--regex", "(")
     assert wrong.returncode == 1
     assert "unclosed group" in wrong.stderr
-    missing = generate("x", "--json-schema", str(tmp_path / "none.json"))
+    missing = command("generate", "x", "--json-schema", str(tmp_path / "none.json"))
     assert missing.returncode == 2
     assert "none.json" in missing.stderr

@@ -25,7 +25,7 @@ REFUSED = {
     "schema of a megabyte": "at most 262144 characters, got 1048590",
     "schema with a lone surrogate": "lone surrogate U+D800",
     "schema with an escaped surrogate": "lone surrogate U+D800",
-    "schema with NaN": "NaN is no JSON number",
+    "schema with NaN": "NaN is not a JSON number",
     "schema with a long number": "schema must be JSON: Exceeds the limit",
     "least integer": "schema enum must have integers that are exact as 64-bit floats, got -9223372036854775808 at #",
     "least number as a bound": "schema minimum must be a number with which the grammar can compute exactly, got -1e+",

@@ -18,11 +18,14 @@ from grammars.vocabularies import embedded
 from grammars.walks import walk
 from pagewood.engine.api import Grammar
 from pagewood.engine.grammar import Backend, Matcher
+from scale import scaled
 
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 STEPS = [Decimal(step) for step in ("0", "0.001", "-0.001", "0.01", "-0.01", "0.1", "-0.1", "1", "-1")]
 WITHIN = ("0", "0.05", "0.5", "1", "2", "2.5", "2.55", "3", "10", "10.25", "99.9")
 """Bounds, of which many pairs are in one unit."""
+EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+"""Which pairs of bounds are compiled."""
 
 
 def compiled(schema: object, library: Backend | None = None) -> Matcher:
@@ -73,11 +76,12 @@ def pairs(bounds: tuple[str, ...], *, sign: int) -> list[tuple[Any, Any]]:
     return [(json.loads(str(low)), json.loads(str(high))) for low, high in itertools.combinations(values, 2)]
 
 
+@EVERY
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("high", HIGH)
 @pytest.mark.parametrize("low", LOW)
-def test_bounds_of_numbers_are_exact(low: str, high: str, sign: int) -> None:
-    for least, most in pairs(WITHIN, sign=sign):
+def test_bounds_of_numbers_are_exact(low: str, high: str, sign: int, every: int) -> None:
+    for least, most in pairs(WITHIN, sign=sign)[::every]:
         bounds = {low: least, high: most}
         check(compiled({"type": "number", **bounds}), bounds)
 
@@ -86,7 +90,7 @@ def test_bounds_of_numbers_are_exact(low: str, high: str, sign: int) -> None:
 @pytest.mark.parametrize("low", LOW)
 def test_bounds_of_random_numbers_are_exact(low: str, high: str) -> None:
     draws = random.Random(f"{low} {high}")
-    for _ in range(60):
+    for _ in range(scaled(20)):
         first = draws.choice([1, -1]) * round(
             draws.choice([0, 1, 9, 10, 99, 1000]) + draws.random(), draws.randint(0, 3)
         )
@@ -155,7 +159,8 @@ def test_an_excluded_integer_of_too_many_digits_is_refused_by_name(keyword: str,
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
 @pytest.mark.parametrize("high", HIGH)
 @pytest.mark.parametrize("low", LOW)
-def test_bounds_of_small_integers_are_exact(name: str, low: str, high: str) -> None:
+@EVERY
+def test_bounds_of_small_integers_are_exact(name: str, low: str, high: str, every: int) -> None:
     library: Backend | None = None
     if name == "xgrammar":
         pytest.importorskip("xgrammar")
@@ -165,7 +170,7 @@ def test_bounds_of_small_integers_are_exact(name: str, low: str, high: str) -> N
         library = XGrammarBackend(
             vocabulary.json, vocab_size=vocabulary.vocab_size, eos_token_ids=vocabulary.eos_token_ids, max_whitespace=8
         )
-    for least, most in itertools.product((-101, -10, -9, -2, -1, 0, 1, 2, 9, 10, 99, 100), repeat=2):
+    for least, most in [*itertools.product((-101, -10, -9, -2, -1, 0, 1, 2, 9, 10, 99, 100), repeat=2)][::every]:
         bounds = {low: least, high: most}
         allowed = [value for value in range(-105, 106) if is_inside(Decimal(value), bounds)]
         if not allowed:

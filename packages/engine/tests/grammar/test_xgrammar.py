@@ -200,7 +200,7 @@ def test_no_text_is_broken_utf_8(xgrammar: Backend, vocabulary: Vocabulary, kind
     bytes_of = [pieces.decode_bytes([token]) for token in range(vocabulary.vocab_size)]
     beyond = {token for token, piece in enumerate(bytes_of) if not piece.isascii()}
     num_complete = num_beyond = 0
-    for _ in range(40):
+    for _ in range(20):
         matcher = start(xgrammar, vocabulary, kind, text)
         said = b""
         for step in range(60):
@@ -218,7 +218,7 @@ def test_no_text_is_broken_utf_8(xgrammar: Backend, vocabulary: Vocabulary, kind
             assert matcher.advance([token])
             said += bytes_of[token]
             assert codecs.getincrementaldecoder("utf-8")().decode(said) is not None
-    assert num_complete > 5
+    assert num_complete > 3
     assert num_beyond > 20
 
 

@@ -34,6 +34,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, SpeculationCounts, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
+from pagewood.engine.runner.cpu.populate import PopulatingRunner
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.echo_grammar import EchoCompiler, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
@@ -292,7 +293,10 @@ def echo_compiler(config: EngineConfig, folder: Path, info: EngineInfo) -> EchoC
 
 def runner_of(engine: Engine) -> CPURunner:
     """Return the runner of a CPU engine."""
-    return engine._runner._runner  # type: ignore[attr-defined]
+    runner: Any = engine._runner
+    while isinstance(runner, PopulatingRunner):
+        runner = runner.inner
+    return runner
 
 
 def _serve(engine: Engine, scenario: Scenario, inbox: MemoryInbox, outbox: MemoryOutbox) -> dict[str, Answer]:

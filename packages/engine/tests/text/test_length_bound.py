@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.text.length_bound import MAX_SHRINK, length_bound
+from scale import scaled
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 LONG_PIECES = ["aaaaaaaa", " " * 8, "▁" * 8, "ó" * 16, "각" * 16, "k" * 16]
@@ -95,7 +96,7 @@ TEXT = st.lists(PARTS, max_size=40).map("".join) | REPEATED | st.just("<|end|>" 
     byte_level=st.booleans(),
     text=TEXT,
 )
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_no_text_has_fewer_tokens(
     normalizer: list[Any], pre_tokenizer: list[Any], added: list[AddedToken], byte_level: bool, text: str
 ) -> None:

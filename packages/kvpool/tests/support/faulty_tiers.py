@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.stores.store import PageStore
 
 
 class FaultyDevice:

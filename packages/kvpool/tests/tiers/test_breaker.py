@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pagewood.kvpool.tiers import Breaker, PageStore
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 KEYS = [bytes([number]) * 32 for number in range(3)]
 PAGES = [np.zeros(8, np.uint8) for _ in KEYS]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, checksum
 
 KEY = bytes(range(32))
 PAGE_BYTES = 12_000  # not a multiple of a block

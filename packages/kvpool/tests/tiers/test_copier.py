@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.kvpool.tiers.checksum import checksum
-from pagewood.kvpool.tiers.copier import PageCopier, Place
+from pagewood.kvpool.tiers.stores.checksum import checksum
+from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
 
 KEY = bytes(32)
 

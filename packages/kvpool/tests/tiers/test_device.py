@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.kvpool.tiers import ArrayPages, HostTier
-from pagewood.kvpool.tiers.device import copy_rows
+from pagewood.kvpool.tiers.pages.device import copy_rows
 
 
 @given(

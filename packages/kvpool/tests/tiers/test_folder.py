@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from pagewood.kvpool.tiers import SharedFolder
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.testing import store_conformance
 
 PAGE = 100

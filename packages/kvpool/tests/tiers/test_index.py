@@ -25,7 +25,7 @@ from pagewood.kvpool.tiers import (
     WritePolicy,
     thread_lanes,
 )
-from pagewood.kvpool.tiers.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.pages.arrays import Bytes, Int32
 from pagewood.kvpool.tiers.plain_cache import PlainCache
 from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 
@@ -406,3 +406,96 @@ def test_an_index_that_is_replaced_copies_nothing_more_out_of_the_device(tmp_pat
     assert (engine.host.num_held, engine.host.num_pinned, disk.num_held) == (2, 0, 2)
     engine.host.take(32)  # nothing is pinned, so all slots can be taken
     disk.close()
+
+
+class Ledger:
+    """Keeps account of what an index tells a holder; pages in `lacking` lack something."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.adopted: list[int] = []
+        self.given_back: list[int] = []
+        self.lacking: set[int] = set()
+
+    def hold(self, pages: Sequence[int]) -> None:
+        self.held += pages
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.held.remove(page)
+
+    def first_lacking(self, pages: Sequence[int], num_pages: int) -> int:
+        return next((place for place, page in enumerate(pages) if page in self.lacking), len(pages))
+
+    def adopt(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        assert len(pages) == len(slots)
+        self.adopted += pages
+
+    def fill(self, cached: Sequence[int], pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> int:
+        assert len(cached) == len(pages) == len(slots)
+        num_filled = len(self.lacking.intersection(cached))
+        self.lacking.difference_update(cached)
+        return num_filled
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        self.given_back += pages
+
+
+def test_a_holder_keeps_pages_while_they_are_copied() -> None:
+    ledger = Ledger()
+    engine = Engine(holder=ledger)
+    engine.compute(TOKENS)
+    assert sorted(ledger.held) == sorted(engine.index.peek(TOKENS).pages.tolist())
+    engine.index.finish_copies()
+    assert not ledger.held
+    assert engine.index.counters.num_demoted == 4
+
+
+def test_a_holder_gets_every_page_of_a_recall_as_cached_or_back() -> None:
+    ledger = Ledger()
+    engine = Engine(holder=ledger)
+    engine.compute(TOKENS)
+    engine.evict()
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    assert engine.index.advance(recall, engine.allocator.alloc)
+    first = recall.pages.tolist()
+    engine.index.cancel(recall)
+    engine.lanes.load.wait(engine.index._recalls._abandoned[0].transfer)  # pyright: ignore[reportPrivateUsage]
+    engine.index.poll()
+    assert (ledger.adopted, ledger.given_back) == ([], first)
+    again = engine.index.recall(TOKENS)
+    assert again is not None
+    engine.finish(again)
+    assert ledger.adopted == engine.index.peek(TOKENS).pages.tolist()
+
+
+def test_cached_pages_that_lack_something_are_filled_from_the_host() -> None:
+    ledger = Ledger()
+    engine = Engine(holder=ledger)
+    engine.compute(TOKENS)
+    engine.index.flush()
+    pages = engine.index.peek(TOKENS).pages.tolist()
+    assert engine.index.recall(TOKENS) is None
+    ledger.lacking = {pages[2]}
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    engine.finish(recall)
+    assert not ledger.lacking
+    assert engine.index.peek(TOKENS).pages.tolist() == pages
+    assert len(ledger.given_back) == 2  # from the one that lacked something on
+    assert engine.index.counters.num_loaded == 1
+    engine.host.clear()
+    ledger.lacking = {pages[2]}
+    assert engine.index.recall(TOKENS) is None  # the host does not have it
+
+
+def test_pages_are_copied_before_they_lose_a_part() -> None:
+    engine = Engine(write_policy=WritePolicy.WRITE_BACK)
+    engine.compute(TOKENS)
+    pages = engine.index.peek(TOKENS).pages
+    engine.index.keep(pages[2:])
+    assert engine.host.num_held == 2
+    engine.evict()
+    assert engine.host.num_held == 4
+    assert engine.index.counters.num_demoted == 4

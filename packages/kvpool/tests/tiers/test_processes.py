@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pagewood.kvpool.tiers import DiskTier, PageStore, SharedFolder
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 PAGE_BYTES = 50_000
 NUM_KEYS = 200

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test  # pyright: ignore[reportUnknownVariableType]
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.testing import store_conformance
 
 

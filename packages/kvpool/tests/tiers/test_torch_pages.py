@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.tiers import HostTier
-from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages
 
 torch = pytest.importorskip("torch")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from openai import OpenAI
 
+from pagewood.server.cli import main
 from pagewood.server.keys.run_key import FOLDER_VARIABLE
 
 MODEL = "pagewood-demo"
@@ -58,6 +62,22 @@ def admin_headers(folder: Path, url: str) -> dict[str, str]:
     ending = f"-{url.rpartition(':')[2]}.key"
     found = [path.read_text().strip() for path in key_files(folder) if path.name.endswith(ending)]
     return {"x-api-key": found[0]} if found else {}
+
+
+def command(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `pagewood` in this process, which has imported what it needs already."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        code = main(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def top(url: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Look at a server once, as a user with this folder."""
+    return command("top", url, "--once", *arguments, **{FOLDER_VARIABLE: str(folder / "runtime"), **environment})
 
 
 class Server:

@@ -645,11 +645,14 @@ class TenantQuota(NamedTuple):
     max_tokens_in_flight: int | None = None
     """Tokens of its running requests: prompts and all that they may still generate."""
     max_kv_tokens: int | None = None
-    """Tokens of KV that its running requests hold when one more starts; they may outgrow it by what they generate."""
+    """Tokens of KV that its running requests hold when one more starts; they may outgrow it by what they generate. A
+    request counts with all its tokens, also where layers with a window keep the last ones only."""
 
 
 SchedulePreset: TypeAlias = Literal["decode-first", "stall-free", "prefill-first"]
 """How prompts and decodes share steps, see `EngineConfig.schedule_preset`."""
+ModelImpl: TypeAlias = Literal["auto", "native", "transformers"]
+"""What computes a model, see `EngineConfig.model_impl`."""
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
@@ -718,6 +721,10 @@ class EngineConfig:
     # model
     model: str | None = None
     """Folder of a Hugging Face model, or a GGUF file; None: the model that ships with pagewood-engine."""
+    model_impl: ModelImpl = "auto"
+    """What computes the model. native: the parts of this package; transformers: its class in that library
+    (`pagewood-engine[transformers]`), over the same KV memory, which is slower; auto: transformers for an architecture
+    that this package has no table for, native for all others."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
@@ -824,7 +831,8 @@ class EngineConfig:
     running request is preempted only when memory runs out."""
     schedule_conservativeness: float = 1.0
     """Factor of the memory that is kept for the outputs of running requests, > 0. A lower value admits more requests,
-    and preempts more when memory runs out."""
+    and preempts more when memory runs out. Outputs count as if no layer had a window: where most have, a lower value
+    fits."""
     chunked_prefill_size: int | None = None
     """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
     tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
@@ -916,6 +924,8 @@ class EngineConfig:
             raise ValueError(f"decision_log_mb must be > 0 and finite, got {self.decision_log_mb}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
+        if self.model_impl not in (known := get_args(ModelImpl)):
+            raise ValueError(f"model_impl must be one of {', '.join(known)}, got {self.model_impl!r}")
         if self.eviction_policy not in ("lru", "queue-lru"):
             raise ValueError(f"eviction_policy must be lru or queue-lru, got {self.eviction_policy!r}")
         if not 0.0 < self.mem_fraction <= 1.0:

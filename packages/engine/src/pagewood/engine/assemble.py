@@ -16,13 +16,13 @@ from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
-from pagewood.engine.core.giving_way import GivingWay
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.pacing import Pacing
-from pagewood.engine.core.page_groups import PageGroups, num_frames_needed
+from pagewood.engine.core.page_groups import PageGroups, most_pages, num_frames_needed
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.priority_preemption import PriorityPreemption
 from pagewood.engine.core.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
@@ -57,6 +57,7 @@ def assemble(
     info: EngineInfo,
     make_runner: Callable[[KVSpace], Runner],
     make_cache: Callable[[], PrefixCache] | None = None,
+    allocator: PageAllocator | PageGroups | None = None,
     drafting: Drafting | None = None,
     compiler: Compiler | None = None,
     drafts_constrained: bool = False,
@@ -74,6 +75,7 @@ def assemble(
         info: facts about the engine; `max_length` must fit into `num_pages`.
         make_runner: makes the runner; gets the KV space, for runners that check it.
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
+        allocator: what `page_allocator` returns, for caches that know the frames of pages; None: it is made here.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         compiler: compiles grammars; None: requests with a grammar are refused.
         drafts_constrained: see `Speculation`.
@@ -107,7 +109,8 @@ def assemble(
         make_cache = None if make_cache is None else log.recorder.caches(make_cache)
         drafting = None if drafting is None else log.recorder.drafting(drafting)
         compiler = None if compiler is None else log.recorder.compiler(compiler)
-    allocator = _allocator(config, info)
+    if allocator is None:
+        allocator = page_allocator(config, info)
     groups = allocator if isinstance(allocator, PageGroups) else None
     kv = KVSpace(
         make_cache=make_cache
@@ -154,9 +157,9 @@ def assemble(
         skip_ahead=policy.skip_ahead,
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
         chunk_align=config.chunk_align,
-        giving_way=None
+        preemption=None
         if config.preemption_threshold is None
-        else _giving_way(kv, config.preemption_threshold, observer),
+        else _priority_preemption(kv, config.preemption_threshold, observer),
         pace=None if config.target_step_s is None else pacing,
         notes=observer,
     )
@@ -210,7 +213,7 @@ def assemble(
     )
 
 
-def _allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGroups:
+def page_allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGroups:
     """Return what hands out pages: whole ones, or, where layers have windows, their frames in groups of layers.
 
     Raises:
@@ -226,7 +229,7 @@ def _allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGr
             f"which needs {num_needed}"
         )
     if None in info.windows:
-        num_ids = num_frames // info.windows.count(None)
+        num_ids = most_pages(info.windows, num_frames)
     else:  # a page may then be cached without any memory of its own
         num_ids = num_frames + config.num_rows * -(-info.max_length // info.page_size)
     return PageGroups(
@@ -235,6 +238,7 @@ def _allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGr
         ids=PageAllocator(num_ids),
         page_size=info.page_size,
         num_ahead=num_ahead,
+        announces_pages=info.announces_pages,
     )
 
 
@@ -244,13 +248,16 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
     return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
 
 
-def _giving_way(kv: KVSpace, threshold: int, notes: Notes | None) -> GivingWay:
+def _priority_preemption(kv: KVSpace, threshold: int, notes: Notes | None) -> PriorityPreemption:
     guard = PreemptionGuard[Request]()
 
     def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
         return guard.choose(candidate, running, threshold, num_missing=num_missing)
 
-    return GivingWay(kv, choose, num_spared=lambda: guard.num_spared, notes=notes)
+    def able(candidate: Request, running: Sequence[Request]) -> Sequence[Request]:
+        return guard.eligible(candidate, running, threshold)
+
+    return PriorityPreemption(kv, choose, able=able, num_spared=lambda: guard.num_spared, notes=notes)
 
 
 def _quotas(config: EngineConfig) -> Quotas | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assembly.build_cpu import build_cpu_engine
 from pagewood.engine.assembly.build_cuda import build_cuda_engine
+from pagewood.engine.assembly.model_choice import reason_for_transformers
 from pagewood.engine.core.loop import Engine
 
 
@@ -22,5 +23,9 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         FileNotFoundError: the model's folder lacks a file.
     """
     config = config.resolved()
+    if (reason := reason_for_transformers(config)) is not None:
+        from pagewood.engine.assembly.build_transformers import build_transformers_engine  # imports transformers
+
+        return build_transformers_engine(config, reason, inbox=inbox, outbox=outbox, progress=progress)
     build = build_cuda_engine if config.device == "cuda" else build_cpu_engine
     return build(config, inbox=inbox, outbox=outbox, progress=progress)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,8 @@ class Fields:
 
     source: str
     values: Mapping[str, object]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The names that errors have for fields, where they differ."""
 
     @classmethod
     def from_file(cls, path: Path) -> Fields:
@@ -47,6 +50,16 @@ class Fields:
     def empty(self, name: str) -> Fields:
         """Return an object without fields, for errors named like field `name` of this one."""
         return Fields(f"{self.source}: {name}", {})
+
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """Return the fields with those of `names` also under the names by which they are read, the keys of `names`."""
+        found = {name: self.values[own] for name, own in names.items() if self.values.get(own) is not None}
+        shown = {name: own for name, own in names.items() if name in found or self.values.get(name) is None}
+        return replace(self.over(found), names={**self.names, **shown}) if names else self
+
+    def over(self, values: Mapping[str, object]) -> Fields:
+        """Return the fields with those of `values` before them."""
+        return replace(self, values=ChainMap(dict(values), cast("dict[str, object]", self.values)))
 
     def section(self, name: str) -> Fields | None:
         """Return the object in field `name`, or None if it is absent, null or empty."""
@@ -117,11 +130,11 @@ class Fields:
         if value is not None:
             return value
         if default is None:
-            raise ValueError(f"{self.source}: {name} is missing")
+            raise ValueError(f"{self.source}: {self.names.get(name, name)} is missing")
         return default
 
     def _wrong(self, name: str, rule: str, value: object) -> ValueError:
-        return ValueError(f"{self.source}: {name} must be {rule}, got {shown(value)}")
+        return ValueError(f"{self.source}: {self.names.get(name, name)} must be {rule}, got {shown(value)}")
 
 
 def check_same(source: str, said: Sequence[tuple[str, object]]) -> None:

@@ -33,6 +33,8 @@ class Case:
     """As in "Llama" of `LlamaForCausalLM`."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the configuration beside, or in place of, those of `SMALL`."""
+    model: str = ""
+    """Class of the model; by default `kind` with the usual end."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
     by_token: bool = False
@@ -43,6 +45,11 @@ class Case:
     """Whether norms are stored less one."""
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
+
+    @property
+    def architecture(self) -> str:
+        """The name in config.json."""
+        return self.model or f"{self.kind}For{'ConditionalGeneration' if self.is_inside else 'CausalLM'}"
 
 
 def build(case: Case, folder: Path) -> Any:
@@ -55,9 +62,7 @@ def build(case: Case, folder: Path) -> Any:
         config = getattr(transformers, f"{case.kind}Config")(
             text_config=config, vision_config=vision, mm_tokens_per_image=4, image_token_id=90
         )
-    config._attn_implementation = "eager"
-    kind = "ForConditionalGeneration" if case.is_inside else "ForCausalLM"
-    reference = getattr(transformers, f"{case.kind}{kind}")(config).eval()
+    reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see

@@ -84,10 +84,15 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
     )
 
 
-def with_windows(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario for a model with windows, in a pool that may not hold the longest request whole."""
+def with_windows(scenario: Scenario, rng: random.Random, *, has_whole: bool | None = None) -> Scenario:
+    """Return the scenario for a model with windows, in a pool that may not hold the longest request whole.
+
+    With `has_whole`, some layers see all positions; without it, none does; None: either.
+    """
     window = rng.randint(1, scenario.max_length)
-    windows = rng.choice(((None, window), (None, window, window, window), (None, None, window)))
+    some = ((None, window), (None, window, window, window), (None, None, window))
+    every = ((window,), (window, window))
+    windows = rng.choice((*some, *every) if has_whole is None else some if has_whole else every)
     config = scenario.config
     num_frames = num_frames_needed(
         windows, scenario.max_length, page_size=config.page_size, num_ahead=config.max_chunk_tokens

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from encoded_runner import EncodedRunner
 from pagewood.engine.api import (
     Abort,
     Delta,
@@ -27,9 +28,10 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
-from pagewood.engine.assemble import assemble
+from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
@@ -40,6 +42,9 @@ from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
+
+MakeFramedCaches = Callable[[NDArray[np.uint64], int, PageGroups], Callable[[], PrefixCache]]
+"""The same for memory of frames, and the groups that know them."""
 
 _EOS = 0
 _REFUSALS: Mapping[str | None, Callable[[EngineConfig], bool]] = {
@@ -102,6 +107,7 @@ def run_scenario(
     *,
     after_step: Callable[[Engine], None] | None = None,
     make_caches: MakeCaches | None = None,
+    make_framed_caches: MakeFramedCaches | None = None,
     make_runner: MakeRunner | None = None,
 ) -> Report:
     """Run a scenario to its end; every answer must equal that of the sequential oracle.
@@ -110,6 +116,7 @@ def run_scenario(
         scenario: the traffic.
         after_step: another check, called after every step.
         make_caches: for prefix caches that copy KV memory; None: the configured cache.
+        make_framed_caches: the same for a scenario whose layers have windows.
         make_runner: makes another runner of the echo model, whose tokens must not depend on seeds; None: an
             `EchoRunner` with the faults of the scenario.
 
@@ -118,17 +125,23 @@ def run_scenario(
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
     """
-    return _Run(scenario, make_caches, make_runner).to_the_end(after_step)
+    return _Run(scenario, make_caches, make_framed_caches, make_runner).to_the_end(after_step)
 
 
 class _Run:
     """One run of a scenario."""
 
     def __init__(
-        self, scenario: Scenario, make_caches: MakeCaches | None, make_other_runner: MakeRunner | None
+        self,
+        scenario: Scenario,
+        make_caches: MakeCaches | None,
+        make_framed_caches: MakeFramedCaches | None,
+        make_other_runner: MakeRunner | None,
     ) -> None:
         self._scenario = scenario
         self._make_other_runner = make_other_runner
+        self._window = None if None in scenario.windows else scenario.windows[-1]
+        """Positions that a token sees, itself included; None: all."""
         page_size = scenario.config.page_size
         self._memory = np.empty(scenario.num_pages * len(scenario.windows) * page_size, np.uint64)
         self._inbox = MemoryInbox()
@@ -156,24 +169,31 @@ class _Run:
             seed=len(scenario.arrivals),
             is_exact=scenario.guess_quality == 1.0 and not scenario.faults and make_other_runner is None,
         )
+        info = EngineInfo(
+            model_name="echo",
+            max_length=scenario.max_length,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(_EOS,),
+            num_pages=scenario.num_pages,
+            page_size=scenario.config.page_size,
+            windows=scenario.windows,
+            vector_size=STATE_SIZE,
+            long_step_tokens=scenario.long_step_tokens,
+        )
+        allocator = page_allocator(scenario.config.resolved(), info)
+        make_cache = None if make_caches is None else make_caches(self._memory, page_size)
+        if make_framed_caches is not None:
+            assert isinstance(allocator, PageGroups)
+            make_cache = make_framed_caches(self._memory, page_size, allocator)
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
             drafts_constrained=True,
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
-            info=EngineInfo(
-                model_name="echo",
-                max_length=scenario.max_length,
-                vocab_size=VOCAB_SIZE,
-                eos_token_ids=(_EOS,),
-                num_pages=scenario.num_pages,
-                page_size=scenario.config.page_size,
-                windows=scenario.windows,
-                vector_size=STATE_SIZE,
-                long_step_tokens=scenario.long_step_tokens,
-            ),
+            info=info,
             make_runner=self._make_runner,
-            make_cache=None if make_caches is None else make_caches(self._memory, page_size),
+            make_cache=make_cache,
+            allocator=allocator,
             inbox=self._inbox,
             outbox=self._outbox,
             clock=lambda: float(self._step),
@@ -210,7 +230,9 @@ class _Run:
         self._check_measurement()
         assert counters.num_violations == 0
         assert self._num_preempted_known <= counters.num_preempted
-        assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
+        num_free = counters.num_free_pages + counters.num_cached_pages
+        # If all layers have windows, cached pages without memory may have the ids that free memory would need.
+        assert num_free == scenario.num_pages or (self._window is not None and num_free < scenario.num_pages)
         assert self._runner is not None
         assert self._runner.num_in_flight == 0
         return Report(
@@ -261,7 +283,7 @@ class _Run:
             requests=self._requests_with_rows,
             failed=self._failed.add,
         )
-        return self._runner
+        return EncodedRunner(self._runner) if self._scenario.is_encoded else self._runner
 
     def _requests_with_rows(self) -> list[Request]:
         return self._engine._state.holders  # pyright: ignore[reportPrivateUsage]
@@ -419,6 +441,7 @@ class _Run:
                 vocab_size=VOCAB_SIZE,
                 stop_ids=stop_ids,
                 max_length=self._scenario.max_length,
+                window=self._window,
             )
             self._check_logprobs(name, arrival, output)
             grammar = arrival.sampling.grammar
@@ -460,7 +483,7 @@ class _Run:
             assert not last.vector
             return
         assert last.finish is FinishReason.STOP
-        vector, expected = np.frombuffer(last.vector, "<f4"), oracle_vector(prompt, pooling)
+        vector, expected = np.frombuffer(last.vector, "<f4"), oracle_vector(prompt, pooling, window=self._window)
         assert vector.shape == expected.shape
         assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
         assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)

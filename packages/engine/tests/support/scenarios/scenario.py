@@ -57,6 +57,8 @@ class Scenario:
     """Tokens of a step that is retired before the next one is launched; 0: no step is."""
     windows: tuple[int | None, ...] = (None,)
     """The window of each group of layers; read by the runner that `run_scenario` makes."""
+    is_encoded: bool = False
+    """Whether batches and results pass between engine and runner as bytes."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

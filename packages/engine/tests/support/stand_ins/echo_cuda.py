@@ -13,7 +13,7 @@ Legend: T tokens, G grants, N pages of all grants, P page_size, W tokens whose l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -28,7 +28,7 @@ from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool import LayerGroups, MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch
 
@@ -41,10 +41,12 @@ _NUM_PARTS = 4
 class EchoDecoder:
     """The echo model with the interface of `models.decoder.Decoder`."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, windows: Sequence[int | None] = (None,)) -> None:
+        """Make a layer for each window; all are equal, so that it changes the tokens if one sees anything else."""
         rope = RopeConfig(head_dim=4, theta=1.0)
         attention = AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=4, rope=rope, scale=1.0)
-        self.config = SimpleNamespace(layers=[SimpleNamespace(mixer=attention)])
+        layers = [SimpleNamespace(mixer=replace(attention, window=window)) for window in windows]
+        self.config = SimpleNamespace(layers=layers)
         self.ropes = [lambda positions: (positions[:, None].float(), positions[:, None].float())]
         self._vocab_size = vocab_size
 
@@ -61,7 +63,11 @@ class EchoDecoder:
         assert not captured
         positions = rotations[0][0].long()
         hashes = _parts(_mix((tokens.long() << 32) + positions + 1))
-        sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
+        sums, *others = (
+            attention.run(hashes, hashes, hashes, layer).view(torch.int64)[:, 0]
+            for layer in range(len(self.config.layers))
+        )
+        sums = sum((3 * (one - sums) for one in others), sums)
         words = _mix(sums.index_select(0, wanted) + positions.index_select(0, wanted) + 1)
         return _parts(words), []
 
@@ -145,8 +151,8 @@ class _Arrays:
     last_page_len: Tensor
     """[G]"""
 
-    def attend(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """Return `[T, 1, 2] float32`: as bits, the sum of all hashes up to each token."""
+    def attend(self, memory: Tensor, num_tokens: int, window_left: int) -> Tensor:
+        """Return `[T, 1, 2] float32`: as bits, the sum of the hashes up to each token, of its window if it has one."""
         page_size = memory.shape[2]
         device = memory.device
         values = _joined(memory[:, 0].index_select(0, self.indices)[:, :, 0]).flatten()  # [N * P]
@@ -158,6 +164,8 @@ class _Arrays:
         lengths = (num_pages - 1) * page_size + self.last_page_len.long().index_select(0, grants)
         positions = lengths - (self.qo_indptr.long().index_select(0, grants + 1) - tokens)
         lasts = ends.index_select(0, firsts + positions)
+        if window_left >= 0:
+            firsts = firsts + (positions - window_left).clamp(min=0)
         sums = lasts - ends.index_select(0, firsts) + values.index_select(0, firsts)
         return sums.view(torch.float32).view(-1, 1, 2)
 
@@ -186,23 +194,28 @@ class EchoWrapper:
 
     def __init__(self, graph: _Arrays | None) -> None:
         self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
+        self._paged_kv_indices_buf = _indices_of(graph)  # written by: plan, cuda.attention
+        self._window_left = -1  # written by: plan
         self._graph = graph
         self._planned: _Arrays | None = graph  # written by: plan
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *shape: object, **options: object) -> None:
         """Take the arrays of a step; `indptr` and `last_page_len` come from the host."""
+        self._window_left = int(str(options["window_left"]))
         if self._graph is not None:
             self._graph.indptr.copy_(indptr, non_blocking=True)
             self._graph.indices[: len(indices)].copy_(indices)
             self._graph.last_page_len.copy_(last_page_len, non_blocking=True)
             return
+        self._paged_kv_indices_buf = indices
         single = torch.arange(len(indptr), dtype=torch.int32, device=indices.device)
         self._planned = _to_device(single, indptr, indices, last_page_len)
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
         """Return the sums."""
         assert self._planned is not None
-        return self._planned.attend(paged_kv_cache, len(q))
+        planned = replace(self._planned, indices=self._paged_kv_indices_buf)
+        return planned.attend(paged_kv_cache, len(q), self._window_left)
 
 
 class EchoPrefill:
@@ -214,6 +227,8 @@ class EchoPrefill:
         self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
         self._custom_mask_buf = mask  # written by: plan, cuda.attention
         self._mask_indptr_buf = mask_offsets  # written by: plan, cuda.attention
+        self._paged_kv_indices_buf = _indices_of(graph)  # written by: plan, cuda.attention
+        self._window_left = -1  # written by: plan
         self._graph = graph
         self._planned: _Arrays | None = graph  # written by: plan
 
@@ -227,6 +242,7 @@ class EchoPrefill:
         **options: object,
     ) -> None:
         """Take the arrays of a step; all but `indices` come from the host."""
+        self._window_left = int(str(options["window_left"]))
         if self._graph is not None:
             self._graph.qo_indptr.copy_(qo_indptr, non_blocking=True)
             self._graph.indptr.copy_(indptr, non_blocking=True)
@@ -234,14 +250,20 @@ class EchoPrefill:
             self._graph.last_page_len.copy_(last_page_len, non_blocking=True)
             return
         self._custom_mask_buf = self._mask_indptr_buf = None
+        self._paged_kv_indices_buf = indices
         self._planned = _to_device(qo_indptr, indptr, indices, last_page_len)
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
         """Return the sums."""
         assert self._planned is not None
+        planned = replace(self._planned, indices=self._paged_kv_indices_buf)
         if self._custom_mask_buf is None or self._mask_indptr_buf is None:
-            return self._planned.attend(paged_kv_cache, len(q))
-        return self._planned.attend_masked(paged_kv_cache, len(q), self._custom_mask_buf, self._mask_indptr_buf)
+            return planned.attend(paged_kv_cache, len(q), self._window_left)
+        return planned.attend_masked(paged_kv_cache, len(q), self._custom_mask_buf, self._mask_indptr_buf)
+
+
+def _indices_of(graph: _Arrays | None) -> Tensor:
+    return torch.empty(0, dtype=torch.int32) if graph is None else graph.indices
 
 
 def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> _Arrays:
@@ -257,7 +279,8 @@ def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len
 class GuessingDrafter:
     """Drafts for the echo model: each draft is the right token with some probability; satisfies `verify.Drafter`."""
 
-    def __init__(self, *, vocab_size: int, quality: float, seed: int) -> None:
+    def __init__(self, *, vocab_size: int, quality: float, seed: int, window: int | None = None) -> None:
+        self._window = window
         self._vocab_size = vocab_size
         self._quality = quality
         self._seed = seed
@@ -273,15 +296,20 @@ class GuessingDrafter:
         positions = torch.arange(text.shape[1], device=text.device)
         lengths = request.lengths.long()
         hashes = _mix((text.long() << 32) + positions + 1)
-        total = torch.where(positions < lengths[:, None], hashes, 0).sum(1)
         drafts: list[Tensor] = []
         for step in range(request.num_drafts):
             position = lengths - 1 + step
+            distance = position[:, None] - positions
+            seen = distance >= 0
+            if self._window is not None:
+                seen &= distance < self._window
+            total = torch.where(seen, hashes, 0).sum(1)
             right = _echo_token(total, position, self._vocab_size)
             noise = _mix(total + position + (self._seed * 1000 + self._num_calls))
             is_right = _shift_right(noise, 11).double() < self._quality * 2.0**53
             drafts.append(torch.where(is_right, right, (right + 1) % self._vocab_size))
-            total = total + _mix((drafts[-1] << 32) + position + 2)
+            if step + 1 < request.num_drafts:
+                hashes = hashes.scatter(1, (position + 1)[:, None], _mix((drafts[-1] << 32) + position + 2)[:, None])
         found = torch.where((lengths + self._num_calls) % 3 > 0, request.num_drafts, request.num_drafts // 2)
         return torch.stack(drafts, 1).int(), found.int()
 
@@ -314,8 +342,11 @@ class WatchedCUDARunner:
     def __init__(
         self, device: Device, *, num_rows: int, max_length: int, num_pages: int, page_size: int, vocab_size: int,
         with_graphs: bool, max_drafts: int = 0, guess_quality: float = 0.5, guess_seed: int = 0,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:  # fmt: skip
         """Allocate KV memory of `num_pages` pages, filled with garbage; arguments are those of `EchoRunner`.
+
+        All `windows` must be equal.
 
         With `max_drafts` > 0, grants with drafts get those of a `GuessingDrafter`.
         """
@@ -325,17 +356,20 @@ class WatchedCUDARunner:
         self.memory = storage.memory
         """KV memory, for tiers; the last page belongs to the runner."""
         self._runner = CUDARunner(
-            EchoDecoder(vocab_size),  # pyright: ignore[reportArgumentType]
+            EchoDecoder(vocab_size, windows=windows),  # pyright: ignore[reportArgumentType]
             storage,
             EchoFlashInfer(device.torch_device),  # pyright: ignore[reportArgumentType]
             device,
             max_rows=num_rows,
             max_length=max_length,
             graph_sizes=graph_sizes(num_rows) if with_graphs else (),
-            drafter=GuessingDrafter(vocab_size=vocab_size, quality=guess_quality, seed=guess_seed)
+            drafter=GuessingDrafter(vocab_size=vocab_size, quality=guess_quality, seed=guess_seed, window=windows[0])
             if max_drafts
             else None,
             max_drafts=max_drafts,
+            groups=LayerGroups(
+                num_layers=1, windows=windows, places=tuple((group, 0) for group in range(len(windows)))
+            ),
         )
         self._num_open = 0
         self.num_launched_ahead = 0

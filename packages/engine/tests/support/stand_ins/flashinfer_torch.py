@@ -13,8 +13,10 @@ Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -30,7 +32,6 @@ class _Plan:
     """[G + 1], first page of each grant."""
     lengths: list[int]
     """[G], positions of each grant."""
-    indices: Tensor
     page_size: int
     window_left: int
     soft_cap: float | None
@@ -50,6 +51,7 @@ class _Wrapper:
             raise ValueError(f"kv_layout must be NHD, got {kv_layout}")
         self.device = float_workspace_buffer.device
         self._pin_memory_int_workspace_buffer = torch.empty(1 << 12, dtype=torch.uint8)  # written by: cuda.attention
+        self._paged_kv_indices_buf = torch.empty(0, dtype=torch.int32)  # written by: plan, cuda.attention
         self._plan: _Plan | None = None
 
     def _take(
@@ -75,16 +77,20 @@ class _Wrapper:
         if not all(1 <= length <= page_size for length in last) or pages[-1] != len(indices):
             raise ValueError(f"every page must be filled and listed, got {last}, {pages} and {len(indices)} indices")
         lengths = [max(b - a - 1, 0) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
+        self._paged_kv_indices_buf = indices
         self._plan = _Plan(
             offsets=_host(qo_indptr),
             pages=pages,
             lengths=lengths,
-            indices=indices,
             **options,  # pyright: ignore[reportArgumentType]
         )
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the planned attention."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the planned attention, and with `return_lse` the logarithms of the sums of its softmaxes."""
         plan = self._plan
         assert plan is not None
         for name, got, planned in (("q", q.dtype, plan.dtype), ("KV", paged_kv_cache.dtype, plan.kv_dtype)):
@@ -94,7 +100,8 @@ class _Wrapper:
             raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q)}")
         grants = [grant for grant in range(len(plan.lengths)) if plan.offsets[grant] < plan.offsets[grant + 1]]
         parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in grants]
-        return torch.cat(parts).to(q.dtype)
+        attended = torch.cat([attended for attended, _ in parts]).to(q.dtype)
+        return (attended, torch.cat([sums for _, sums in parts]) / math.log(2)) if return_lse else attended
 
     def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:
         """Return which positions each token of a grant sees, `[tokens, positions] bool`."""
@@ -105,8 +112,8 @@ class _Wrapper:
             seen &= distance <= plan.window_left
         return seen
 
-    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
-        pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
+    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> tuple[Tensor, Tensor]:
+        pages = self._paged_kv_indices_buf[plan.pages[grant] : plan.pages[grant + 1]].long()
         length = plan.lengths[grant]
         k, v = memory.index_select(0, pages).double().transpose(0, 1).flatten(1, 2)[:, :length]
         mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].double()
@@ -116,9 +123,11 @@ class _Wrapper:
         if plan.soft_cap:
             scores = plan.soft_cap * torch.tanh(scores / plan.soft_cap)
         seen = self._seen(plan, grant, len(mine))
-        weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen.to(q.device), -torch.inf)
+        weights = scores.softmax(-1)
         pieces = zip(weights.split(plan.piece, -1), v.split(plan.piece), strict=True)
-        return reduce(torch.add, (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces))
+        parts = (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces)
+        return reduce(torch.add, parts), scores.logsumexp(-1).T.float()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,10 +313,10 @@ class BatchMLAPagedAttentionWrapper:
         backend: str = "auto",
     ) -> None:
         self._pin_memory_int_workspace_buffer = torch.empty(1 << 12, dtype=torch.uint8)  # written by: cuda.attention
-        self._qo_indptr, self._lengths = qo_indptr, kv_len_arr
+        self._qo_indptr = qo_indptr
         self._graph = _GraphMemory.of(kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
         self._plan: _Plan | None = None
-        self._sizes = (0, 0)
+        self._sizes, self._indices = (0, 0), torch.empty(0, dtype=torch.int32)
 
     def plan(
         self,
@@ -334,9 +343,9 @@ class BatchMLAPagedAttentionWrapper:
             kv_indices = self._graph.take(kv_indptr, kv_indices, kv_len_arr)
             assert self._qo_indptr is not None
             self._qo_indptr.copy_(qo_indptr, non_blocking=True)
-        self._sizes = (head_dim_ckv, head_dim_kpe)
+        self._sizes, self._indices = (head_dim_ckv, head_dim_kpe), kv_indices
         self._plan = _Plan(
-            offsets=offsets, pages=pages, lengths=lengths, indices=kv_indices, page_size=page_size, window_left=-1,
+            offsets=offsets, pages=pages, lengths=lengths, page_size=page_size, window_left=-1,
             soft_cap=None, scale=sm_scale, causal=causal, dtype=q_data_type, kv_dtype=kv_data_type,
             piece=_piece(len(lengths), tile=64),
         )  # fmt: skip
@@ -359,7 +368,7 @@ class BatchMLAPagedAttentionWrapper:
         )
 
     def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
-        pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
+        pages = self._indices[plan.pages[grant] : plan.pages[grant + 1]].long()
         length, mine = plan.lengths[grant], q[plan.offsets[grant] : plan.offsets[grant + 1]]
         latents = memory.index_select(0, pages).double().flatten(0, 1)[:length]
         scores = torch.einsum("qhd,kd->hqk", mine, latents) * plan.scale

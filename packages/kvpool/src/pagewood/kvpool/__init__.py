@@ -1,4 +1,4 @@
-"""Paged KV memory: the list of free pages, the layout of a page, and groups of layers that give pages back apart.
+"""Paged KV memory: the list of free pages, the layout of a page, and groups of layers that give pages back separately.
 
 The memory itself is in `storage`, `latent_storage` and `memory`. Only these modules need torch.
 """

@@ -11,8 +11,8 @@ _MOST_PADDING = 8
 class LayerGroups:
     """Groups of `num_layers` layers each. Invariant: each layer has a place of its own; whole groups come first.
 
-    A group needs all positions of a sequence, or the last ones only: then its memory behind the window can be used for
-    something else while the sequence goes on.
+    A group needs all positions of a sequence, or only the last ones (a window). Its memory behind the window can be
+    reused while the sequence goes on.
 
     Source: vLLM's hybrid KV cache manager.
 
@@ -59,7 +59,7 @@ class LayerGroups:
 
 
 def _group_size(num_whole: int, num_windowed: int) -> int:
-    """Return the largest size of groups that fills few places with nothing; 1 fills none."""
+    """Return the largest size of groups that leaves few places empty; size 1 leaves none empty."""
     sizes = [num for num in (num_whole, num_windowed) if num]
     for size in range(min(sizes), 1, -1):
         if sum(-num % size for num in sizes) * _MOST_PADDING <= sum(sizes):

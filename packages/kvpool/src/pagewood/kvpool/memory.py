@@ -183,8 +183,8 @@ def _as_words(block: torch.Tensor) -> torch.Tensor:
 def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> torch.Tensor:
     """Return `[num_pages, bytes_per_page] uint8`, zeros.
 
-    On Linux this memory comes from the system directly: it is not touched, in huge pages where they are to be had.
-    An allocator may hand out memory that was used before instead, and torch would write the zeros.
+    On Linux this memory comes from the system directly: it is not touched, and has huge pages where the system offers
+    them. An allocator may hand out memory that was used before instead, and torch would write the zeros.
     """
     if torch.device(device).type != "cpu":
         return torch.zeros(num_pages, bytes_per_page, dtype=torch.uint8, device=device)

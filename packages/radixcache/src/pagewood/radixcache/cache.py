@@ -144,8 +144,8 @@ class RadixCache:
         Args:
             tokens: `[num_tokens] int32`, token ids. `Match.partial` reads them later.
             namespace: the namespace to search.
-            needs_snapshot: whether the prefix must end with a snapshot, which counts as used. It is then shorter than
-                what is cached, or empty, if no snapshot is at the end of that. After locking `node`, `snapshot(node)`
+            needs_snapshot: whether the prefix must end with a snapshot, which counts as used. If the cached pages do
+                not end with one, the match is shorter than these, or empty. After locking `node`, `snapshot(node)`
                 returns it.
 
         Raises:

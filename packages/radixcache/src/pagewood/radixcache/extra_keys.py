@@ -14,8 +14,8 @@ def with_extra_keys(tokens: Int32, extras: Iterable[tuple[int, int, bytes]]) -> 
 
     A prompt with an image has one placeholder id at all positions of the image, whichever it is. Pass the result of
     this function to the cache instead: two prompts then share pages only as far as their images agree too. The ids are
-    negative, so they are no token's, and are 31 bits of a hash of the key for each position; inputs of five positions
-    or more are told apart by at least 155 bits.
+    negative, so they differ from all token ids. Each is 31 bits of a hash of the key and the position, so inputs of
+    five positions or more are distinguished by at least 155 bits.
 
     Args:
         tokens: `[num_tokens] int32`, token ids, >= 0.

@@ -8,7 +8,7 @@ class Insertion:
     """The result of an insert. Callers read it and must not change it.
 
     Attributes:
-        num_existing: number of leading pages that the tree already had. Of the offered pages, the first `num_existing`
+        num_existing: number of leading pages that the tree already had. The first `num_existing` of the offered pages
             still belong to the caller (unless they are the very pages that the tree holds there); the others now belong
             to the tree.
         node: handle of the inserted prefix, for `RadixCache.lock` and `after`.

@@ -15,7 +15,7 @@ class CacheKey(NamedTuple):
     an adapter and versions is another namespace than its string alone: use one form throughout.
 
     Attributes:
-        namespace: who shares cached prefixes, such as a tenant, or the salt of a client.
+        namespace: the requests with the same value share cached prefixes: a tenant, or the salt of a client.
         adapter: the name of the adapter.
         adapter_version: changes when another adapter is loaded under its name.
         weights_version: changes when the weights of the model are updated.

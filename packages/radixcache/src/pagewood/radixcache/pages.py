@@ -13,11 +13,12 @@ _NUM_MARKS = 255
 _MOST = _NUM_MARKS**2
 _MARKS = np.arange(1, _NUM_MARKS + 1, dtype=np.uint8)
 _ROUNDS = np.tile(_MARKS, _NUM_MARKS), np.repeat(_MARKS, _NUM_MARKS)
-"""The marks that up to _MOST ids get. The first round differs for up to _NUM_MARKS ids; one of both differs for all."""
+"""Two marks for each of up to _MOST ids. Within _NUM_MARKS ids the first marks differ; any two ids differ in one of
+both."""
 _MANY, _RUN = 4096, 512
 """From _MANY ids on, ids in runs of _RUN on average are adopted as slices, which are faster than an index."""
 _GROWTH = 4096
-"""The marks grow by multiples of this, which is a page of memory: what no id needs is not touched."""
+"""The marks grow by multiples of this, which is a page of memory, so memory that no id needs is not touched."""
 _NO_MARKS = np.zeros(0, np.uint8)
 _INTP, _UINT32 = np.dtype(np.intp), np.dtype(np.uint32)
 
@@ -101,7 +102,7 @@ class PageSet:
     def _adopt_runs(self, pages: Int32) -> bool:
         """Add pages and return True; return False, with nothing changed, if one is wrong or they are not in a few runs.
 
-        The pages of a long new prompt are often consecutive, but for what shorter requests have left between them.
+        The pages of a long new prompt are often consecutive, except for gaps that shorter requests have left.
         """
         runs = _runs(pages)
         if not runs:

@@ -146,7 +146,8 @@ class S3FIFO:
     """Three queues: new runs enter a small queue, and only those used again while there enter the main queue.
 
     The third queue remembers the runs evicted from the small queue: if one returns, it enters the main queue directly.
-    This policy is not a score, `order/small_main.py` implements the queues. It evicts whole runs, and only leaves.
+    This policy does not score pages: `order/small_main.py` implements the queues. It evicts whole runs, and only
+    leaves.
 
     Args:
         small_share: share of the pages that new runs may hold, in (0, 1).

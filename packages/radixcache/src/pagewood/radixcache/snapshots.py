@@ -27,13 +27,13 @@ class Snapshots:
     A prefix is known by the id of its last page, which identifies it as long as the page is cached, whatever is split
     or joined. So the tree knows nothing of snapshots, and a cache without them does nothing for them.
 
-    Superseded snapshots are evicted first, then the others; each of both the least recently used first. A snapshot is
+    Superseded snapshots are evicted first, then the others; in both groups the least recently used first. A snapshot is
     superseded when another one is attached further down its path and no other sequence branches off between the two: a
     prompt that continues this path uses the other one. A use puts it back among the others. So what is left is the
     last snapshot of each conversation, and those at branch points.
 
-    Invariant: `_owned` is what is attached and what is in `_loose`, no page is in two of `_superseded`, `_others` and
-    `_evicted_at_s`, and `_is_place` is true exactly for the pages in one of them; its last item is false.
+    Invariant: `_owned` holds the attached snapshots and those in `_loose`, no page is in two of `_superseded`,
+    `_others` and `_evicted_at_s`, and `_is_place` is true exactly for the pages in one of them; its last item is false.
     """
 
     __slots__ = ("_clock", "_evicted_at_s", "_is_place", "_loose", "_others", "_owned", "_superseded")
@@ -112,10 +112,11 @@ class Snapshots:
         return 0, None
 
     def evict(self, tree: Tree, num_snapshots: int) -> list[int]:
-        """Give up what has no prefix any more, and evict further ones of unlocked prefixes up to `num_snapshots`.
+        """Return the snapshots whose prefix is gone, and evict further ones of unlocked prefixes up to `num_snapshots`.
 
-        Those of locked prefixes are passed over, and become the last of their queue. But a superseded one stays only
-        while a lease ends at it: a request that has gone on does not need it, and must not evict those of others.
+        Snapshots of locked prefixes are passed over, and become the last of their queue. But a superseded one stays
+        only while a lease ends at it: a request that has gone on does not need it, and must not displace those of
+        others.
         """
         freed, self._loose = self._loose, []
         for queue in (self._superseded, self._others):

@@ -16,8 +16,8 @@ class Usage:
         last_used: tick at which they were last matched, inserted or unlocked.
         num_uses: 1, plus 1 for each locked match that contained them.
         num_sequence_tokens: length of the sequence that was last inserted through them.
-        priorities: what `RadixCache.retain` has given and no higher and longer priority covers: (priority, until), the
-            highest first; `until` is in seconds of the clock given to `Retained`.
+        priorities: priorities from `RadixCache.retain` that are not covered by one at least as high and as long:
+            (priority, until), the highest first; `until` is in seconds of the clock given to `Retained`.
         age: set by the policy in `used`; 0 at first.
         entry: the heap entry of the run; internal.
     """
@@ -32,12 +32,12 @@ class Usage:
 
     @property
     def priority(self) -> int:
-        """The highest priority that was given and not covered since, ended or not; 0 if there is none."""
+        """The highest of `priorities`, ended or not; 0 without priorities."""
         return self.priorities[0][0] if self.priorities else 0
 
     @property
     def until(self) -> float:
-        """When `priority` ends; infinity if there is none."""
+        """When `priority` ends; infinity without priorities."""
         return self.priorities[0][1] if self.priorities else math.inf
 
     def priority_at(self, now_s: float) -> int:

@@ -12,6 +12,7 @@ from pagewood.schedpolicy.orders.adaptive import AdaptiveOrder, AdaptiveRule, Sw
 from pagewood.schedpolicy.orders.ageing import Ageing
 from pagewood.schedpolicy.orders.depth_first import DepthFirstWeight
 from pagewood.schedpolicy.orders.fallback import FallbackAbove
+from pagewood.schedpolicy.orders.multilevel import MultilevelOrder
 from pagewood.schedpolicy.orders.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
 from pagewood.schedpolicy.orders.order import Order
 from pagewood.schedpolicy.orders.ranked import (
@@ -28,7 +29,6 @@ from pagewood.schedpolicy.orders.ranked import (
 from pagewood.schedpolicy.orders.shares import ShareOrder, fair_share, weighted_round_robin
 from pagewood.schedpolicy.orders.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.orders.tagged import TagAffinity
-from pagewood.schedpolicy.orders.tiers import Tiers
 from pagewood.schedpolicy.preemption.hysteresis import PreemptionGuard
 from pagewood.schedpolicy.preemption.lending import HasOwnPriority, Lending
 from pagewood.schedpolicy.preemption.victim import (
@@ -72,9 +72,9 @@ __all__ = [
     "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
     "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasOwnPriority",
     "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "InBatchDeferral", "Lending", "LiveMatch",
-    "Load", "NewTokenRatio", "Order", "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder", "Running",
-    "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample",
-    "StepsReport", "Switch", "TagAffinity", "Tiers", "TooLate", "Urgent", "Usage", "Verdict", "Waiting",
+    "Load", "MultilevelOrder", "NewTokenRatio", "Order", "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder",
+    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve",
+    "StepSample", "StepsReport", "Switch", "TagAffinity", "TooLate", "Urgent", "Usage", "Verdict", "Waiting",
     "WeightByUrgency", "__version__", "budget_named", "by_arrival", "by_deadline", "by_least_output",
     "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first", "choose_victim",
     "choose_victims", "decode_first", "deserving", "fair_share", "order_named", "prefill_first", "stall_free",

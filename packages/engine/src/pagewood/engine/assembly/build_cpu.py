@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
-from pagewood.engine.assemble import assemble
+from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
-from pagewood.engine.assembly.lower_caches import tiered_cache
+from pagewood.engine.assembly.host_pages import host_pages
+from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.page_groups import longest_request, num_frames_needed
+from pagewood.engine.core.loop import Engine, EngineInfo, Runner
+from pagewood.engine.core.page_groups import PageGroups, most_pages
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -35,14 +36,10 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import storage_for
-from pagewood.kvpool import LayerGroups, PageLayout
+from pagewood.kvpool import LayerGroups
 
 _log = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV cache may take unless the configuration sets its size."""
-_TYPICAL_LENGTH = 2048
-"""Tokens for which every row has room unless the configuration sets the size of the KV memory."""
 _LONG_STEP = 2_500_000_000
 """Products of a weight and an activation that one thread computes in a long step: about 20 ms. The host needs less than
 a fiftieth of that to prepare the next step."""
@@ -119,9 +116,13 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         others=units,
         progress=progress,
     )
-    page_layout = layout if drafter is None else drafter.layout(layout)
-    page_bytes = page_layout.bytes_per_page * len(groups.windows)
-    num_pages, max_length = _memory(config, model_config, groups, page_layout)
+    num_groups, has_frames = len(groups.windows), len(groups.windows) > 1
+    page_bytes = layout.bytes_per_page * num_groups
+    if drafter is not None and has_frames:  # a request that is long for its windows holds little but whole groups
+        page_bytes += -(-drafter.layout_beside(layout).bytes_per_page * num_groups // groups.windows.count(None))
+    elif drafter is not None:
+        page_bytes = drafter.layout(layout).bytes_per_page
+    num_pages, max_length = host_pages(config, model_config.max_position, groups, page_bytes)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -130,6 +131,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages=num_pages,
         page_size=config.page_size,
         windows=groups.windows,
+        announces_pages=drafter is not None and has_frames,
         vector_size=model_config.hidden_size,
         page_bytes=page_bytes,
         long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
@@ -149,21 +151,25 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
     control = draft_control(config, are_cores_taken=TakenCores())
     if drafter is None:
-        storage, make_drafter = storage_for(layout, num_pages * len(groups.windows)), None
+        storage, make_drafter, beside = storage_for(layout, num_pages * num_groups), None, None
         memory = storage.memory
     else:
-        joint = drafter.allocate(layout, num_pages)
-        storage, memory = joint.target, joint.whole
+        num_frames = num_pages * num_groups
+        joint = drafter.allocate(
+            layout,
+            most_pages(groups.windows, num_frames) if has_frames else num_pages,
+            num_frames=num_frames if has_frames else None,
+        )
+        storage, memory, beside = joint.target, joint.whole, joint.beside
         make_drafter = drafter.maker(
             joint,
             max_tokens=config.speculative_num_tokens,
             uses_rejection=config.speculative_verify == "rejection",
         )
-    populator = Populator(memory)
-    make_cache = tiered_cache(config, digest, memory, mark=loaded.mark)
+    populators = [Populator(one) for one in (memory, beside) if one is not None]
 
-    def make_runner(kv: KVSpace) -> PopulatingRunner:
-        runner = CPURunner(
+    def make_runner(kv: KVSpace) -> Runner:
+        runner: Runner = CPURunner(
             model,
             storage,
             kernel,
@@ -176,10 +182,11 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             processors=processors,
             groups=groups,
         )
-        populating = PopulatingRunner(runner, populator)
+        for populator in populators:
+            runner = PopulatingRunner(runner, populator)
         if control is not None:
-            measure_cost(control, config, info, populating)
-        return populating
+            measure_cost(control, config, info, runner)
+        return runner
 
     config = replace(
         config,
@@ -188,11 +195,14 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads=num_threads,
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
+    allocator = page_allocator(config.resolved(), info)
+    frames = Frames(pages=allocator, layers=groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=make_cache,
+        make_cache=tiered_cache(config, digest, memory, mark=loaded.mark, frames=frames),
+        allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
         drafts_constrained=True,
@@ -229,11 +239,13 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
     groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
     if groups.windows == (None,):
         return groups
-    if has_drafter or config.host_cache_gb is not None:
-        _log.info(
-            "layers with a window keep the KV of all positions, because %s",
-            "a drafter has its own beside it" if has_drafter else "lower tiers copy whole pages",
-        )
+    reason = None
+    if config.host_cache_gb is not None and config.decision_log is not None:
+        reason = "a replay of the decision log would not know when copies to the host end"
+    if has_drafter and None not in groups.windows:
+        reason = "a drafter has its own of all of them"
+    if reason is not None:
+        _log.info("layers with a window keep the KV of all positions, because %s", reason)
         return LayerGroups.whole(model.num_layers)
     num_whole = groups.windows.count(None)
     _log.info(
@@ -244,40 +256,6 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
         groups.windows[-1],
     )
     return groups
-
-
-def _memory(config: EngineConfig, model: ModelConfig, groups: LayerGroups, layout: PageLayout) -> tuple[int, int]:
-    """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
-    longest = min(config.max_length or model.max_position, model.max_position)
-    available, num_groups = available_memory_bytes(), len(groups.windows)
-    page_bytes = layout.bytes_per_page * num_groups
-    sizes = {"page_size": config.page_size, "num_ahead": config.max_chunk_tokens}
-    if config.max_total_tokens is not None:
-        num_pages = config.max_total_tokens // config.page_size
-        if num_pages * page_bytes > available:
-            raise ValueError(
-                f"max_total_tokens must be at most {available // page_bytes * config.page_size}, for which "
-                f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
-            )
-    else:
-        per_row, for_longest = (
-            -(-num_frames_needed(groups.windows, length, **sizes) // num_groups)
-            for length in (min(longest, _TYPICAL_LENGTH), longest)
-        )
-        useful = max(config.num_rows * per_row, for_longest)
-        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)) // num_groups)
-    max_length = longest_request(groups.windows, num_pages * num_groups, limit=longest, **sizes)
-    if longest < 2:
-        raise ValueError(f"max_position_embeddings must be >= 2, for a prompt and an output, got {model.max_position}")
-    if max_length < 2:
-        raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
-    if config.max_length is not None and max_length < config.max_length:
-        raise ValueError(
-            f"max_length must be at most {max_length} "
-            f"({num_pages} pages of {config.page_size} tokens, and the model allows {model.max_position}), "
-            f"got {config.max_length}"
-        )
-    return num_pages, max_length
 
 
 def _num_cores() -> int:

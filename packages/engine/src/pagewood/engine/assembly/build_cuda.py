@@ -14,27 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, Inbox, Outbox, Progress, SamplingParams
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
@@ -45,7 +45,7 @@ from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.storage import AnyLayout, storage_for
-from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool import JointLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
@@ -53,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 _WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
 _GRAPH_BYTES = 4 << 20  # driver memory for each captured graph
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +62,13 @@ class BuiltRunner:
     runner: CUDARunner
     model: ModelConfig
     memory: PageMemory
-    """KV memory; its last page is for the runner itself."""
+    """KV memory; its last page, or frame, is for the runner itself."""
     num_pages: int
     max_length: int
+    windows: tuple[int | None, ...]
+    """Of the groups of layers."""
+    page_bytes: int
+    announces_pages: bool
 
 
 def build_cuda_engine(
@@ -114,8 +117,10 @@ def build_on(
         eos_token_ids=built.model.eos_token_ids,
         num_pages=built.num_pages,
         page_size=config.page_size,
+        windows=built.windows,
+        announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
-        page_bytes=built.memory.layout.bytes_per_page,
+        page_bytes=built.page_bytes,
     )
     make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
@@ -196,12 +201,19 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
             f"sliding window, and the order of summation depends on where the window starts; got {longest}"
         )
+    chunk = min((one.window or longest for one in model.attentions if one.is_chunked), default=longest)
+    if chunk < longest:
+        raise ValueError(
+            f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
+            f"which FlashInfer does not, got {longest}"
+        )
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
         group=attention.group,
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
+        has_soft_cap=attention.soft_cap is not None,
         kv_dtype=_kv_dtype_of(config),
         verifies=config.speculative != "off",
         activations=_activations(model),
@@ -228,14 +240,14 @@ def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAtt
 
 
 def _activations(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(sorted({layer.feed_forward.activation for layer in model.layers}))
+    """Return the activations that are multiplied by a gate; torch computes the others."""
+    parts = (layer.feed_forward for layer in model.layers)
+    return tuple(sorted({part.activation for part in parts if not isinstance(part, PlainFeedForwardConfig)}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
     """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
-    attention = layer.layers[0].mixer
-    if isinstance(attention, LatentAttentionConfig):
-        raise ValueError(f"a draft model must not have latent attention, got {layer.architecture}")
+    attention = layer.attentions[0]
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
@@ -276,19 +288,20 @@ def build_cuda_runner(
             )
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
+            f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "
             "use a smaller model or dtype, or free memory on the device"
         ) from error
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
     sizes = sizes if config.cuda_graph else []
-    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config))
-    parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
-    if model.config.groups(max_length=longest).windows != (None,):
-        _log.info("layers with a window keep the KV of all positions, because kernels are planned for one page table")
-    budget = _Budget(
+    groups = _groups(config, model.config, drafter, longest)
+    layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
+    parts = _Parts(
+        device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config
+    )
+    budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
         weight_bytes=free_before - device.free_bytes(),
@@ -304,7 +317,13 @@ def build_cuda_runner(
         page_bytes=parts.page_bytes,
     )
     num_pages = budget.num_pages(config)
-    max_length = min(longest, num_pages * config.page_size)
+    max_length = longest_request(
+        groups.windows,
+        num_pages * len(groups.windows),
+        page_size=config.page_size,
+        num_ahead=config.max_chunk_tokens,
+        limit=longest,
+    )
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
     _log.info(
@@ -319,7 +338,32 @@ def build_cuda_runner(
     runner, memory = parts.runner(
         num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
     )
-    return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
+    return BuiltRunner(
+        runner=runner,
+        model=model.config,
+        memory=memory,
+        num_pages=num_pages,
+        max_length=max_length,
+        windows=groups.windows,
+        page_bytes=parts.page_bytes,
+        announces_pages=parts.has_drafts_beside,
+    )
+
+
+def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | None, longest: int) -> LayerGroups:
+    """Return the groups of layers whose memory is given back apart."""
+    groups = model.groups(max_length=longest)
+    if groups.windows == (None,):
+        return groups
+    reason = None
+    if config.host_cache_gb is not None:
+        reason = "lower tiers copy whole pages"
+    elif None not in groups.windows and drafter is not None and drafter.max_position is not None:
+        reason = "a drafter has its own of all of them"
+    if reason is None:
+        return groups
+    _log.info("layers with a window keep the KV of all positions, because %s", reason)
+    return LayerGroups.whole(model.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,21 +375,41 @@ class _Parts:
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
     layout: AnyLayout
+    """Of a page, or of a frame."""
+    groups: LayerGroups
     config: EngineConfig
 
     @property
-    def layouts(self) -> tuple[AnyLayout, ...]:
-        """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
+    def draft_layout(self) -> MultiHeadLayout | None:
+        """The layout of the drafter's KV; None: it has no KV."""
         if self.drafter is None:
-            return (self.layout,)
+            return None
         assert isinstance(self.layout, MultiHeadLayout)
-        more = self.drafter.layout(self.layout)
-        return (self.layout,) if more is None else (self.layout, more)
+        return self.drafter.layout(self.layout)
+
+    @property
+    def has_drafts_beside(self) -> bool:
+        """Whether the drafter's KV lies beside the frames of pages, under the ids of pages."""
+        return self.draft_layout is not None and len(self.groups.windows) > 1
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page."""
-        return sum(layout.bytes_per_page for layout in self.layouts)
+        """Size of a page, with the frames of all groups and what the drafter has beside them at most."""
+        num_groups, more = len(self.groups.windows), self.draft_layout
+        frames = num_groups * self.layout.bytes_per_page
+        if more is None:
+            return frames
+        return frames + -(-more.bytes_per_page * num_groups // self.groups.windows.count(None))
+
+    def kv_bytes(self, num_pages: int) -> int:
+        """Return the size of the memory that `runner` allocates for pages."""
+        more = 0 if self.draft_layout is None else self.draft_layout.bytes_per_page
+        num_frames = num_pages * len(self.groups.windows)
+        return (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
+
+    def num_drafted(self, num_frames: int) -> int:
+        """Return how many pages the drafter has memory for."""
+        return most_pages(self.groups.windows, num_frames) if self.has_drafts_beside else num_frames
 
     def runner(
         self,
@@ -356,16 +420,21 @@ class _Parts:
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
     ) -> tuple[CUDARunner, PageMemory]:
-        """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
+        """Allocate `num_pages` pages and one frame for the runner; return the runner and the memory."""
+        num_frames, more = num_pages * len(self.groups.windows), self.draft_layout
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
-        layouts, draft_storage = self.layouts, None
-        if len(layouts) == 1:
-            storage = storage_for(self.layout, num_pages + 1, device=where)
+        draft_storage = None
+        if more is None or self.has_drafts_beside:
+            storage = storage_for(self.layout, num_frames + 1, device=where)
             memory = storage.memory
+            if more is not None:
+                draft_storage = KVStorage(more, self.num_drafted(num_frames) + 1, device=where)
         else:
-            memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)
+            assert isinstance(self.layout, MultiHeadLayout)
+            layouts = (self.layout, more)
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (
-                KVStorage(layout, num_pages + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+                KVStorage(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
         drafter = self.drafter and self.drafter.make(
             draft_storage,
@@ -389,6 +458,8 @@ class _Parts:
             drafter=drafter,
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
             processors=processors,
+            groups=self.groups,
+            num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,
             progress=progress,
         )
         return runner, memory
@@ -401,49 +472,6 @@ def _dtype_of(config: EngineConfig) -> str:
 def _kv_dtype_of(config: EngineConfig) -> str:
     dtype = config.resolved().kv_cache_dtype
     return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Budget:
-    """The division of a device's memory, in bytes."""
-
-    free_bytes: int
-    """Free memory before anything was loaded."""
-    mem_fraction: float
-    weight_bytes: int
-    activation_bytes: int
-    graph_bytes: int
-    page_bytes: int
-
-    def num_pages(self, config: EngineConfig) -> int:
-        """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
-
-        Raises:
-            ValueError: too few fit.
-        """
-        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
-        left = int(self.free_bytes * self.mem_fraction) - taken
-        fitting = max(left, 0) // self.page_bytes - 1
-        needed = -(-2 // config.page_size)
-        if config.max_total_tokens is not None:
-            needed = max(config.max_total_tokens // config.page_size, needed)
-        if fitting < needed:
-            missing = (needed + 1) * self.page_bytes - left
-            share = (taken + (needed + 1) * self.page_bytes) / self.free_bytes
-            change = f"raise mem_fraction to {share:.2f} or " if share <= 1 else ""
-            raise ValueError(
-                f"KV memory of {needed} pages lacks {-(-missing // _MIB)} MiB, {self}: {change}lower max_total_tokens, "
-                "chunked_prefill_size or max_running, or free memory on the device"
-            )
-        return fitting if config.max_total_tokens is None else needed
-
-    def __str__(self) -> str:
-        """Return the budget in words."""
-        return (
-            f"of {self.free_bytes / _MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
-            f"{self.free_bytes * self.mem_fraction / _MIB:.0f}; weights {self.weight_bytes / _MIB:.0f}, "
-            f"activations {self.activation_bytes / _MIB:.0f}, graphs {self.graph_bytes / _MIB:.0f}"
-        )
 
 
 def _graph_bytes(
@@ -469,7 +497,8 @@ def _graph_bytes(
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
-    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
+    num_groups = len(model.groups(max_length=longest).windows)
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
     masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
     return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
 
@@ -477,7 +506,7 @@ def _graph_bytes(
 def _activation_bytes(parts: _Parts, longest: int) -> int:
     """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
     config = parts.config
-    batch = _largest_batch(config, longest)
+    batch = largest_batch(config, longest)
     num_pages = int(batch.page_ids[-1]) + 1
 
     def work() -> None:
@@ -485,7 +514,7 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
         try:
             runner.launch(batch).wait()
             if parts.drafter is not None:
-                runner.launch(_largest_verification(config, batch)).wait()
+                runner.launch(largest_verification(config, batch)).wait()
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
@@ -495,44 +524,4 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
-
-
-def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
-    """Return a step after `batch` that verifies as many drafts as possible in every row."""
-    count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
-    empty = np.empty(0, np.int32)
-    return replace(
-        batch,
-        page_rows=empty,
-        page_columns=empty,
-        page_ids=empty,
-        counts=np.full_like(batch.counts, count),
-        num_promised=np.full_like(batch.num_promised, count),
-    )
-
-
-def _largest_batch(config: EngineConfig, longest: int) -> Batch:
-    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
-    num_rows = config.num_rows
-    count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
-    pages_per_row = -(-count // config.page_size)
-    rows = np.arange(num_rows, dtype=np.int32)
-    empty = np.empty(0, np.int32)
-    every_filter = replace(
-        SamplingParams(), **{name: one.on for name, one in SAMPLING_PARAMETERS.items() if one.off is not None}
-    )
-    return Batch(
-        page_rows=np.repeat(rows, pages_per_row),
-        page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
-        page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
-        token_rows=empty,
-        token_positions=empty,
-        token_ids=empty,
-        rows=rows,
-        starts=np.zeros(num_rows, np.int32),
-        counts=np.full(num_rows, count, np.int32),
-        sampled=rows.copy(),
-        num_promised=np.ones(num_rows, np.int32),
-        sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
-    )
+    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages), 0) + masks

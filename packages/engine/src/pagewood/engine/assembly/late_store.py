@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock, Thread
 
 from pagewood.kvpool.tiers import PageStore
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 _log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -11,11 +12,14 @@ from urllib.parse import parse_qsl, urlsplit
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import radix_cache
 from pagewood.engine.assembly.available_memory import available_memory_bytes
+from pagewood.engine.assembly.framed_pages import FramedPages, image_bytes
 from pagewood.engine.assembly.late_store import LateStore
+from pagewood.engine.core.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
 _log = logging.getLogger(__name__)
@@ -24,6 +28,26 @@ _GB = 1_000_000_000
 
 Fingerprint = Callable[[], bytes | None]
 """Waits for at most 32 bytes that identify a model; None: its files have changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """What pages consist of where layers have windows, beside the memory of their frames."""
+
+    pages: PageGroups
+    layers: LayerGroups
+    beside: PageMemory | None = None
+    """Memory by the ids of pages, such as a drafter's."""
+
+    def image_bytes(self, frame_bytes: int) -> int:
+        """Return the size of an image of a page, in bytes."""
+        beside_bytes = 0 if self.beside is None else self.beside.layout.bytes_per_page
+        return image_bytes(frame_bytes, self.pages.num_groups, beside_bytes)
+
+    @property
+    def layout(self) -> str:
+        """All that the meaning of an image depends on beside the layout of a frame."""
+        return f"{self.layers} {None if self.beside is None else self.beside.layout}"
 
 
 class TieredCaches:
@@ -37,19 +61,29 @@ class TieredCaches:
         page_size: tokens per page.
         fingerprint: identifies the model, to which KV on disk and in the shared cache belongs. If it is not known yet,
             these caches are opened later, and are empty until then.
+        frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_disk", "_host", "_last", "_memory", "_page_size", "_remote")
+    __slots__ = ("_config", "_disk", "_frames", "_host", "_last", "_memory", "_page_size", "_remote")
 
     def __init__(
-        self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes | Fingerprint
+        self,
+        config: EngineConfig,
+        *,
+        memory: PageMemory,
+        page_size: int,
+        fingerprint: bytes | Fingerprint,
+        frames: Frames | None = None,
     ) -> None:
         assert config.host_cache_gb is not None
-        page_bytes = memory.layout.bytes_per_page
+        page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
+        if frames is not None:
+            page_bytes, layout = frames.image_bytes(page_bytes), f"{layout} {frames.layout}"
+        self._frames = frames
         num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
         host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
@@ -64,7 +98,7 @@ class TieredCaches:
             num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
             self._disk = _opened(
                 lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
-                fingerprint, layout=repr(memory.layout), name=f"the disk cache {path}",
+                fingerprint, layout=layout, name=f"the disk cache {path}",
             )  # fmt: skip
         self._remote: PageStore | None = None
         if config.remote_cache is not None:
@@ -72,7 +106,7 @@ class TieredCaches:
             num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
             self._remote = _opened(
                 lambda identity: shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=identity),
-                fingerprint, layout=repr(memory.layout), name=f"the shared cache {place}",
+                fingerprint, layout=layout, name=f"the shared cache {place}",
             )  # fmt: skip
             _log.info("shared cache: %s", place)
 
@@ -80,14 +114,19 @@ class TieredCaches:
         """Return a cache with an empty device; the previous one, if any, is closed."""
         if self._last is not None:
             self._last.close(keep_stores=True)
+        device, holder, frames = device_pages(self._memory), None, self._frames
+        if frames is not None:
+            beside = None if frames.beside is None else device_pages(frames.beside)
+            device = holder = FramedPages(device, frames.pages, beside=beside)
         self._last = TieredIndex(
             radix_cache(self._config, self._page_size),
-            device=device_pages(self._memory),
+            device=device,
             host=self._host,
             disk=self._disk,
             remote=self._remote,
             page_size=self._page_size,
             write_policy=WritePolicy(self._config.cache_write_policy),
+            holder=holder,
         )
         return self._last
 
@@ -133,23 +172,24 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: by
 
 
 def tiered_cache(
-    config: EngineConfig, digest: ModelDigest, memory: PageMemory, *, mark: str = ""
+    config: EngineConfig, digest: ModelDigest, memory: PageMemory, *, mark: str = "", frames: Frames | None = None
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
-    Keys and values in files are reused if the model and `mark` are the same; `mark` names their other dependencies.
+    Keys and values in files are reused if the model, what pages consist of, and `mark` are the same; `mark` names their
+    other dependencies. For `frames` see `TieredCaches`.
     """
     if config.host_cache_gb is None:
         return None
     if config.disk_cache_path is None and config.remote_cache is None:  # no page outlives the process then
-        return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"").make
+        return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"", frames=frames).make
     digest.begin()
 
     def marked(identity: bytes | None) -> bytes | None:
         return identity if identity is None or not mark else sha256(identity + mark.encode()).digest()
 
     fingerprint = marked(digest.known()) or (lambda: marked(digest.wait()))
-    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
+    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint, frames=frames).make
 
 
 def _opened(

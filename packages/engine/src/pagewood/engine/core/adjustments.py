@@ -1,7 +1,7 @@
 """How the logits of some requests are changed before tokens are drawn: penalties, biases, bad words and the like.
 
 A runner gets this once, when a request is admitted. It finds the tokens of the text in its own table, so a step carries
-nothing of it, and what is changed depends on the text and the position alone.
+none of this, and the changes depend on the text and the position alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Admitted(Protocol):
 
     @property
     def output_start(self) -> int:
-        """Tokens before the first that counts as output; fewer than the prompt has for a step of a search."""
+        """Tokens before the first output token; fewer than the prompt has if the request is a step of beam search."""
         ...
 
     @property
@@ -60,15 +60,15 @@ class Adjustments:
     num_prompt: Int32
     """[J], tokens before the output, which count for repetition only."""
     num_biases: Int32
-    """[J], how many of the N each has, in order."""
+    """[J], number of biases of each; their sum is N."""
     ids: Int32
     """[N], token of each bias."""
     values: NDArray[np.float32]
     """[N] float32, what is added to its logit."""
     ends: Int32
-    """[N], it is added for tokens that are drawn at positions below."""
+    """[N], the bias applies to tokens drawn at positions below this."""
     num_words: Int32
-    """[J], how many of the K bad words each has, in order."""
+    """[J], number of bad words of each; their sum is K."""
     word_sizes: Int32
     """[K], tokens of each bad word."""
     words: Int32
@@ -76,7 +76,7 @@ class Adjustments:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Adjustments | None:
-        """Return the changes for those of some requests that have any; None: no request has any."""
+        """Return the changes for the requests that have any, or None if no request has any."""
         adjusted = [one for one in requests if one.sampling.changes_logits]
         if not adjusted:
             return None

@@ -23,7 +23,7 @@ from pagewood.engine.core.sampling_table import SamplingArrays
 
 Int64 = NDArray[np.int64]
 NUM_STOP_IDS = 8
-"""Stop tokens of a request that a batch has room for. Of a request with more, a runner sees some of the ends only."""
+"""Stop tokens of a request that a batch has room for. If a request has more, a runner misses some of its ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class Batch:
     """
 
     page_rows: Int32
-    """[U] row of each new page in the page tables of all groups of layers (`EngineInfo.windows`), which lie behind each
-    other: group * num_rows + row."""
+    """[U] row of each new page. The page tables of the groups of layers (`EngineInfo.windows`) form one table, in which
+    the row is group * num_rows + row. With `EngineInfo.announces_pages`, a table of the pages' own ids follows."""
     page_columns: Int32
     """[U] place of each new page in its row; it holds positions [column * page_size, (column + 1) * page_size)."""
     page_ids: Int32
-    """[U] page ids; with several groups those of frames, the memory of a page in one group."""
+    """[U] page ids; with several groups of layers, ids of frames (a frame is the memory of a page in one group)."""
 
     token_rows: Int32
     """[T] row of each token that the host knows and the runner does not."""
@@ -67,11 +67,11 @@ class Batch:
     admitted: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[A] indices of the grants whose requests were admitted in this step, ascending."""
     limits: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    """[A] tokens at which the row of each ends; or [0], the rows do not end."""
+    """[A] length in tokens at which the row of each ends; [0] if rows do not end."""
     stop_ids: Int32 = field(default_factory=lambda: np.empty((0, NUM_STOP_IDS), np.int32))
     """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
+    """[A] a number that stands for the namespace of each, for drafters that remember text; empty without a drafter."""
     is_followed: bool = True
     """Whether a drafter may be asked for drafts soon. If not, it may leave out what only later drafts would need."""
     adjustments: Adjustments | None = None
@@ -81,8 +81,8 @@ class Batch:
     reports: Reports | None = None
     """Which admitted requests want log probabilities of their output; None: no request does."""
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
-    """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant, how many of its first positions are
-    followed by a token that is reported, and how many of the most probable tokens are reported with each."""
+    """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant; how many of its first positions are
+    followed by a reported token; how many of the most probable tokens are reported with each."""
     pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[P, 3] grants of prompts whose hidden states are added up, ascending: the grant, the first of its positions that
     counts, and how many do. These grants yield no tokens."""
@@ -142,7 +142,7 @@ class BatchBuilder:
         self._key = os.urandom(16)
         """Makes the numbers of namespaces impossible to guess, so that no tenant can choose a name like another's."""
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
-        # Of the last step, if it was built by _build_decode: most steps decode the requests of the step before.
+        # The last step, if _build_decode built it: most steps decode the same requests as the step before.
         self._decoded: list[Request] = []  # written by: build, _build_decode
         self._decoded_rows: Int32 = np.empty(0, np.int32)  # written by: _build_decode
         self._decoded_sampling = self._table.take(self._decoded_rows)  # written by: _build_decode
@@ -284,7 +284,7 @@ class BatchBuilder:
     def _pages_of_tokens(
         self, requests: Sequence[Request], rows: Int32, places: Sequence[int], starts: Int32
     ) -> tuple[Int32, Int32, Int32]:
-        """Return rows, columns and ids of the pages that one token each, at `places`, is the first of."""
+        """Return rows, columns and ids of the pages that begin with one of the tokens at `places`, one per request."""
         page_size = self._page_size
         if page_size == 1:
             ids = [request.pages.item(place) for request, place in zip(requests, places, strict=True)]
@@ -314,7 +314,7 @@ class BatchBuilder:
         return pages.rows, pages.columns, pages.values
 
     def _frames_of(self, rows: Int32, columns: Int32, pages: Int32) -> tuple[Int32, Int32, Int32]:
-        """Return rows, columns and ids of what pages are in the tables of the runner."""
+        """Return rows, columns and ids in the runner's tables, where pages are frames if there are several groups."""
         if self._groups is None or not len(pages):
             return rows, columns, pages
         return self._groups.spread(rows, columns, pages, self._num_rows)
@@ -338,7 +338,7 @@ def _constrained(grants: Sequence[Grant]) -> list[int]:
 
 
 def _untold(grants: Sequence[Grant]) -> list[Request]:
-    """Return the requests with tokens that the runner must be given, although they were admitted before."""
+    """Return the requests admitted before this step that have tokens which the runner does not know yet."""
     return [grant.request for grant in grants if grant.request.num_untold and not grant.is_admitted]
 
 

@@ -30,7 +30,7 @@ class Compiling(Protocol):
         ...
 
     def result(self) -> Matcher | Refusal:
-        """Return a matcher at the start of the grammar, or why there is none; only when it is done."""
+        """Return a matcher at the start of the grammar, or why compilation failed; call it only when done."""
         ...
 
 
@@ -74,17 +74,16 @@ class Constrained(Protocol):
 def fill_masks(
     requests: Sequence[Constrained], drafts: Sequence[Sequence[int]], masks: Int32, *, work: SharedWork
 ) -> None:
-    """Write the tokens that may be drawn next, and after each draft that may be; all, where that does not matter.
+    """Write which tokens may be drawn next, and which after each allowed draft.
 
-    That is so for a request that has ended, one whose matcher fails, and behind a draft that is not allowed.
-
-    A matcher that has failed does not go on either, so its request ends when the step is retired.
+    A mask allows every token where it does not matter: for a request that has ended, for one whose matcher has failed,
+    and after a draft that is not allowed. A request whose matcher has failed ends when the step is retired.
 
     Args:
-        requests: whose draws wait.
-        drafts: of each.
-        masks: `[>= requests and drafts, words of a mask]`, open, written: for each request one, and one for each of its
-            drafts.
+        requests: their draws wait.
+        drafts: of each request.
+        masks: `[>= requests + drafts, words of a mask]`, allowing every token; written: one mask for each request,
+            followed by one for each of its drafts.
         work: shares the requests with other threads if they take long.
     """
 

@@ -34,8 +34,8 @@ class Forecast(Protocol):
 class Deadlines:
     """Compares arriving requests with the work before them. Invariant: a decision depends on state and clock only.
 
-    The prompts that come first are those in progress, and those that wait with a higher priority, or with the same and
-    (where the order is by deadlines) no later deadline.
+    Prompts in progress come before an arriving request. So do waiting requests of a higher priority, and those of the
+    same priority (where the order is by deadlines: only if their deadline is no later).
     """
 
     __slots__ = ("_ahead", "_forecast", "_is_by_deadline", "_kv", "_state")

@@ -68,7 +68,7 @@ class Intake:
         quotas: limits of tenants; None: no limits.
         deadlines: refuses requests that cannot end by their deadline; None: they wait.
         notes: gets the reasons of decisions; None: no reasons are kept.
-        clock: gives requests their times, if these are asked for.
+        clock: source of the timings of requests that ask for them.
     """
 
     __slots__ = (
@@ -114,13 +114,14 @@ class Intake:
         self._quotas = quotas
         self._deadlines = deadlines
         self._fresh: deque[Request] = deque()
-        """Requests in order of arrival, of which the first may never have run."""  # written by: intake
+        """Requests in order of arrival, for `expire`; those at the head that have run are dropped there."""
+        # written by: intake
         self._num_arrivals = 0  # written by: intake
         self._flushes: list[str] = []
         """Ids of flushes that wait for an idle engine."""  # written by: intake
 
     def take_all(self, commands: Iterable[Command], now_s: float) -> list[list[Delta]]:
-        """Carry out commands in their order; return the answers to each that there are already, its own last."""
+        """Carry out commands in order; return the answers that each causes at once, the one to itself last."""
         if self._deadlines is not None:
             self._deadlines.begin()
         answers: list[list[Delta]] = []
@@ -135,7 +136,7 @@ class Intake:
         return answers
 
     def take(self, command: Command, now_s: float) -> Delta | None:
-        """Carry out a command; return its answer if there is one already."""
+        """Carry out a command; return its answer, or None if the answer comes later or not at all."""
         match command:
             case Submit():
                 return self._submit(command, now_s)
@@ -282,7 +283,7 @@ class Intake:
         return deltas
 
     def flush_idle(self) -> list[Delta]:
-        """Carry out the flushes that have waited for an idle engine, which it is now; return the answers."""
+        """Carry out the flushes that have waited for the engine to be idle, as it is now; return the answers."""
         names, self._flushes = self._flushes, []
         return [self._flush(name) for name in names]
 
@@ -344,7 +345,7 @@ class Intake:
         return (self._seed + self._num_arrivals * _GOLDEN) & _MASK
 
     def _limit_refusal(self, request: Request, now_s: float) -> Refusal | None:
-        """Return why a request is refused that exceeds a limit of the operator; None: it does not."""
+        """Return why a request exceeds a limit of the operator, or None if it exceeds none."""
         if self._max_live is not None and len(self._state.by_id) >= self._max_live:
             return Refusal(
                 message=f"the engine already holds {self._max_live} requests, as many as may run and be queued",
@@ -403,7 +404,7 @@ class Intake:
         return None
 
     def _pooling_refusal(self, pooling: PoolingParams, num_prompt: int) -> Refusal | None:
-        """Return why a request for a vector is refused whose prompt has `num_prompt` tokens; None: it is not."""
+        """Return why a request for a vector is refused, or None; its prompt has `num_prompt` tokens."""
         if not self._vector_size:
             return Refusal(message="pooling must be None: this engine makes no vectors", param="pooling")
         if (pooling.dimensions or 1) > self._vector_size:

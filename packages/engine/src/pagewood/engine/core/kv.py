@@ -136,6 +136,19 @@ class TieredCache(PrefixCache, Protocol):
 
 
 @runtime_checkable
+class KeepingCache(PrefixCache, Protocol):
+    """A prefix cache with lower tiers, to which parts of pages can be copied before they are given up."""
+
+    def keep(self, pages: Int32) -> None:
+        """Copy cached pages that are going to lose a part of what they hold."""
+        ...
+
+    def finish_copies(self) -> None:
+        """Wait for the copies from the device that have begun."""
+        ...
+
+
+@runtime_checkable
 class ReleasingCache(PrefixCache, Protocol):
     """A prefix cache that can drop a branch that is not needed any more."""
 
@@ -365,11 +378,23 @@ class KVSpace:
         return self.groups.num_needed(num_missing, num_in_windows=request.num_pages - request.num_passed)
 
     def take(self, n: int, *, num_available: int) -> Int32 | None:
-        """Return `[n]` pages, owned by the caller, or None if fewer than `num_available` are available."""
+        """Return `[n]` pages for a prefix, owned by the caller, or None if fewer than `num_available` are available.
+
+        Where layers have windows, only those that a hit at the end of the prefix reads have memory in all layers.
+        """
+        num_needed = n if self.groups is None else self.groups.num_for_hit(n)
+        num_available = max(num_available, num_needed)
         if self.num_available < num_available and not self._regain(num_available):
             return None
-        self._make_room(n)
-        return self._allocator.alloc(n)
+        if self.groups is not None and n > self.groups.num_free_ids + self.cache.num_evictable:
+            return None  # there may be fewer ids than a prefix has pages, if most of these need no memory
+        self._make_room(num_needed)
+        if self.groups is None:
+            return self._allocator.alloc(n)
+        if n > self.groups.num_free_ids:
+            self._allocator.free(self.cache.evict(n - self.groups.num_free_ids))
+            self.epoch += 1
+        return self.groups.alloc_for_hit(n)
 
     def poll(self) -> None:
         """Let copies between tiers continue, and take back what they no longer need, while no request runs."""
@@ -456,6 +481,8 @@ class KVSpace:
         """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release."""
         if request.num_computed // self.page_size > request.num_published:
             self._offer(request)
+        elif self.groups is not None and request.num_computed >= request.num_prompt:  # its end is in no new page
+            self.groups.mark_end(request.pages[: request.num_prompt // self.page_size])
 
     def pass_windows(self, requests: Iterable[Request]) -> None:
         """Give back the frames of pages that are behind the windows of requests that have been computed further."""
@@ -571,7 +598,13 @@ class KVSpace:
 
     def _has(self, num_needed: int) -> bool:
         """Return whether pages are available, if need be after ending retentions."""
-        return self._allocator.num_free >= num_needed or self.num_available >= num_needed or self._regain(num_needed)
+        if self._allocator.num_free >= num_needed or self.num_available >= num_needed:
+            return True
+        if self.groups is not None and isinstance(self.cache, KeepingCache):  # a copy uses the frames that it reads
+            self.cache.finish_copies()
+            if self.num_available >= num_needed:
+                return True
+        return self._regain(num_needed)
 
     def _match(self, request: Request) -> tuple[Match, Int32]:
         """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
@@ -719,7 +752,7 @@ class KVSpace:
             return
         spare = min(max(_SPARE_NEEDS * n, _SPARE_TOKENS // self.page_size), self._allocator.num_pages // _SPARE_SHARE)
         if self.groups is not None:
-            self.groups.trim(n + spare, ends=False)
+            self._trim(n + spare, ends=False)
         while n > self._allocator.num_free:
             evicted = self.cache.evict(n - self._allocator.num_free + spare)
             self.num_evicted += len(evicted)
@@ -727,8 +760,16 @@ class KVSpace:
             if self.groups is None or not len(evicted):
                 break
         if self.groups is not None:
-            self.groups.trim(n, ends=True)
+            self._trim(n, ends=True)
         self.epoch += 1
+
+    def _trim(self, n: int, *, ends: bool) -> None:
+        """Free idle frames until n pages are free; lower tiers get those near the end of a prefix first."""
+        assert self.groups is not None
+        pages = self.groups.to_trim(n, ends=ends)
+        if isinstance(self.cache, KeepingCache):
+            self.cache.keep(self.groups.ends_of(pages))
+        self.groups.drop_windows(pages)
 
 
 def private_pages(request: Request) -> Int32:

@@ -34,7 +34,7 @@ class Reports:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Reports | None:
-        """Return the wishes of those of some requests that have any; None: no request has any."""
+        """Return the reports that requests ask for, or None if no request asks for any."""
         asking = [one for one in requests if one.sampling.logprobs is not None]
         if not asking:
             return None
@@ -64,7 +64,7 @@ class Logprobs:
     """[N, K], their log probabilities."""
 
     def entries(self, first: int, last: int) -> tuple[TokenLogprob, ...]:
-        """Return what was reported of tokens [first, last); nothing if they were not."""
+        """Return the reports of tokens [first, last); empty if they were not reported."""
         if first == last or self.num_top[first] < 0:
             return ()
         rows = slice(first, last)

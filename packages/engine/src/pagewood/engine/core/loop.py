@@ -52,7 +52,8 @@ _RECALL_WAIT_S = 0.001
 """How long the engine sleeps when it can only wait: for KV from a lower tier, a grammar, or room for a request."""
 
 _BARREN_PASSES = 16
-"""Passes in a row that plan nothing, though requests wait and none runs, after which the engine sleeps between them."""
+"""After this many passes in a row that plan nothing though requests wait and none runs, the engine sleeps between
+them."""
 
 
 class StepHandle(Protocol):
@@ -72,7 +73,7 @@ class StepHandle(Protocol):
 
 @runtime_checkable
 class ConstrainedHandle(StepHandle, Protocol):
-    """A launched step some of whose tokens are drawn later; what a runner returns that can follow grammars."""
+    """A launched step some of whose tokens are drawn later. A runner that can follow grammars returns it."""
 
     def drafts(self) -> Sequence[Sequence[int]]:
         """Wait for the drafts of the M grants of `Batch.constrained`, and return them; called before `constrain`."""
@@ -82,8 +83,8 @@ class ConstrainedHandle(StepHandle, Protocol):
         """Let the tokens of `Batch.constrained` be drawn; called once, before the next launch, if there are any.
 
         Args:
-            masks: `[>= M and drafts, words of a mask]`, for each of the M grants one, and one for each of its drafts:
-                bit `i % 32` of word `i // 32` is set if token i may be drawn in its place. More are not read.
+            masks: `[>= M + drafts, words of a mask]`, one for each of the M grants, followed by one for each of its
+                drafts: bit `i % 32` of word `i // 32` is set if token i may be drawn there. Further masks are not read.
         """
         ...
 
@@ -118,7 +119,7 @@ class Observer(Notes, Protocol):
         ...
 
     def planned(self, plan: StepPlan, grants: Sequence[Grant], state: EngineState, num_free_pages: int) -> None:
-        """Note a plan before it is launched, which it is unless it has no grants.
+        """Note a plan. It is launched next, unless it has no grants.
 
         Args:
             plan: as the planner made it.
@@ -159,7 +160,7 @@ class Pending:
     is_long: bool = False
     """Whether it has at least `EngineInfo.long_step_tokens`."""
     failure: Exception | None = None
-    """Why its draws got no right masks, so that its result does not count."""  # written by: loop
+    """Why filling its masks failed; the step then fails too."""  # written by: loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +173,14 @@ class EngineInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_pages: int
-    """Pages of which the memory in all layers fits."""
+    """Pages that fit, with their memory in all layers."""
     page_size: int
     windows: tuple[int | None, ...] = (None,)
     """How many positions a token sees in each group of layers, itself included; None: all. Groups have equal sizes, and
     those without a window come first. One group without a window: a page is its memory in all layers."""
+    announces_pages: bool = False
+    """Whether a batch has the ids of pages too, as a table behind those of the frames in all groups: a runner needs
+    them for memory that lies beside the frames. Without groups, page ids are all there is."""
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
     page_bytes: int = 0
@@ -195,10 +199,10 @@ class Counters:
     """Positions computed or being computed."""
     num_preempted: int
     num_spared: int = 0
-    """Waiting requests, since it was built, for which no other gave way because those that could had done so before,
-    and had not grown enough since."""
+    """Waiting requests, since it was built, for which no running request was preempted because each candidate had been
+    preempted before and had not grown enough since."""
     num_starved: int = 0
-    """Waiting requests, since it was built, that did not fit and that others had passed as often as they may; no other
+    """Waiting requests, since it was built, that did not fit and had been passed as often as is allowed; no request
     passes them any more."""
     num_violations: int
     """How often the invariant of KV memory was found broken while idle, and repaired."""
@@ -208,8 +212,7 @@ class Counters:
     num_held: int = 0
     """Requests that are paused alone."""
     num_stuck: int = 0
-    """Waiting requests of an admission that stands still: none runs, memory is free, and nothing is planned; 0: it does
-    not."""
+    """Waiting requests if admission stands still (none runs, memory is free, and nothing is planned), otherwise 0."""
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
@@ -258,7 +261,7 @@ class Engine:
         observer: Observer | None = None,
     ) -> None:
         self.config = config
-        """What it was built from, with every "auto" and None that was chosen replaced."""
+        """The configuration it was built from. Values replace every "auto", and every None that was resolved."""
         self.info = info
         self._state = state
         self._intake = intake
@@ -352,7 +355,7 @@ class Engine:
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """The prefix cache of this moment, to be read in the engine's thread; it is replaced if it is found broken."""
+        """The current prefix cache, to be read in the engine's thread; it is replaced if it is found broken."""
         return self._kv.cache
 
     @property
@@ -384,7 +387,7 @@ class Engine:
     def measure(self, clock: Callable[[], float] = time.monotonic) -> Measures:
         """Measure steps from now on, and return what is counted; a second call changes nothing.
 
-        `clock` must agree with the engine's, and is another one, because readings of that are inputs of decisions.
+        `clock` must agree with the engine's clock, but be a separate one: readings of that are inputs of decisions.
         """
         if self._measures is None:
             self._measures = Measures(clock, low_priority_first=self.config.low_priority_first)
@@ -498,7 +501,7 @@ class Engine:
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S if self._was_idle else 0.0
         elif last is None and not self._state.running:
-            self._kv.poll()  # what waits may wait for pages that a cancelled copy still holds
+            self._kv.poll()  # waiting requests may need pages that a cancelled copy still holds
             if self._can_only_wait():
                 time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
@@ -517,7 +520,7 @@ class Engine:
             self._send(self._intake.expire(self._clock()))
 
     def _can_only_wait(self) -> bool:
-        """Return whether another pass can plan nothing before something else has ended, or has not for many passes."""
+        """Return whether passes are useless now: a recall or a grammar must end first, or many have planned nothing."""
         state = self._state
         return bool(state.waiting.num_recalling or state.compiling) or self._watchdog.num_passes > _BARREN_PASSES
 
@@ -632,7 +635,7 @@ class Engine:
     def _constrain(self, pending: Pending | None) -> None:
         """Give a step the masks that its draws wait for; the step before it has been retired.
 
-        If that fails, the step does when it is retired.
+        If that fails, the step fails when it is retired.
         """
         if pending is None or not pending.constrained:
             return
@@ -661,7 +664,7 @@ class Engine:
             errors.append(error)
 
     def _finish(self, pending: Pending | None, *, following: Pending | None = None) -> None:
-        """Wait for a step and retire it; the masks of the step that follows come before the answers of others."""
+        """Wait for a step and retire it; the next step gets its masks before answers without a grammar are made."""
         if pending is None:
             return
         measures = self._measures

@@ -17,8 +17,8 @@ ALONE_MS = 100
 class MaskTurns:
     """Chooses which requests with slow grammars get no token in a step.
 
-    Invariant: the one whose last turn is longest ago is the next to have a turn: at once if no other request runs or
-    waits, otherwise when the time that earlier turns took beyond `STEP_MS` is paid by the steps since.
+    Invariant: the request whose last turn is longest ago gets the next turn: at once if no other request runs or waits,
+    otherwise when later steps have made up for the time that earlier turns took beyond `STEP_MS`.
     """
 
     __slots__ = ("_notes", "_num_turns", "_room_ms")
@@ -27,7 +27,7 @@ class MaskTurns:
         self._notes = notes
         self._num_turns = 0  # written by: sitting_out
         self._room_ms = 0
-        """What the steps so far have left; less than 0 after a turn that took long."""  # written by: sitting_out
+        """Milliseconds that earlier steps have left over; negative after a long turn."""  # written by: sitting_out
 
     def sitting_out(self, state: EngineState) -> Set[Request]:
         """Return the running requests that get no token in the next step, because their masks would take too long."""

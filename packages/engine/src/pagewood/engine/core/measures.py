@@ -156,7 +156,7 @@ class Measurement:
     stage_s: dict[str, float]
     """Stage -> seconds."""
     step_s: tuple[tuple[float, ...], tuple[int, ...], float]
-    """Bounds, counts and total of a `Histogram`, as the next."""
+    """Bounds, counts and total of a `Histogram`; the same for the next field."""
     step_tokens: tuple[tuple[float, ...], tuple[int, ...], float]
     num_prefill_tokens: int
     num_decode_tokens: int

@@ -1,4 +1,4 @@
-"""Prompt tokens of a step by what steps have taken so far, so that decoding requests get their tokens in time."""
+"""Limits the prompt tokens of a step by how long earlier steps took, so that decoding requests get tokens in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Chunking(Protocol):
         ...
 
     def record(self, *, num_prefill: int, num_decode: int, num_kv: int, seconds: float) -> None:
-        """Note what a step took."""
+        """Note how long a step took."""
         ...
 
 

@@ -38,6 +38,9 @@ class PageAllocator(Protocol):
         ...
 
 
+_NO_PAGES: Int32 = np.empty(0, np.int32)
+
+
 class PageGroups:
     """Maps pages to frames: a frame is the memory of a page in one group of layers.
 
@@ -56,8 +59,9 @@ class PageGroups:
     """
 
     __slots__ = (
-        "_clock", "_frames", "_has_windows", "_ids", "_is_cached", "_is_end", "_num_whole", "_num_windowed",
-        "_page_size", "_peak", "_table", "_used_at", "_users", "num_idle", "reach", "window",
+        "_announces_pages", "_clock", "_copies", "_frames", "_has_windows", "_ids", "_is_cached", "_is_end",
+        "_num_whole", "_num_windowed", "_page_size", "_peak", "_table", "_used_at", "_users", "num_idle", "reach",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +72,7 @@ class PageGroups:
         ids: PageAllocator,
         page_size: int,
         num_ahead: int,
+        announces_pages: bool = False,
     ) -> None:
         """Begin with every frame free.
 
@@ -77,6 +82,7 @@ class PageGroups:
             ids: hands out the ids of pages, of which there may be more than frames if no group is whole.
             page_size: positions per page.
             num_ahead: the most positions that one step computes for a request.
+            announces_pages: see `EngineInfo.announces_pages`.
 
         Raises:
             ValueError: no group has a window, whole groups do not come first, or windows differ.
@@ -91,6 +97,7 @@ class PageGroups:
         self._num_whole = sum(one is None for one in windows)
         self._num_windowed = len(windows) - self._num_whole
         self._page_size = page_size
+        self._announces_pages = announces_pages
         self._peak = _peak(window, page_size, num_ahead)
         self._frames, self._ids = frames, ids
         num_ids = ids.num_pages
@@ -100,6 +107,9 @@ class PageGroups:
         self._has_windows = self._table[self._num_whole]
         """[pages], the frames of the first group with a window, a view."""  # contents written by: page_groups
         self._users = np.zeros(num_ids, np.int32)  # contents written by: page_groups
+        self._copies = np.zeros(num_ids, np.int32)
+        """[pages], how many of the users of each are copies from or to other memories."""
+        # contents written by: page_groups
         self._is_cached = np.zeros(num_ids, np.bool_)  # contents written by: page_groups
         self._is_end = np.zeros(num_ids, np.bool_)
         """[pages], whether a prompt, an answer or a cached prefix that was used has ended within the window."""
@@ -114,6 +124,11 @@ class PageGroups:
     def num_pages(self) -> int:
         """Pages of which all frames fit into memory."""
         return self._frames.num_pages // len(self._table)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers."""
+        return len(self._table)
 
     @property
     def num_ids(self) -> int:
@@ -133,7 +148,8 @@ class PageGroups:
     def num_cached(self, num_pages: int) -> int:
         """Return how many whole pages the frames of all cached pages, of which there are `num_pages`, make up."""
         frames = num_pages * self._num_whole
-        frames += int(np.count_nonzero(self._is_cached & (self._has_windows >= 0))) * self._num_windowed
+        is_owned = self._is_cached | (self._copies > 0)
+        frames += int(np.count_nonzero(is_owned & (self._has_windows >= 0))) * self._num_windowed
         return -(-frames // len(self._table))
 
     def num_needed(self, num_pages: int, *, num_in_windows: int = 0) -> int:
@@ -153,13 +169,55 @@ class PageGroups:
         self._users[pages] = 1
         return pages
 
+    def alloc_for_hit(self, n: int) -> Int32:
+        """Return `[n]` pages for a prefix that a copy fills, with frames in windows where a hit reads them; the copy is
+        their user.
+        """
+        pages = self._ids.alloc(n)
+        window = self.window_of(pages)
+        num_whole, num_windowed = self._num_whole, self._num_windowed
+        frames = self._frames.alloc(n * num_whole + len(window) * num_windowed)
+        self._table[:num_whole, pages] = frames[: n * num_whole].reshape(num_whole, n)
+        self._table[num_whole:, window] = frames[n * num_whole :].reshape(num_windowed, len(window))
+        self._users[pages] = self._copies[pages] = 1
+        return pages
+
+    def num_for_hit(self, num_pages: int) -> int:
+        """Return how many whole pages the frames make up that `alloc_for_hit` takes."""
+        frames = num_pages * self._num_whole + min(num_pages, self.reach) * self._num_windowed
+        return -(-frames // len(self._table))
+
+    @property
+    def num_free_ids(self) -> int:
+        """Pages without an owner; there may be no frames for them."""
+        return self._ids.num_free
+
+    def frames_of(self, pages: Int32) -> Int32:
+        """Return `[groups, n]`, the frames of pages `[n]` in each group; -1: it has none."""
+        return self._table[:, pages]
+
+    def hold(self, pages: Int32) -> None:
+        """Count a copy as a user of pages, so that they keep their frames."""
+        self.use(pages)
+        self._copies[pages] += 1
+
+    def end_copy(self, pages: Int32) -> None:
+        """Undo one `hold`, or the use of `alloc_for_hit`."""
+        self._copies[pages] -= 1
+        self.let_go(pages)
+
+    def drop_windows(self, pages: Int32) -> None:
+        """Free the frames in windows of pages that have no user."""
+        self.num_idle -= int(np.count_nonzero(self._is_idle(pages)))
+        self._take(pages)
+
     def free(self, pages: Int32) -> None:
         """Take pages back, with all their frames and users."""
         self.num_idle -= int(np.count_nonzero(self._is_idle(pages)))
         frames = self._table[:, pages].ravel()
         self._frames.free(frames[frames >= 0])
         self._table[:, pages] = -1
-        self._users[pages] = 0
+        self._users[pages] = self._copies[pages] = 0
         self._is_cached[pages] = self._is_end[pages] = False
         self._ids.free(pages)
 
@@ -185,6 +243,15 @@ class PageGroups:
         usable = np.flatnonzero(last_missing < np.maximum(places + 1 - self.reach, 0))
         return int(usable[-1]) + 1 if len(usable) else 0
 
+    def first_lacking(self, pages: Int32, num_pages: int) -> int:
+        """Return the first of the cached pages of a prefix of `num_pages` that lacks a window of the position after it.
+
+        It is the number of `pages` if none does.
+        """
+        first = min(max(0, num_pages - self.reach), len(pages))
+        lacking = np.flatnonzero(self._has_windows[pages[first:]] < 0)
+        return first + int(lacking[0]) if len(lacking) else len(pages)
+
     def window_of(self, pages: Int32) -> Int32:
         """Return the pages of a prefix that the window of the position after it may reach."""
         return pages[max(0, len(pages) - self.reach) :]
@@ -208,11 +275,11 @@ class PageGroups:
         """Note that a prefix ends behind these pages, where another request may go on: its windows are worth more."""
         self._is_end[self.window_of(pages)] = True
 
-    def give(self, own: Int32, cached: Int32) -> None:
-        """Move frames in the windows from pages to the cached ones that hold the same and have none.
+    def give(self, own: Int32, cached: Int32) -> int:
+        """Move frames in the windows from pages to the cached ones that hold the same and have none; return how many.
 
         Args:
-            own: `[n]` pages of one request, which it does not read any more.
+            own: `[n]` pages of one request or copy, which it does not read any more.
             cached: `[n]` pages of the cache, for the same tokens.
         """
         are_given = (self._has_windows[own] >= 0) & (self._has_windows[cached] < 0)
@@ -223,9 +290,11 @@ class PageGroups:
         self._used_at[cached] = self._clock
         self._is_end[cached] |= self._is_end[own]
         self.num_idle += int(np.count_nonzero(self._is_idle(cached)))
+        return len(cached)
 
-    def trim(self, num_pages: int, *, ends: bool) -> None:
-        """Free idle frames until `num_pages` are free, or no more are idle: those first that were used longest ago.
+    def to_trim(self, num_pages: int, *, ends: bool) -> Int32:
+        """Return pages whose idle frames are to be freed until `num_pages` are free: those first that were used longest
+        ago. They may be too few.
 
         Args:
             num_pages: whole pages.
@@ -234,16 +303,21 @@ class PageGroups:
         """
         num_lacking = -(-(num_pages * len(self._table) - self._frames.num_free) // self._num_windowed)
         if num_lacking <= 0 or not self.num_idle:
-            return
+            return _NO_PAGES
         is_idle = self._is_idle(slice(None))
         pages = np.flatnonzero(is_idle if ends or not self._num_whole else is_idle & ~self._is_end).astype(np.int32)
         if num_lacking < len(pages):
             pages = pages[np.argpartition(self._used_at[pages], num_lacking - 1)[:num_lacking]]
-        self.num_idle -= len(pages)
-        self._take(pages)
+        return pages
+
+    def ends_of(self, pages: Int32) -> Int32:
+        """Return those of some pages that are near the end of a prefix."""
+        return pages[self._is_end[pages]]
 
     def spread(self, rows: Int32, columns: Int32, pages: Int32, num_rows: int) -> tuple[Int32, Int32, Int32]:
         """Return rows, columns and frames of the tables of all groups, which lie behind each other.
+
+        If pages are announced, their own ids follow, as a table of one more group.
 
         Args:
             rows: `[n]`, the row of each page.
@@ -252,6 +326,8 @@ class PageGroups:
             num_rows: rows of the table of one group.
         """
         frames = self._table[:, pages]
+        if self._announces_pages:
+            frames = np.concatenate([frames, pages[None]])
         firsts = np.arange(len(frames), dtype=np.int32)[:, None] * np.int32(num_rows)
         is_there = frames >= 0
         every = np.broadcast_to(columns, frames.shape)
@@ -267,10 +343,11 @@ class PageGroups:
         frames = self._table[self._table >= 0]
         if len(frames) + self._frames.num_free != self._frames.num_pages or len(np.unique(frames)) != len(frames):
             return f"{len(frames)} frames of pages and {self._frames.num_free} free are not {self._frames.num_pages}"
-        counts = np.bincount(np.concatenate([*users, np.empty(0, np.int32)]), minlength=self.num_ids)
+        of_requests = np.bincount(np.concatenate([*users, np.empty(0, np.int32)]), minlength=self.num_ids)
+        counts = of_requests + self._copies
         if (counts > self._users).any() or (not num_retained and (counts != self._users).any()):
-            return "the users of a page are not the requests whose windows reach it"
-        if (self._has_windows[counts > 0] < 0).any():
+            return "the users of a page are not the requests whose windows reach it, and copies"
+        if (self._has_windows[of_requests > 0] < 0).any():
             return "a page lacks a frame that a request reads"
         held = self.held_pages()
         if (self._table[: self._num_whole, held] < 0).any():
@@ -302,6 +379,11 @@ def check_windows(windows: Sequence[int | None]) -> None:
         raise ValueError(f"windows must have groups, those that need all positions first, got {tuple(windows)}")
     if len(set(some)) > 1 or any(one < 1 for one in some):
         raise ValueError(f"windows must be equal and >= 1, got {tuple(windows)}")
+
+
+def most_pages(windows: Sequence[int | None], num_frames: int) -> int:
+    """Return how many pages some frames are for, if only the groups without a window, at least one, have them."""
+    return num_frames // windows.count(None)
 
 
 def num_frames_needed(windows: Sequence[int | None], num_tokens: int, *, page_size: int, num_ahead: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Protocol
 
-from pagewood.engine.core.giving_way import GivingWay, stop_all
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.mask_turns import MaskTurns
 from pagewood.engine.core.pausing import give_back, settle
+from pagewood.engine.core.priority_preemption import PriorityPreemption, stop_all
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
@@ -76,7 +77,7 @@ class StepBudget(Protocol):
         ...
 
     def take_prefill(self, wanted: int, *, ends: bool) -> int:
-        """Take the tokens that `offer_prefill` would return, and return their number; a prompt `ends` with them."""
+        """Take the tokens that `offer_prefill` would return; return their number. `ends`: the prompt ends with them."""
         ...
 
     @property
@@ -120,7 +121,7 @@ class StepReserve(Protocol):
         ...
 
     def exceeds(self, candidate: Request, *, num_available: int) -> bool:
-        """Return whether `num_reserved` is certainly more than a number of pages; if False, it may be all the same.
+        """Return True only if `num_reserved` is certainly more than `num_available`; False proves nothing.
 
         Args:
             candidate: waiting.
@@ -200,13 +201,13 @@ class Planner:
     Prompts share what the decodes leave of a step by priority: one in progress goes on before the waiting requests that
     are not of higher priority, and after those that are. So a long prompt does not keep them waiting.
 
-    A request that cannot get a page takes it from the worst-ranked request without a grant in this step, and before it
-    gives way itself, from one of lower priority that was to decode. A victim with a step in flight cannot be preempted
-    at once: it gets no grant in this step, and is preempted in the next.
+    A request that cannot get a page takes it from the worst-ranked request without a grant in this step. If there is
+    none, it takes it from one of lower priority that was to decode, before it is preempted itself. A victim with a step
+    in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
     __slots__ = (
-        "_budget", "_chunk_align", "_giving_way", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_reserve",
+        "_budget", "_chunk_align", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_preemption", "_reserve",
         "_skip_ahead", "_victim",
     )  # fmt: skip
 
@@ -220,7 +221,7 @@ class Planner:
         skip_ahead: SkipAhead,
         max_scored: int = _ANY_NUMBER,
         chunk_align: int = 1,
-        giving_way: GivingWay | None = None,
+        preemption: PriorityPreemption | None = None,
         pace: Pace | None = None,
         notes: Notes | None = None,
     ) -> None:
@@ -232,15 +233,15 @@ class Planner:
             reserve: how much memory is kept for outputs.
             victim: which request is preempted.
             skip_ahead: how far to look past a request that does not fit.
-            max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
-                for the logits of the whole vocabulary.
+            max_scored: most prompt tokens of a request in one step if their log probabilities are wanted; each takes
+                memory for the logits of the whole vocabulary.
             chunk_align: a part of a prompt that does not end it ends at a multiple of this many positions. A step must
                 have room for that many prompt tokens.
-            giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
+            preemption: preempts running requests for waiting ones; None: only lack of memory preempts running requests.
             pace: limits the prompt tokens of steps; None: only the budget does.
             notes: gets the reasons of decisions; None: no reasons are kept.
         """
-        self._giving_way = giving_way
+        self._preemption = preemption
         self._pace = pace
         self._notes = notes
         self._max_scored = max_scored
@@ -256,8 +257,8 @@ class Planner:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
         shortage = Shortage(state, self._kv, self._victim, self._notes)
         num_moved = 0
-        if self._giving_way is not None:
-            leaving, num_moved = self._giving_way.begin_step(state)
+        if self._preemption is not None:
+            leaving, num_moved = self._preemption.begin_step(state)
             shortage.excluded += leaving
         if state.waiting.begin_step():
             state.sort_running()
@@ -286,7 +287,7 @@ class Planner:
         if is_prefill_first or num_later > num_preempted == 0:
             self._note_step(num_later)
         revoked = shortage.revoked
-        if self._giving_way is not None and (leaving := self._giving_way.leaving):  # they leave a step earlier without
+        if self._preemption is not None and (leaving := self._preemption.leaving):  # they leave a step earlier without
             revoked += leaving
         if revoked:
             grants[:num_decodes] = [grant for grant in grants[:num_decodes] if grant.request not in revoked]
@@ -328,7 +329,7 @@ class Planner:
     @property
     def num_spared(self) -> int:
         """Waiting requests for which no other was preempted because these had been preempted before."""
-        return 0 if self._giving_way is None else self._giving_way.num_spared()
+        return 0 if self._preemption is None else self._preemption.num_spared()
 
     def _preempt(self, state: EngineState, shortage: Shortage) -> int:
         """Move the requests that have lost their pages to the queue; return how many."""
@@ -445,6 +446,9 @@ class Planner:
     ) -> None:
         """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory.
 
+        What is free or becomes free then is for that one: a stream of short requests could take it in every step. So a
+        waiting request that would fit comes a step later.
+
         `prompts` that are left go on before the first request that is not of higher priority. Requests that are parked
         or wait for copies count as running for those of lower priority.
         """
@@ -457,7 +461,7 @@ class Planner:
             give_back(state, kv)
         had_place = has_place = budget.can_admit and kv.num_free_rows > 0
         has_tokens = budget.offer_prefill(1) > 0
-        if not has_tokens or not (has_place or self._giving_way):
+        if not has_tokens or not (has_place or self._preemption):
             if self._notes is not None:
                 self._notes.note(
                     Reason.CLOSED_FOR_TOKENS if kv.num_free_rows else Reason.CLOSED_FOR_PLACES,
@@ -465,15 +469,15 @@ class Planner:
                 )  # fmt: skip
             return
         self._skip_ahead.begin_step(waiting)
-        # Whether a request that does not fit changes nothing but that its cached prefix counts as used.
-        is_plain = self._notes is None and self._giving_way is None and kv.tiers is None and not kv.num_retained
+        # Whether declining a request has no effect, except that its cached prefix counts as used.
+        is_plain = self._notes is None and self._preemption is None and kv.tiers is None and not kv.num_retained
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
         claims: list[Claim] = []
-        claims_of: int | None = None  # the priority that they are above; None: there may be more
+        claims_of: int | None = None  # `claims` are those above this priority; None: look them up again
         is_declined = False
         num_available = kv.num_available
-        for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
+        for request in waiting.examine(now_s, first=self._preemption and self._preemption.favoured):
             if prompts.left and prompts.left[-1].priority >= request.priority:
                 self._plan_prompts(prompts, budget, grants, shortage, least=request.priority)
                 if shortage.excluded:
@@ -483,7 +487,7 @@ class Planner:
                 has_tokens = budget.offer_prefill(1) > 0
                 has_place = budget.can_admit and kv.num_free_rows > 0
                 reserve, num_available = None, kv.num_available
-                waiting.match(request)  # the pages for the prompts may have been those of its match
+                waiting.match(request)  # pages of its match may have been taken for the prompts
             if self._skip_ahead.is_barred(request):
                 break
             if not has_tokens:
@@ -500,8 +504,8 @@ class Planner:
             if not has_place:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_PLACE, request, None, len(state.running), kv.num_free_rows)
-                if self._giving_way is not None and not had_place:
-                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=0)
+                if self._preemption is not None and not had_place:
+                    shortage.excluded += self._preemption.ask(state, request)
                 break
             if waiting.defer(request):
                 if self._notes is not None:
@@ -512,8 +516,8 @@ class Planner:
                 is_declined = True
                 if self._notes is not None:
                     self._notes.note(Reason.PLACE_KEPT, request, claims[0][0], kv.num_free_rows, len(claims))
-                if self._giving_way is not None:
-                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=0)
+                if self._preemption is not None:
+                    shortage.excluded += self._preemption.ask(state, request)
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
@@ -543,8 +547,9 @@ class Planner:
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
                 is_declined = True
-                if self._giving_way is not None:
-                    shortage.excluded += self._giving_way.ask(state, request, num_reserved=num_reserved)
+                if self._preemption is not None:
+                    reserved_beside = partial(self._reserved_beside, request, claims)
+                    shortage.excluded += self._preemption.ask(state, request, reserved_beside=reserved_beside)
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
@@ -572,16 +577,20 @@ class Planner:
             has_place = budget.can_admit and kv.num_free_rows > 0
             num_available = kv.num_available
         waiting.end_pass(admitted)
-        if is_declined and state.held:  # not before the pass has ended, in which the order must not change
+        if is_declined and state.held:  # only after the pass, because the order must not change during it
             give_back(state, kv)
 
     def _open_reserve(self, running: Sequence[Request], claims: Sequence[Claim], *, all_decode: bool) -> StepReserve:
         page_size, num_to_complete = self._kv.page_size, sum(num_pages for _, num_pages in claims)
-        if not all_decode:  # those that do have pages for all tokens already known
+        if not all_decode:  # decoding requests have pages for all tokens already known
             lacking = [request for request in running if request.num_known > request.num_pages * page_size]
             num_to_complete += sum(map(self._kv.num_to_complete, lacking))
         running = [*running, *(claimant for claimant, _ in claims)]
         return self._reserve.open(running, page_size=page_size, num_to_complete=num_to_complete)
+
+    def _reserved_beside(self, candidate: Request, claims: Sequence[Claim], running: Sequence[Request]) -> int:
+        """Return the pages that must stay available for `running` and `claims` if a candidate runs beside them only."""
+        return self._open_reserve(running, claims, all_decode=False).num_reserved(candidate, num_available=0)
 
     def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:
         assert self._notes is not None
@@ -665,9 +674,10 @@ class Shortage:
 
 
 def _is_in_progress(request: Request, *, prefill_first: bool) -> bool:
-    """Return whether a running request lacks more than its last token, which alone is decoded.
+    """Return whether a running request lacks more than its last token; one that lacks only that one decodes.
 
-    With `prefill_first`, the last token of a prompt is not: other prompts would keep it from its first token.
+    With `prefill_first`, the last token of a prompt counts as in progress too: as a decode it would wait for all
+    prompts.
     """
     num_missing = request.num_known + request.num_unseen - request.num_launched
     return num_missing > (request.pool is None) or (

@@ -22,16 +22,16 @@ class Pool:
 
     params: PoolingParams
     num_done: int
-    """Leading positions whose states are in the sum, or do not belong there."""  # written by: pooling
+    """Leading positions that are done: their states are in the sum, or are not part of it."""  # written by: pooling
     end: int
-    """The position behind the last one whose state belongs there."""
+    """The position after the last one whose state is part of the sum."""
     total: NDArray[np.float64] | None = None
-    """[E], the sum of states; None: there are none yet."""  # written by: pooling
+    """[E], the sum of states; None: no states yet."""  # written by: pooling
     num_added: int = 0  # written by: pooling
 
     @classmethod
     def of(cls, params: PoolingParams, num_prompt: int) -> Pool:
-        """Return the empty one of a prompt."""
+        """Return the empty sum for a prompt."""
         first = num_prompt - 1 if params.kind == "last" else 0
         return cls(params=params, num_done=first, end=1 if params.kind == "cls" else num_prompt)
 
@@ -51,7 +51,7 @@ class Pool:
         return first, max(0, min(start + num_tokens, self.end) - start - first)
 
     def add(self, total: Float32, num: int) -> bool:
-        """Add the sum of the next `num` states `[E]`; return whether it consists of numbers."""
+        """Add the sum of the next `num` states `[E]`; return whether all of it is finite."""
         self.total = total.astype(np.float64) if self.total is None else self.total + total
         self.num_added += num
         self.num_done += num

@@ -31,7 +31,7 @@ class Processors:
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Processors | None:
-        """Return what those of some requests name that name any; None: no request names any."""
+        """Return the processors that requests name, or None if no request names any."""
         naming = [one for one in requests if one.sampling.logits_processors]
         if not naming:
             return None
@@ -52,14 +52,14 @@ def arguments_of(processor: LogitsProcessor) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
     if not isinstance(arguments, dict):
-        raise ValueError(f"no object but {type(arguments).__name__}")
+        raise ValueError(f"not a JSON object but {type(arguments).__name__}")
     return cast("dict[str, Any]", arguments)
 
 
 def processors_refusal(
     processors: Sequence[LogitsProcessor], functions: Mapping[str, Callable[..., None]]
 ) -> Refusal | None:
-    """Return why a request is refused that names processors; None: it is not.
+    """Return why a request with these processors is refused, or None if it is accepted.
 
     Args:
         processors: of the request.
@@ -79,7 +79,7 @@ def processors_refusal(
             return Refusal(message=message, param=_PARAM, code="invalid_value")
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # of some functions written in C
+        except (TypeError, ValueError):  # raised for some functions written in C
             continue
         try:
             signature.bind(None, None, **arguments)
@@ -90,4 +90,4 @@ def processors_refusal(
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -12,7 +12,7 @@ from pagewood.engine.core.request import Request
 _NUM_RETURNED = 8
 """Requests of a tenant that return to the order when it has room; the order then chooses among them."""
 _MAX_TIMES = 32
-"""Times that a request is taken while others of its tenant are admitted; after that they wait for it."""
+"""A request is taken this often while others of its tenant are admitted; after that, they wait for it."""
 
 
 class Verdict(Protocol):
@@ -20,12 +20,12 @@ class Verdict(Protocol):
 
     @property
     def fits(self) -> bool:
-        """Whether it is."""
+        """Whether it is within them."""
         ...
 
     @property
     def reason(self) -> str:
-        """Which number was short, if it is not."""
+        """Which limit it exceeds, if it does not fit."""
         ...
 
 
@@ -73,11 +73,11 @@ class QuotaQueue:
         """Begin empty; from now on `quotas` counts the requests that run."""
         self._quotas = quotas
         self._tenants: dict[str, _Tenant] = {}
-        """Those with requests that wait here."""  # written by: quota_queue
+        """Name -> tenant with requests that wait here."""  # written by: quota_queue
         self._keys: dict[int, tuple[int, int, Request]] = {}
-        """By arrival."""  # written by: quota_queue
+        """Arrival number -> key and request."""  # written by: quota_queue
         self._num_times: dict[int, int] = {}
-        """By arrival, how often a waiting request was taken after it was examined."""  # written by: quota_queue
+        """Arrival number -> how often a waiting request was taken after it was examined."""  # written by: quota_queue
 
     def __len__(self) -> int:
         """Return how many requests wait here."""
@@ -95,8 +95,8 @@ class QuotaQueue:
     def take(self, request: Request, claimants: Iterable[Request] = ()) -> bool:
         """Take a request if its tenant is at its limit; return whether it is taken.
 
-        One that fits is taken if one of higher priority of its tenant waits here, or a stream of them would take what
-        becomes free.
+        A request that fits is taken too if one of higher priority of its tenant waits here. Otherwise a stream of such
+        requests would take all that becomes free.
 
         Args:
             request: waits in the order.

@@ -39,10 +39,10 @@ class Request:
     seed: int
     stop_ids: frozenset[int]
     priority: int
-    """What decisions read: its own, or the higher one of a request that is parked behind its prompt."""
+    """The priority for decisions: `own_priority`, or the higher one of a request that is parked behind its prompt."""
     # written by: intake, waiting
     own_priority: int = field(init=False)
-    """What it was submitted with, or was given since."""  # written by: intake
+    """The priority that the client gave it, at submission or later."""  # written by: intake
     namespace: str | None
     carry: bytes
     arrival: int
@@ -51,18 +51,18 @@ class Request:
     deadline_s: float = inf
     """Time by which it should have ended, on the engine's clock."""
     tenant: str = ""
-    """Whose quotas and share of the engine it uses."""
+    """The tenant whose quota and share of the engine it uses."""
     service_class: str = ""
     tag: str = ""
     retain_s: float | None = None
-    """Seconds after its end for which its prefix is likely to return; 0: it is done, None: nothing is known."""
+    """For how long after its end its prefix is likely to be used again; 0: it will not be, None: unknown."""
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     timeline: Timeline | None = None
     """The times that its last answer reports; None: no times."""
     num_prompt: int
     num_before: int | None = None
-    """Tokens of the prompt, the last ones, that are output of the search of which it is a step; None: of no search."""
+    """Trailing prompt tokens that beam search produced; None outside one."""
     max_length: int
     """Tokens of prompt plus output at which it ends."""
 
@@ -73,12 +73,12 @@ class Request:
     num_computed: int = 0
     """Leading positions whose KV is computed."""  # written by: retire, kv
     num_unscored: int = 0
-    """Prompt tokens whose log probabilities are wanted and not known yet, the last ones."""  # written by: retire
+    """Trailing prompt tokens whose log probabilities are wanted and not known yet."""  # written by: retire
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    """Those that are known, of the prompt tokens from the first reported one on, until they are answered."""
+    """Log probabilities of prompt tokens, from the first reported one on, that are known and not answered yet."""
     # contents written by: retire
     pool: Pool | None = None
-    """The vector that it is answered with; None: with tokens."""  # contents written by: retire
+    """The vector that it asks for; None: it asks for tokens."""  # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     pause: Literal["no", "in_place", "retract"] = "no"
     """Whether it is paused alone, and whether it then keeps its memory."""  # written by: pausing
@@ -100,7 +100,7 @@ class Request:
     """Tokens promised by launched steps that are known already, because the grammar forces them."""
     # written by: retire
     num_untold: int = 0
-    """Known tokens, the last ones, that no launched step has drawn or been given."""  # written by: retire, loop
+    """Trailing known tokens that no launched step has drawn or received."""  # written by: retire, loop
     matcher: Matcher | None = None
     """Its state in its grammar, after all known tokens; None: it has no grammar."""  # written by: intake
     mask_ms: int = 0
@@ -118,7 +118,7 @@ class Request:
     num_cached: int = -1
     """Tokens found in the cache when it was first admitted; -1 before that."""  # written by: kv
     cached_prefix: CachedPrefix | None = None
-    """Why those were not more; None: it is not asked for."""  # written by: kv
+    """Why the cached prefix was not longer; None: the request does not ask."""  # written by: kv
     admitted_s: float = 0.0
     """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
     row: int = -1
@@ -227,5 +227,5 @@ class Request:
         return first if num_both and differs[first] else num_both
 
 
-# Policies read it of every running request in a step, and the property takes four times as long as the slot behind it.
+# Policies read it for every running request in a step, and the property takes four times as long as its slot.
 setattr(Request, "num_tokens", vars(Request)["num_known"])  # noqa: B010

@@ -12,7 +12,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.logprobs import Logprobs
 
 EXCLUDED = -2
-"""Stands for a token where all logits are minus infinity; another negative number, where logits are not numbers."""
+"""Stands for a token if all logits are minus infinity; any other negative number means that logits are not numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ class StepResult:
     """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if none could be drawn, or if the grant was
     left out because its row had ended."""
     excluded: Collection[int] = ()
-    """Those of the S grants for which changes of the logits have excluded every token. Those of other grants without a
-    token were not numbers."""
+    """The sampled grants for which changes of the logits have excluded every token. The logits of other grants without
+    a token were not numbers."""
     logprobs: Logprobs | None = None
     """Log probabilities of the N tokens; None: no request wants them."""
     prompt_logprobs: Logprobs | None = None
-    """Those of the prompt tokens of `Batch.scored`, one grant after the other; None: there are none."""
+    """Log probabilities of the prompt tokens of `Batch.scored`, one grant after the other; None: no prompt tokens."""
     num_drafted: Int32 | None = None
     """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1. None: no drafts."""
     draft_s: float = 0.0
@@ -43,13 +43,13 @@ class StepResult:
     verify_s: float = 0.0
     """Seconds that the device spent on the rest of the step; 0: not measured."""
     num_rebuilt: int = 0
-    """Positions that a draft model computed before its drafts, because its KV there was missing or of other tokens."""
+    """Positions that a draft model computed before its drafts because its KV there was missing or of other tokens."""
     num_postponed: int = 0
     """Grants that got no drafts, because the drafter was not ready for their rows."""
     num_short: int = 0
     """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
     vectors: NDArray[np.float32] | None = None
-    """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: there are none."""
+    """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: no vectors."""
 
     def by_grant(self) -> list[tuple[int, ...]]:
         """Return the tokens of each of the S grants."""

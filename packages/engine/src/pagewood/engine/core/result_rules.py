@@ -1,4 +1,4 @@
-"""The rules that what a runner returns for a step must keep, checked once a step before anything is applied.
+"""The rules for what a runner returns for a step. They are checked once a step, before anything is applied.
 
 All arrays are on the host. A check reads each of them once, whatever the number of requests.
 """
@@ -35,7 +35,7 @@ def check_result(
             tokens need no report. None: no tokens need one.
 
     Raises:
-        TypeError: it is no `StepResult`, or a field has another type.
+        TypeError: it is not a `StepResult`, or a field has another type.
         ValueError: a field breaks a rule.
     """
     if not isinstance(result, StepResult):
@@ -63,7 +63,7 @@ def check_result(
         _check_array("vectors", result.vectors, _FLOAT32, (len(batch.pooled), vector_size), "Batch.pooled")
     for name in ("draft_s", "verify_s", "num_rebuilt", "num_postponed", "num_short"):
         value: Any = getattr(result, name)
-        if not isinstance(value, (int, float, np.number)) or not 0 <= value < inf:  # false of NaN
+        if not isinstance(value, (int, float, np.number)) or not 0 <= value < inf:  # false for NaN
             raise ValueError(f"StepResult.{name} must be a number >= 0, got {value!r}")
     return result
 
@@ -77,7 +77,7 @@ def check_drafts(drafts: Sequence[Sequence[int]], batch: Batch, *, vocab_size: i
         vocab_size: token ids are below it.
 
     Raises:
-        ValueError: they are not those of the constrained grants, or too many, or no token ids.
+        ValueError: they are not one sequence for each constrained grant, are too many, or are not token ids.
     """
     if len(drafts) != len(batch.constrained):
         num = len(batch.constrained)
@@ -159,7 +159,7 @@ def _check_array(name: str, value: object, dtype: np.dtype[Any], shape: tuple[in
 
 
 def _num_columns(value: Any) -> int:
-    """Return the columns of an array of two dimensions; 0: it is none."""
+    """Return the columns of an array; 0 if it does not have two dimensions."""
     return value.shape[1] if getattr(value, "ndim", 0) == 2 else 0
 
 

@@ -60,9 +60,9 @@ class _Kept:
 class Retention:
     """Locks the prefixes that are likely to return. Invariant: together they have at most `max_pages` pages.
 
-    A prefix that does not fit ends others: the oldest of the namespace that has most of them. If that is its own and
-    has no other, only its beginning is retained. So a client that retains everything displaces its own prefixes first,
-    and those of a namespace that has no more than an equal share stay.
+    If a new prefix does not fit, the oldest one of the namespace with the most retained pages ends. If that is the new
+    prefix's own namespace, and it has no other prefix, only the beginning of the new one is retained. So a client that
+    retains everything displaces its own prefixes first, and a namespace with at most an equal share keeps its prefixes.
 
     Args:
         num_pages: the ids of pages are below it.
@@ -70,7 +70,7 @@ class Retention:
         max_s: longest time for which a prefix is retained, seconds.
         page_size: tokens per page.
         clock: returns monotonic seconds.
-        groups: the frames of pages, of which it uses those that the next request with its prefix needs; None: a page is
+        groups: the frames of pages; a retained prefix uses those that the next request with it needs. None: a page is
             its memory in all layers.
     """
 
@@ -95,11 +95,11 @@ class Retention:
         self._page_size = page_size
         self._clock = clock
         self.num_pages = 0
-        """Pages that are locked because of it."""  # written by: retention
+        """Pages that retention locks."""  # written by: retention
         self._num_held = np.zeros(num_pages, np.int32)
         """[num_pages], how many retained prefixes have each page."""  # contents written by: retention
         self._kept: dict[int, _Kept] = {}
-        """By the last page; those retained last are last."""  # written by: retention
+        """Last page -> prefix, in the order of retention."""  # written by: retention
         self._by_namespace: dict[str | None, dict[int, None]] = {}
         """Their last pages, in the same order."""  # written by: retention
         self._num_kept: dict[str | None, int] = {}
@@ -124,14 +124,15 @@ class Retention:
             tokens: `[num_tokens] int32`.
             namespace: of the prefix.
             seconds: how long; cut to the longest time.
-            of_request: whether it is what a request has computed, so that a continuation of it may end it.
+            of_request: whether a request has computed these tokens; `drop` of a continuation then ends this retention
+                too.
             ended: called with the unlocked handle of each prefix that had to end.
 
         Returns:
             How many tokens are retained because of this.
         """
         match = cache.peek(tokens, namespace)
-        lease = cache.lock(match.node)  # what ends meanwhile may be a part of it
+        lease = cache.lock(match.node)  # a prefix that ends below may be a part of this one
         pages = match.pages[: self._max_pages]
         while True:
             is_new = self._num_held[pages] == 0
@@ -185,7 +186,7 @@ class Retention:
             self._end(cache, last)
 
     def clear(self, cache: LockingCache) -> None:
-        """End all."""
+        """End all retentions."""
         for last in list(self._kept):
             self._end(cache, last)
         self._deadlines.clear()
@@ -198,7 +199,7 @@ class Retention:
             each.clear()
 
     def _add(self, cache: LockingCache, last: int, kept: _Kept) -> None:
-        """Add a locked prefix; it takes the place of the same one, and holds at least as long."""
+        """Add a locked prefix. It replaces an equal one, and ends no earlier than that."""
         old = self._kept.get(last)
         if old is not None:
             kept = replace(kept, until_s=max(kept.until_s, old.until_s), of_request=kept.of_request and old.of_request)

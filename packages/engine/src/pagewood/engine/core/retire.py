@@ -228,7 +228,7 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
             break
         num_answered += 1
         if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):
-            reason = FinishReason.STOP  # or an error, which the matcher tells
+            reason = FinishReason.STOP  # or an error, which the matcher reports
             break
         if request.num_known == request.max_length:
             reason = FinishReason.LENGTH
@@ -239,11 +239,11 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
 def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
     """Append the tokens that the grammar of a request forces; one grant then computes them together.
 
-    If a step in flight will draw the first of them, that one alone is no news. A token with a report is drawn, and
-    so is one that a logits processor may forbid.
+    Nothing is appended if the only forced token is one that a step in flight will draw anyway. Nor is anything forced
+    for a request with log probabilities or logits processors: its tokens are all drawn.
 
     Returns:
-        As `_append` does, for `tokens` and these.
+        The same as `_append`, for `tokens` and the forced ones together.
     """
     sampling = request.sampling
     if sampling.logprobs is not None or sampling.logits_processors or request.num_unseen > 1:
@@ -259,7 +259,7 @@ def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tupl
 
 
 def _broken_grammar(reason: str) -> Refusal:
-    """Return why a request ends whose matcher has failed."""
+    """Return the refusal that ends a request whose matcher has failed."""
     return Refusal(
         message=f"the grammar of this request cannot be followed any further: {reason}", code="grammar_failed"
     )

@@ -25,10 +25,10 @@ class SamplingColumn(IntEnum):
     """A column of the table. Invariant: those after the seed are named like the fields of `SamplingParams` in them."""
 
     SEED = 0
-    """First half of the memory of an int64. With the position of the drawn token it is the only source of randomness of
-    a request."""
+    """First half of the seed, an int64. Seed and position of a drawn token are the only source of randomness of a
+    request."""
     SEED_REST = 1
-    """Second half."""
+    """Second half of the seed."""
     TEMPERATURE = 2
     """float32; 0 is greedy."""
     TOP_K = 3
@@ -108,6 +108,6 @@ class SamplingArrays:
         return np.concatenate([self.words[:, :first].ravel(), self.words[:, first:].T.ravel()])
 
     def used(self) -> frozenset[SamplingColumn]:
-        """Return which columns have something to do: they are not off in every row."""
+        """Return the columns that are on in at least one row."""
         is_used = (self.words != _OFF).any(0)
         return frozenset(column for column in _COLUMNS if is_used[column])

@@ -28,7 +28,7 @@ class SharedWork:
         """Run all jobs, each once, in any order, and wait for them.
 
         Raises:
-            Exception: a job's, when no job runs any more; the jobs behind it may not have run.
+            Exception: the error of a job, raised when no job runs any more. Later jobs may not have run.
         """
         rest = deque(jobs)
         end_s = time.monotonic() + _ALONE_S

@@ -18,9 +18,9 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 
 _LONGEST_STEP = 2.0
-"""A step that takes longer than this, relative to what the runner has measured, ..."""
+"""A pause came before a step that takes at least this many times what the runner has measured for it, ..."""
 _LONGEST_HOST_S = 5e-3
-"""... and this many seconds more was preceded by a pause: the host does not work that long for a step."""
+"""... and more than this many seconds on top: the host does not work that long for a step."""
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
 _REPORTED_S = 4e-3
@@ -32,7 +32,7 @@ class StepsReport:
     """What steps with the same number of requests have yielded: all with drafts, or all without."""
 
     requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
-    """Requests that were given drafts, once for each step; for the next three, too."""
+    """Requests that were given drafts, one entry per step; the next three lists have the same length."""
     granted: list[int] = field(default_factory=list[int])  # contents written by: settle
     """Draft tokens that each was given."""
     drafted: list[int] = field(default_factory=list[int])  # contents written by: settle
@@ -48,7 +48,7 @@ class StepsReport:
     num_tokens: int = 0
     """Positions that all steps have computed."""  # written by: settle
     num_draft_tokens: int = 0
-    """Those of drafts among them."""  # written by: settle
+    """Positions of drafts among them."""  # written by: settle
     draft_s: float = 0.0
     """Seconds for drafts; 0: not measured."""  # written by: settle
     taken_s: float = 0.0
@@ -114,7 +114,7 @@ class SpeculationCounts:
     verify_s: float = 0.0
     """Seconds for the rest of all steps."""
     num_rebuilt: int = 0
-    """Positions that a draft model computed before its drafts, because its KV there was missing or of other tokens."""
+    """Positions that a draft model computed before its drafts because its KV there was missing or of other tokens."""
     num_postponed: int = 0
     """Times that a request got no drafts, because the drafter was not ready for its row."""
     num_short: int = 0
@@ -131,7 +131,7 @@ class Speculation:
     Args:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
-        drafts_constrained: whether requests with a grammar get drafts; only if the runner can tell its drafts before it
+        drafts_constrained: whether requests with a grammar get drafts; the runner must then report drafts before it
             verifies them.
     """
 
@@ -247,13 +247,13 @@ class Speculation:
         if is_drafting:
             self._settle_drafts(report, grants, result)
         report.draft_s += result.draft_s
-        # What a step has cost the engine is the time since the step before it was retired, with the host's work.
+        # The cost of a step is the time since the step before it was retired, with the host's work.
         report.taken_s += elapsed_s if elapsed_s > device_s else device_s
         if not only_decodes or report.taken_s >= _REPORTED_S:
             self.report()
 
     def report(self) -> None:
-        """Report the steps that are not reported yet: the next one is not like them, or does not come."""
+        """Report the steps collected so far; called when the next step differs from them or does not come."""
         report = self._report
         if not report.num_steps:
             return

@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, giving_way, pausing, retire
+    """Queued, without a row."""  # written by: intake, plan, priority_preemption, pausing, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     on_end: Callable[[Request], None] | None = None
@@ -30,13 +30,14 @@ class EngineState:
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     num_reported: int = 0
-    """Those whose output tokens have log probabilities."""  # written by: intake, retire
+    """Requests whose output tokens have log probabilities, until their last answer."""
+    # written by: intake, retire
     running: list[Request] = field(default_factory=list["Request"])
     """Holding a row, sorted by rank."""  # written by: state
     draining: list[Request] = field(default_factory=list["Request"])
     """Ended, but a launched step still reads their pages."""  # written by: retire
     has_priorities: bool = False
-    """Whether a request since the engine was last without any has had a priority other than 0."""
+    """Whether any request since the engine was last empty has had a priority other than 0."""
     # written by: intake
     held: list[Request] = field(default_factory=list["Request"])
     """Paused alone, in the order in which they were; those in place hold a row while memory lasts."""
@@ -55,7 +56,7 @@ class EngineState:
     def is_resting(self) -> bool:
         """Whether nothing will change before a command arrives: idle, or paused with nothing left to do.
 
-        Requests may wait whose tenant is at its limit because others of it are paused alone.
+        Requests may still wait: those whose tenant is at its limit because its other requests are paused alone.
         """
         if self.held and any(request.pause == "retract" and request.row >= 0 for request in self.held):
             return False
@@ -67,7 +68,7 @@ class EngineState:
 
     @property
     def num_behind_paused(self) -> int:
-        """While none runs: waiting requests whose tenant is at its limit, of which requests are paused in place."""
+        """While no request runs: the waiting requests whose tenant is at its limit and has requests paused in place."""
         if not self.held or not len(self.waiting):
             return 0
         return self.waiting.num_at_quota_of({request.tenant for request in self.held if request.row >= 0})

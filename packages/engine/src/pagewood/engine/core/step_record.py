@@ -11,7 +11,7 @@ from pagewood.engine.core.plan import Grant
 from pagewood.engine.observe.view import StepView
 
 _MAX_STEPS = 4096
-"""Steps between two reads; later ones are not recorded."""
+"""Most steps recorded between two reads; later ones are left out."""
 
 
 class StepRecord:
@@ -36,7 +36,7 @@ class StepRecord:
     def ended(self, grants: Sequence[Grant], *, launched_s: float, now_s: float) -> None:
         """Note that a step has ended, before its requests are retired."""
         began_s, self._ended_s = max(launched_s, self._ended_s), now_s
-        if not launched_s or len(self._steps) == _MAX_STEPS:  # it was launched before anybody watched
+        if not launched_s or len(self._steps) == _MAX_STEPS:  # it was launched before recording began
             return
         num_decodes = num_decode_tokens = num_prompt_tokens = num_admitted = num_cached = 0
         for grant in grants:

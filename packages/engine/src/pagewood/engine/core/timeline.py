@@ -1,4 +1,4 @@
-"""When the things happened to a request that its last answer is to tell."""
+"""The times of a request that its last answer reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pagewood.engine.api import RequestTimings
 
 _MOST_TIMES = 256
-"""Chunks, and preemptions, that are kept of a request: the first ones."""
+"""Most chunks, and most preemptions, that are recorded per request: the first ones."""
 
 
 class Timeline:
@@ -32,7 +32,7 @@ class Timeline:
         self._queued_s = self._clock()
 
     def chunk(self, num_tokens: int) -> None:
-        """Note that a plan computes tokens of its prompt, or again those that it had before it was preempted."""
+        """Note that a plan computes tokens of its prompt, or recomputes tokens after a preemption."""
         now_s = self._clock()
         if self._admitted_s is None:
             self._admitted_s = now_s

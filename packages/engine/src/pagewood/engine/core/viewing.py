@@ -55,7 +55,7 @@ def view_requests(
 ) -> list[RequestView]:
     """Return up to `max_requests` requests: those with a row, then those that wait, by priority and arrival.
 
-    Those that are wanted and not among these come last.
+    Requests in `wanted` that are not among these come last.
 
     Args:
         state: whose requests.

@@ -76,7 +76,7 @@ class Deferral(Protocol):
         ...
 
     def num_awaited(self, request: Request) -> int:
-        """Return how many leading tokens of a parked one `leader_of` holds when it is ready; 0 if that has stopped."""
+        """Return how many leading tokens of a parked request its leader holds once ready; 0 if the leader stopped."""
         ...
 
     def discard(self, request: Request) -> None:
@@ -163,7 +163,7 @@ class _Entry:
     """What the queue keeps about one request."""
 
     priority: int | None = None
-    """Under which it is counted; None: it is not in the order."""  # written by: waiting
+    """The priority under which it is counted; None: it is not in the order."""  # written by: waiting
     watch: Watch | None = None
     """Keeps `num_matched` up to date; None: it is looked up when the request is examined."""  # written by: waiting
     matched_epoch: int = -1
@@ -183,7 +183,7 @@ class WaitingQueue:
         order: decides which request is next; must be empty, and from now on only this queue changes it.
         kv: the cache in which requests are matched.
         deferral: parks requests that repeat a prompt in progress; None: requests are never parked.
-        lending: lends their priority to those that they are parked on; None: each keeps its own.
+        lending: lends the priority of a parked request to the one that it waits for; None: each keeps its own.
         is_watching: whether the order compares requests by how much of them is cached.
         quota_queue: for requests whose tenant is at its limit; None: tenants have no limits.
         notes: gets the reasons of decisions; None: no reasons are kept.
@@ -217,15 +217,15 @@ class WaitingQueue:
         self._is_watching = is_watching
         self._group = self._new_group()  # written by: waiting
         self._entries: dict[int, _Entry] = {}
-        """By arrival."""  # written by: waiting
+        """Arrival number -> entry."""  # written by: waiting
         self._parked: list[Request] = []
         """Parked in this pass, still in the order."""  # written by: waiting
         self._num_by_priority: dict[int, int] = {}
         """Priority -> requests in the order."""  # written by: waiting
         self._recalling: dict[int, Claim] = {}
-        """By arrival, those with a recall."""  # written by: waiting
+        """Arrival number -> claim of a request with a recall."""  # written by: waiting
         self._top_parked: float = -inf
-        """The highest priority of those parked behind a prompt, or a higher one."""  # written by: waiting
+        """An upper bound of the priorities of requests that are parked behind a prompt."""  # written by: waiting
         self.preempted: dict[int, int] = {}
         """Priority -> how often a request that had run was queued again, for a bounded number of priorities; the last
         of them counts for all others."""  # written by: waiting
@@ -382,8 +382,8 @@ class WaitingQueue:
     def claims_above(self, priority: int) -> list[Claim]:
         """Return the requests of a higher priority that wait for a prompt or for copies, and the pages they will need.
 
-        Requests of this priority leave them a place and these pages, as if they ran: what they wait for was to make
-        them faster, and must not make them wait for what others have taken meanwhile.
+        Requests of this priority leave them a place and these pages, as if they ran. They wait in order to start
+        faster; it must not cost them the memory that they would have had at once.
         """
         claims = {arrival: claim for arrival, claim in self._recalling.items() if claim[0].priority > priority}
         deferral = self._deferral
@@ -445,7 +445,7 @@ class WaitingQueue:
 
         def take(n: int) -> Int32 | None:
             num_missing = self._kv.num_missing(request, self._kv.peek(request))
-            return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
+            return self._kv.take(n, num_available=num_missing + num_reserved)
 
         self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)

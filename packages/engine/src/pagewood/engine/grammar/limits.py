@@ -63,7 +63,7 @@ def read_json(name: str, text: str) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_choices(text: str) -> list[str]:

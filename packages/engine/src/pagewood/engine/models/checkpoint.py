@@ -119,7 +119,8 @@ class Checkpoint:
             if form is not None and not self._is_plain(name):
                 found.append(self._check_quantised(name, form, rows, columns[0]))
             else:
-                self._check_one(name, [(rows, *columns)], dtypes)
+                scalar = [()] if rows == 1 and not columns else []
+                self._check_one(name, [(rows, *columns), *scalar], dtypes)
                 found.append(Found(name=name, rows=rows))
             self.num_elements += math.prod((rows, *columns))
         return found

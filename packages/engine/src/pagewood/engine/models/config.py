@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
@@ -11,11 +11,13 @@ from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.fields.agreement import NUM_MTP_LAYERS, check_fields
 from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
+from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
-from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
@@ -42,6 +44,7 @@ class ModelConfig:
     """Whether the embedding table is also the output projection."""
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
+    output: OutputConfig = field(default_factory=OutputConfig)
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
@@ -68,6 +71,19 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """Per layer: the number of positions that a token sees, itself included; None: itself and all before it."""
         return tuple(layer.mixer.window for layer in self.layers)
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The attention of each layer of a model that drafts.
+
+        Raises:
+            ValueError: a layer has latents instead of heads.
+        """
+        mixers = tuple(layer.mixer for layer in self.layers)
+        heads = tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
+        if len(heads) < len(mixers):
+            raise ValueError(f"a draft model must not have latent attention, got {self.architecture}")
+        return heads
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -136,6 +152,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that may be null: as many heads as for queries, no soft cap."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -148,15 +166,16 @@ _ENCODERS = frozenset(
 def _read(fields: Fields, generation: Fields, architecture: str, family: Family) -> ModelConfig:
     fields = _text_fields(fields, family)
     check_method(fields)
-    check_fields(fields, read=family.reads)
-    fields = _with_defaults(fields, family)
+    check_fields(fields, read=family.reads, ignored=family.ignores)
+    fields = _with_defaults(fields.renamed(family.field_names), family)
     vocab_size = read_size(fields, "vocab_size", "vocab_size")
     hidden_size = read_size(fields, "hidden_size", "hidden_size")
     eos_token_ids = (
         generation.integers("eos_token_id", high=vocab_size - 1) or fields.integers("eos_token_id", high=vocab_size - 1)
     )  # fmt: skip
     try:
-        norm = NormConfig(epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1), offset=family.norm_offset)
+        epsilon = fields.number("rms_norm_eps", family.norm.epsilon, low=1e-30, high=1)
+        norm = replace(family.norm, epsilon=epsilon)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
         if not family.has_local_rope:
@@ -170,7 +189,8 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             norm=norm,
             max_position=min([max_position, *(longest for longest in choices if longest is not None)]),
             tied_embeddings=fields.flag("tie_word_embeddings", False),
-            embedding_multiplier=hidden_size**0.5 if family.scales_embeddings else 1.0,
+            embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
+            output=read_output(fields),
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
@@ -188,17 +208,21 @@ def _text_fields(fields: Fields, family: Family) -> Fields:
     return replace(text, values={**outside, **text.values})
 
 
+def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> float:
+    return hidden_size**0.5 if family.scales_embeddings else read_multiplier(fields, "embedding_multiplier")
+
+
 def _with_defaults(fields: Fields, family: Family) -> Fields:
     """Return the fields, with the family's defaults for absent ones.
 
-    Null counts as absent, except for `num_key_value_heads`, where it means the number of heads.
+    Null counts as absent, except for fields where it has a meaning of its own.
     """
     missing = {
         name: value
         for name, value in family.defaults.items()
-        if name not in fields.values or (fields.values[name] is None and name != "num_key_value_heads")
+        if name not in fields.values or (fields.values[name] is None and name not in _NULL_COUNTS)
     }
-    return replace(fields, values={**fields.values, **missing}) if missing else fields
+    return fields.over(missing) if missing else fields
 
 
 def _architecture(fields: Fields) -> tuple[str, Family]:

@@ -14,6 +14,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
+from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.rope import Rope
 
 
@@ -34,12 +35,14 @@ class Decoder(Generic[A]):
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]
         self.head: Linear[A]
-        """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`."""
+        """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
+        and caps as the model does."""
         if config.tied_embeddings:
-            self.embedding, self.head = ops.tied_embedding(table)
+            self.embedding, head = ops.tied_embedding(table)
         else:
-            head = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
-            self.embedding, self.head = ops.embedding(table), ops.linear(head, None)
+            matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
+            self.embedding, head = ops.embedding(table), ops.linear(matrix, None)
+        self.head = make_output(config.output, head, ops)
         self._layers = [
             Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size)
             for index, layer in enumerate(config.layers)

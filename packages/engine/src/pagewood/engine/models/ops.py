@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,16 +39,24 @@ class Embedding(Protocol[A]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """A root mean square norm: a row over its root mean square, times `weight` + `offset`."""
+    """A norm of rows: a row over its root mean square, times `weight` + `offset`, plus `bias`.
 
-    weight: Tensor
-    """`[E]`"""
+    With `is_centred`, the mean of the row is subtracted from it first.
+    """
+
+    weight: Tensor | None
+    """`[E]`; None: ones."""
     epsilon: float
     offset: float = 0.0
+    is_centred: bool = False
+    bias: Tensor | None = None
+    """`[E]`; None: zeros."""
 
     def folded(self) -> Norm:
         """Return the same norm without an offset; the sum is rounded to the dtype of the weights."""
-        return replace(self, weight=self.weight + self.offset, offset=0.0) if self.offset else self
+        if self.weight is None or not self.offset:
+            return self
+        return replace(self, weight=self.weight + self.offset, offset=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,28 @@ class HeadSplit:
     k_norm: Norm | None
     norms_are_whole: bool = False
     """Whether the norms are `[q_size]` and `[kv_size]`, each of all heads together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XIELU:
+    """p x^2 + b x for x > 0, otherwise n (e^min(x, e) - 1 - x) + b x, with parameters of `[1]` each.
+
+    Source: Huang and Schlag, Deriving Activation Functions Using Integration, 2024.
+    """
+
+    positive: Tensor
+    """p"""
+    negative: Tensor
+    """n"""
+    beta: Tensor
+    """b"""
+    epsilon: Tensor
+    """e, just below 0."""
+
+
+PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | XIELU
+"""gelu with the error function; with its approximation by a hyperbolic tangent; x times the logistic function of
+1.702 x; the square of max(x, 0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +217,10 @@ class Ops(Protocol[A]):
         """Add the norm of `x` `[T, E]` to `residual` in place; `x` is not read again."""
         ...
 
+    def add(self, x: A, residual: A) -> None:
+        """Add `x` `[T, E]` to `residual` in place."""
+        ...
+
     def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:
         """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
 
@@ -204,6 +238,14 @@ class Ops(Protocol[A]):
 
     def gelu_mul(self, gate_up: A) -> A:
         """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent."""
+        ...
+
+    def activate(self, x: A, activation: PlainActivation) -> A:
+        """Return an activation of `x` `[T, I]`, element by element."""
+        ...
+
+    def soft_cap(self, x: A, cap: float) -> A:
+        """Return c tanh(x / c) of `x`, where c is `cap`."""
         ...
 
     def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:
@@ -258,11 +300,18 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A, v: A | None, layer: int) -> A:
+    def run(self, q: A, k: A, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
 
         In a layer of latents `v` is None, because latents `k` `[T, C + R]` are keys, and their first C elements values.
         The attention is then `[T, H C]` of `q` `[T, H (C + R)]`.
+
+        Args:
+            q: queries.
+            k: keys of the same tokens.
+            v: values of the same tokens.
+            layer: number of its memory; its numbers, such as a window or a soft cap, are known for it.
+            sinks: `[heads]`, a score of each query head that takes its share of the softmax, but has no value.
         """
         ...
 

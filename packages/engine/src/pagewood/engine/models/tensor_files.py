@@ -14,8 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
+from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.fused_experts import separate_experts
+from pagewood.engine.models.limits import read_size
+from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
@@ -144,7 +148,19 @@ def open_tensors(folder: Path) -> TensorFiles:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else separate_experts(SafetensorsFiles(folder))
+    return GGUFFiles(folder) if holds_gguf(folder) else _arranged(folder, separate_experts(SafetensorsFiles(folder)))
+
+
+def _arranged(folder: Path, files: TensorFiles) -> TensorFiles:
+    """Return the files as those of Llama's decoders, if config.json names a family with another layout."""
+    file = folder / "config.json"
+    fields = Fields.from_file(file) if file.is_file() else Fields(str(file), {})
+    for name in fields.texts("architectures") or ():
+        family = FAMILIES.get(name)
+        if family is not None and family.stored is not None:
+            num_heads = read_size(fields.renamed(family.field_names), "num_attention_heads", "num_heads")
+            return StoredTensors(files, family.stored, num_heads=num_heads)
+    return files
 
 
 def _keys(file: safe_open) -> Iterator[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.ops import (
+    XIELU,
     ChosenExperts,
     Embedding,
     ExpertMatrices,
@@ -23,6 +24,7 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    PlainActivation,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import RouterConfig
@@ -74,7 +76,7 @@ class TorchLatentHeads:
         absorbed = torch.einsum("thn,hnc->thc", plain, self._heads[:, : shape.plain_dim])
         queries = torch.cat([absorbed, self._rotated(rotated, rotation)], dim=-1).flatten(1)
         plain, rotated = x.split([shape.rank, shape.rope_dim], dim=-1)
-        plain = functional.rms_norm(plain, norm.weight.shape, norm.weight, norm.epsilon)
+        plain = functional.rms_norm(plain, (shape.rank,), norm.weight, norm.epsilon)
         return queries, torch.cat([plain, self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
 
     def values(self, attended: Tensor) -> Tensor:
@@ -122,8 +124,7 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""
-        weight = norm.folded().weight
-        return functional.rms_norm(x, weight.shape, weight, norm.epsilon)
+        return normed(x, norm)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum."""
@@ -132,6 +133,10 @@ class TorchOps:
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
         residual.add_(self.rms_norm(x, norm))
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add `x` to `residual`."""
+        residual.add_(x)
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
@@ -160,6 +165,14 @@ class TorchOps:
         """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """Return an activation of `x`."""
+        return activated(x, activation)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
+        return torch.tanh(x / cap) * cap
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
@@ -196,6 +209,29 @@ class TorchOps:
         return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
 
 
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of the last axis of `x`."""
+    weight = norm.folded().weight
+    if norm.is_centred:
+        return functional.layer_norm(x, x.shape[-1:], weight, norm.bias, norm.epsilon)
+    return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
+
+
+def activated(x: Tensor, activation: PlainActivation) -> Tensor:
+    """Return an activation of `x`."""
+    match activation:
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "gelu_quick":
+            return x * torch.sigmoid(1.702 * x)
+        case "relu_squared":
+            return functional.relu(x).square()
+        case XIELU(positive=p, negative=n, beta=b, epsilon=e):
+            return torch.where(x > 0, p * x * x, (torch.expm1(torch.minimum(x, e)) - x) * n) + b * x
+
+
 class WholeTexts:
     """`models.ops.Attention` of texts of one length, one after the other, each from position 0; it needs no memory."""
 
@@ -206,17 +242,37 @@ class WholeTexts:
         self._layers = layers
         self._length = length
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`, or over latents `k`."""
         config, length = self._layers[layer], self._length
         if isinstance(config, LatentAttentionConfig):
             return _attend_latents(config, q, k, length)
         assert v is not None
-        ages = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
-        seen = (ages >= 0) & (ages < (config.window or length))
-        heads = [x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v)]
-        attended = functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=config.scale, enable_gqa=True)
+        own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
+        window = config.window or length
+        seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))
+        shapes = (x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v))
+        queries, keys, values = shapes
+        if config.soft_cap is None and sinks is None:
+            attended = functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=seen, scale=config.scale, enable_gqa=True
+            )
+        else:
+            attended = _attend(queries, keys, values, seen, config, sinks)
         return attended.transpose(1, 2).reshape(len(q), -1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: AttentionConfig, sinks: Tensor | None) -> Tensor:
+    """Return the attention `[B, heads, L, D]` step by step, with a soft cap and sinks."""
+    k, v = (x.repeat_interleave(config.group, 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * config.scale
+    if config.soft_cap is not None:
+        scores = config.soft_cap * torch.tanh(scores / config.soft_cap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        extra = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ v
+    return scores.softmax(-1) @ v
 
 
 def _attend_latents(config: LatentAttentionConfig, q: Tensor, latents: Tensor, length: int) -> Tensor:

@@ -23,6 +23,7 @@ from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.naming import Naming
+from pagewood.engine.models.stored_tensors import StoredTensors
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
@@ -121,6 +122,11 @@ def quantise_model(
 
 
 def _check_plain(folder: Path, files: TensorFiles) -> None:
+    if isinstance(files, StoredTensors):
+        raise ValueError(
+            f"{folder}: weights must have the names and the arrangement of Llama's to be quantised to a folder, got "
+            "those of another architecture; the option --weights quantises them when they are loaded"
+        )
     for name in files.names():
         form = files.format_of(name)
         if form is not None:

@@ -30,9 +30,24 @@ STATE_SIZE = 4
 
 
 def oracle_tokens(
-    prompt: Sequence[int], sampling: SamplingParams, *, vocab_size: int, stop_ids: frozenset[int], max_length: int
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    vocab_size: int,
+    stop_ids: frozenset[int],
+    max_length: int,
+    window: int | None = None,
 ) -> list[int]:
-    """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token."""
+    """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token.
+
+    Args:
+        prompt: token ids.
+        sampling: of the request.
+        vocab_size: token ids are below it.
+        stop_ids: tokens that end the output.
+        max_length: longest prompt plus output.
+        window: positions that a token sees, itself included, if no layer sees all of them; None: one does.
+    """
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
     output: list[int] = []
@@ -43,7 +58,9 @@ def oracle_tokens(
             allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
             if not allowed:
                 break
-        token = _next_token(_sum(kv), len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size)
+        token = _next_token(
+            _seen(kv, window), len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size
+        )
         if token in stop_ids:
             break
         tokens.append(token)
@@ -51,11 +68,11 @@ def oracle_tokens(
     return output
 
 
-def oracle_vector(prompt: Sequence[int], pooling: PoolingParams) -> NDArray[np.float32]:
-    """Return the vector of a prompt, computed alone."""
+def oracle_vector(prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None) -> NDArray[np.float32]:
+    """Return the vector of a prompt, computed alone; `window` as in `oracle_tokens`."""
     tokens = np.array(prompt, np.int32)
-    sums = np.cumsum(_kv_of(tokens, np.arange(len(tokens), dtype=np.int32)), dtype=np.uint64)
-    states = np.stack([echo_state(int(total), i) for i, total in enumerate(sums)])
+    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32))
+    states = np.stack([echo_state(_seen(kv[: i + 1], window), i) for i in range(len(tokens))])
     chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
     vector = chosen[: pooling.dimensions].astype(np.float64)
     if pooling.normalize:
@@ -64,7 +81,7 @@ def oracle_vector(prompt: Sequence[int], pooling: PoolingParams) -> NDArray[np.f
 
 
 def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
-    """Return the hidden state `[STATE_SIZE]` at a position, up to which the KV adds up to `kv_sum`.
+    """Return the hidden state `[STATE_SIZE]` at a position; the KV that it sees adds up to `kv_sum`.
 
     It consists of the parts of a hash, small whole numbers, so that sums of them are exact.
     """
@@ -101,7 +118,7 @@ class EchoRunner:
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
         windows: of the groups of layers, as in `EngineInfo.windows`; there are as many frames in each as pages. Every
-            layer has the same KV, so that it changes the tokens if a window lacks any of it. One must have no window.
+            layer has the same KV, so that it changes the tokens if a group lacks any of it. Windows must be equal.
         broken: returns the grants of a batch that get wrong KV and yield no token. None: no grants.
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
@@ -148,6 +165,8 @@ class EchoRunner:
         self._allowed: dict[tuple[int, int], list[int]] = {}
         """By sampled grant of the step that is computed and position: the tokens of a mask."""
         self._windows = windows
+        self._window = None if None in windows else windows[-1]
+        """Positions that a token sees, itself included; None: all."""
         self._num_rows = num_rows
         self._pages = np.full((num_rows * len(windows), -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
@@ -204,14 +223,14 @@ class EchoRunner:
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
         self._read_masks(step, step.masks, rows, starts)
-        earlier = [self._total(row, start) for row, start in zip(rows, starts, strict=True)]
+        earlier = [self._past(row, start) for row, start in zip(rows, starts, strict=True)]
         promised = dict(zip(batch.sampled.tolist(), batch.num_promised.tolist(), strict=True))
         indices = {grant: index for index, grant in enumerate(promised)}
         pooled = {grant: (first, num) for grant, first, num in batch.pooled.tolist()}
         vectors: list[NDArray[np.float32]] = []
         yielded: list[list[int]] = []
         drafted: list[int] = []
-        for grant, (row, start, count, total) in enumerate(
+        for grant, (row, start, count, past) in enumerate(
             zip(rows, starts, batch.counts.tolist(), earlier, strict=True)
         ):
             if self._leaves_out and grant in promised and self._has_ended(row):
@@ -231,16 +250,18 @@ class EchoRunner:
             else:
                 self._write(row, start, kv)
             if grant in pooled:
-                vectors.append(self._pool(kv, total, start, *pooled[grant], is_broken=grant in broken))
+                vectors.append(self._pool(kv, past, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
                 continue
+            known = np.concatenate([past, kv])
             num_drafts = count - 1 if promised[grant] > 1 else 0
             drafted.append(num_drafts)
             yielded.append([])
             if grant in broken:
                 continue
             for end in range(start + count - num_drafts, start + count + 1):
-                token = self._draw(batch, indices[grant], total + _sum(kv[: end - start]), end)
+                total = _seen(known[: len(past) + end - start], self._window)
+                token = self._draw(batch, indices[grant], total, end)
                 if token is None:
                     break
                 is_draft = end < start + count and int(self._tokens[row, end]) == token
@@ -261,13 +282,13 @@ class EchoRunner:
         )
 
     def _pool(
-        self, kv: _UInt64, total: int, start: int, first: int, num: int, *, is_broken: bool
+        self, kv: _UInt64, past: _UInt64, start: int, first: int, num: int, *, is_broken: bool
     ) -> NDArray[np.float32]:
         """Return the sum of the states of `num` tokens of a grant, from its token `first` on.
 
         Args:
             kv: `[tokens of the grant]`.
-            total: sum of the KV before it.
+            past: the KV before it, see `_past`.
             start: its first position.
             first: of its tokens.
             num: how many.
@@ -275,8 +296,9 @@ class EchoRunner:
         """
         if is_broken:
             return np.full(STATE_SIZE, np.nan, np.float32)
-        ends = range(first + 1, first + 1 + num)
-        return np.stack([echo_state(total + _sum(kv[:end]), start + end - 1) for end in ends]).sum(axis=0)
+        known, ends = np.concatenate([past, kv]), range(first + 1, first + 1 + num)
+        sums = [_seen(known[: len(past) + end], self._window) for end in ends]
+        return np.stack([echo_state(total, start + end - 1) for end, total in zip(ends, sums, strict=True)]).sum(axis=0)
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
         """Return the reports of the tokens that a step has yielded; the tables have these tokens already."""
@@ -309,7 +331,7 @@ class EchoRunner:
         return length > first and (length >= limit or not stop_ids.isdisjoint(self._tokens[row, first:length].tolist()))
 
     def _draw(self, batch: Batch, index: int, total: int, position: int) -> int | None:
-        """Return the token at a position, after KV that adds up to `total`; None: the mask there allows none."""
+        """Return the token at a position that sees KV of the sum `total`; None: the mask there allows none."""
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
         allowed = self._allowed.get((index, position))
@@ -375,15 +397,15 @@ class EchoRunner:
             start = min(int(batch.starts[grant]), int(self._lengths[row]) - 1)
             matcher = by_row[row].matcher
             matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
-            total = self._drafted_total(row, start)
+            past, tag = self._drafted(row, start)
             count = self._guesses.choice((1, count, count))
             for position in range(start, start + count - 1):
-                total = self._draft_kv(row, position, total)
+                past, tag = self._draft_kv(row, position, past, tag)
                 mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
                 if matcher is not None:
                     matcher.fill(mask)
                 self._allowed[index, position + 1] = read_mask(mask, self._vocab_size)
-                token = self._draw(batch, index, total, position + 1)
+                token = self._draw(batch, index, _seen(past, self._window), position + 1)
                 if token is None or self._guesses.random() >= self._guess_quality:
                     token = self._guesses.randrange(self._vocab_size)
                 if matcher is not None:
@@ -396,39 +418,51 @@ class EchoRunner:
     def _guess(self, batch: Batch, index: int, row: int, start: int, count: int) -> int:
         """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
         count = self._guesses.choice((1, count, count))
-        total = self._drafted_total(row, start) if count > 1 else 0
+        past, tag = self._drafted(row, start) if count > 1 else (self._kv[:0], 0)
         for position in range(start, start + count - 1):
-            total = self._draft_kv(row, position, total)
+            past, tag = self._draft_kv(row, position, past, tag)
             is_right = self._guesses.random() < self._guess_quality
-            token = self._draw(batch, index, total, position + 1)
+            token = self._draw(batch, index, _seen(past, self._window), position + 1)
             if token is None or not is_right:
                 token = self._guesses.randrange(self._vocab_size)
             self._tokens[row, position + 1] = token
         return count
 
-    def _drafted_total(self, row: int, start: int) -> int:
-        """Return the sum of the guesser's KV before position `start`, which catches up."""
+    def _drafted(self, row: int, start: int) -> tuple[_UInt64, int]:
+        """Let the guesser catch up; return its KV before position `start` that is seen there, and its tag up to there.
+
+        The layers of the guesser are in the first group.
+        """
         kv = _kv_of(self._tokens[row, :start], np.arange(start, dtype=np.int32))
-        total, num_rebuilt = self._drafts.catch_up(row, kv, self._slots(row, 0, start))
+        past, tag, num_rebuilt = self._drafts.catch_up(row, kv, self._slots(row, self._first_seen(start), start))
         self._num_rebuilt += num_rebuilt
-        return total
+        return past, tag
 
-    def _draft_kv(self, row: int, position: int, total: int) -> int:
-        """Write the guesser's KV at a position; return the sum of its KV up to there, `total` before it."""
-        kv = _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+    def _draft_kv(self, row: int, position: int, past: _UInt64, tag: int) -> tuple[_UInt64, int]:
+        """Write the guesser's KV at a position; return that and `past`, what it has before, and the tag up to there."""
+        kv = _kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32))
         [slot] = self._slots(row, position, position + 1).tolist()
-        self._drafts.note(slot, kv, total + kv)
-        return total + kv
+        tag += _sum(kv)
+        self._drafts.note(slot, _sum(kv), tag)
+        return np.concatenate([past, kv]), tag
 
-    def _total(self, row: int, end: int) -> int:
-        """Return the sum of the KV before `end`, and of what is wrong with it in windows."""
-        total = _sum(self._kv[self._slots(row, 0, end)])
-        for group, window in enumerate(self._windows):
-            if window is not None:
-                first = max(0, end + 1 - window)
-                right, found = self._slots(row, first, end), self._slots(row + group * self._num_rows, first, end)
-                total += _sum(self._kv[found] - self._kv[right])
-        return total
+    def _first_seen(self, position: int) -> int:
+        """Return the first position that the token at `position` sees."""
+        return 0 if self._window is None else max(0, position + 1 - self._window)
+
+    def _past(self, row: int, end: int) -> _UInt64:
+        """Return the KV of the positions before `end` that the token there sees, and what is wrong with it in a group.
+
+        It is that of the first group, which sees as much as any.
+        """
+        first = self._first_seen(end)
+        own = self._kv[self._slots(row, first, end)]
+        past = own.copy()
+        for group, window in enumerate(self._windows[1:], 1):
+            begin = 0 if window is None else max(0, end + 1 - window)
+            found = self._kv[self._slots(row + group * self._num_rows, begin, end)]
+            past[begin - first :] += found - own[begin - first :]
+        return past
 
     def _write(self, row: int, start: int, kv: _UInt64) -> None:
         """Write the KV of positions from `start` on to all groups."""
@@ -494,6 +528,11 @@ def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
 
 def _sum(kv: _UInt64) -> int:
     return int(np.add.reduce(kv))
+
+
+def _seen(kv: _UInt64, window: int | None) -> int:
+    """Return the sum of the KV that the last of some positions sees."""
+    return _sum(kv if window is None else kv[-window:])
 
 
 def _next_token(kv_sum: int, position: int, temperature: float, seed: int, tokens: int | Sequence[int]) -> int:

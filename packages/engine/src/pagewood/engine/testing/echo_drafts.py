@@ -15,7 +15,8 @@ class EchoDrafts:
 
     It computes nothing in steps that do not draft. So its KV is missing or out of date for all positions computed
     meanwhile: by chunks, cache hits, plain decoding, rejected drafts and earlier rows. A draft that is made from such
-    KV is wrong. Invariant: the slots of a row before its end hold the KV of its text.
+    KV is wrong. Invariant: the slots of a row before its end, as far as it still sees them, hold the KV of its
+    text.
     """
 
     def __init__(self, *, num_rows: int, num_slots: int) -> None:
@@ -29,21 +30,25 @@ class EchoDrafts:
         """Note that rows have new requests."""
         self._ends[rows] = 0
 
-    def catch_up(self, row: int, kv: _UInt64, slots: NDArray[np.int64]) -> tuple[int, int]:
-        """Compute the missing KV before a draft; return the sum of the row's KV and the number of these positions.
+    def catch_up(self, row: int, kv: _UInt64, slots: NDArray[np.int64]) -> tuple[_UInt64, int, int]:
+        """Compute the missing KV before a draft.
 
         Args:
             row: to draft for.
             kv: `[n] uint64`, the KV of its n known tokens but the last.
-            slots: `[n]`, where they lie.
+            slots: `[<= n]`, where that lies which the next position sees, the last of them.
+
+        Returns:
+            The KV in the slots, the sum of `kv`, and the number of positions that were missing.
         """
-        first = min(int(self._ends[row]), len(kv))
+        begin = len(kv) - len(slots)
+        first = max(min(int(self._ends[row]), len(kv)), begin)
         tags = np.cumsum(kv, dtype=np.uint64)
-        is_stale = self._tags[slots[first:]] != tags[first:]
+        is_stale = self._tags[slots[first - begin :]] != tags[first:]
         places = first + np.flatnonzero(is_stale)
-        self._kv[slots[places]], self._tags[slots[places]] = kv[places], tags[places]
+        self._kv[slots[places - begin]], self._tags[slots[places - begin]] = kv[places], tags[places]
         self._ends[row] = len(kv)
-        return int(self._kv[slots].sum(dtype=np.uint64)), len(places)
+        return self._kv[slots], int(tags[-1]) if len(tags) else 0, len(places)
 
     def note(self, slot: int, kv: int, total: int) -> None:
         """Write the KV of a draft, or of the token before the first; `total` is the sum of the KV up to it."""

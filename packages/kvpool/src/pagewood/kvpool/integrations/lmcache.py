@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
-from pagewood.kvpool.tiers.keys import require_keys
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
 
 _T = TypeVar("_T")
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, FORM, checksum
-from pagewood.kvpool.tiers.keys import require_keys
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
 
 _NUM_BUFFERS = 2
 _BUFFER_BYTES = 16 * 1024 * 1024
@@ -177,7 +177,7 @@ class MooncakeStore:
 
 
 def _check(codes: Sequence[int], what: str, harmless: frozenset[int] | set[int]) -> None:
-    """Raise if no page was served, and not because there is none or no room."""
+    """Raise if no page was served, unless pages are missing or there is no room."""
     failed = [code for code in codes if code < 0 and code not in harmless]
     if failed and len(failed) == len(codes):
         raise OSError(f"mooncake could not {what} (code {failed[0]})")

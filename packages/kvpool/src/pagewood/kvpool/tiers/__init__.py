@@ -4,20 +4,20 @@ Start at `TieredIndex`. These modules need numpy and xxhash; `device_pages` in `
 connects them to a `KVStorage`.
 """
 
-from pagewood.kvpool.tiers.breaker import Breaker
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
-from pagewood.kvpool.tiers.disk import DiskTier
-from pagewood.kvpool.tiers.folder import SharedFolder
-from pagewood.kvpool.tiers.host import HostTier
 from pagewood.kvpool.tiers.index import ALL, Hits, TieredIndex
-from pagewood.kvpool.tiers.keys import KeyChain
-from pagewood.kvpool.tiers.lane import Lane, Lanes, ThreadLane, thread_lanes
-from pagewood.kvpool.tiers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.recall import Recall
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages, PageHolder
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.pages.keys import KeyChain
+from pagewood.kvpool.tiers.stores.breaker import Breaker
+from pagewood.kvpool.tiers.stores.disk import DiskTier
+from pagewood.kvpool.tiers.stores.folder import SharedFolder
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import PagesRemoved, PagesStored, TierLog
-from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.lane import Lane, Lanes, ThreadLane, thread_lanes
+from pagewood.kvpool.tiers.transfers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.transfers.recall import Recall
+from pagewood.kvpool.tiers.transfers.transfer import Transfer, TransferCancelled
 
 __all__ = [
     "ALL",
@@ -30,6 +30,7 @@ __all__ = [
     "KeyChain",
     "Lane",
     "Lanes",
+    "PageHolder",
     "PageStore",
     "PagesRemoved",
     "PagesStored",

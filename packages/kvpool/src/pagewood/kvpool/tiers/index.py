@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
-from pagewood.kvpool.tiers.arrays import Int32
-from pagewood.kvpool.tiers.breaker import Breaker
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.demotion import Demotion
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.keys import KeyChain, Namespace
-from pagewood.kvpool.tiers.lane import Lanes, thread_lanes
-from pagewood.kvpool.tiers.policy import PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.device import DevicePages, PageHolder
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.pages.keys import KeyChain, Namespace
 from pagewood.kvpool.tiers.prefix_cache import Match, Prefix, PrefixCache, TieredInsertion, TieredMatch
-from pagewood.kvpool.tiers.recall import Recall, Recalls, Take
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.stores.breaker import Breaker
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.demotion import Demotion
+from pagewood.kvpool.tiers.transfers.lane import Lanes, thread_lanes
+from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.transfers.recall import Recall, Recalls, Take
 
 
 class _All(Enum):
@@ -102,6 +102,7 @@ class TieredIndex:
         prefetch: PrefetchPolicy | None = None,
         lanes: Lanes | None = None,
         clock: Callable[[], float] = time.monotonic,
+        holder: PageHolder | None = None,
     ) -> None:
         """Create an index over an empty cache.
 
@@ -118,6 +119,7 @@ class TieredIndex:
             prefetch: How long a request waits for a store; by default `PrefetchPolicy()`.
             lanes: Where copies run; by default a thread for each kind of copy.
             clock: Monotonic clock, in seconds.
+            holder: Is notified of copies, if cached pages may lose a part of what they hold; None: they do not.
 
         Raises:
             ValueError: The page sizes of `device` and `host` differ, or `page_size` or `min_uses` is less than 1.
@@ -146,6 +148,7 @@ class TieredIndex:
             policy=write_policy,
             min_uses=min_uses,
             counters=self.counters,
+            holder=holder,
         )
         self._recalls = Recalls(
             cache=cache,
@@ -159,6 +162,7 @@ class TieredIndex:
             page_size=page_size,
             counters=self.counters,
             clock=clock,
+            holder=holder,
         )
 
     @property
@@ -392,6 +396,18 @@ class TieredIndex:
         evicted = self._cache.evict(num_more) if namespace is ALL else self._call("evict", num_more, namespace)
         self._demotion.release(evicted.tolist())
         return np.concatenate([np.array(spare, np.int32), evicted])
+
+    def keep(self, pages: Int32) -> None:
+        """Copy pages of the device's cache that are going to lose a part of what they hold, as `evict` would.
+
+        Args:
+            pages: `[n] int32`; no copy reads them, see `PageHolder`.
+        """
+        self._demotion.keep(pages.tolist())
+
+    def finish_copies(self) -> None:
+        """Wait for the copies to the host that have begun, which hold device pages."""
+        self._demotion.finish()
 
     def clear(self, namespace: Any = ALL) -> Int32:
         """Drop all pages that are not in use from device and host without copying them, and return the device's.

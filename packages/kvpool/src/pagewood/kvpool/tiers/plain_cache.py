@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Int32
-from pagewood.kvpool.tiers.keys import Namespace
+from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.keys import Namespace
 
 
 @dataclass(frozen=True, slots=True)

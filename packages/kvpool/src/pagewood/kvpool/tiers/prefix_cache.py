@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pagewood.kvpool.tiers.arrays import Int32
-from pagewood.kvpool.tiers.keys import Namespace
+from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.keys import Namespace
 
 
 class Match(Protocol):

@@ -15,11 +15,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.keys import KEY_BYTES
-from pagewood.kvpool.tiers.lane import Lanes, Work, run
-from pagewood.kvpool.tiers.store import PageStore
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import KEY_BYTES
+from pagewood.kvpool.tiers.stores.store import PageStore
+from pagewood.kvpool.tiers.transfers.lane import Lanes, Work, run
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 
 
 class ManualLane:

@@ -9,8 +9,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Int32
-from pagewood.kvpool.tiers.keys import Namespace
+from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.keys import Namespace
 
 Tier: TypeAlias = Literal["host", "disk"]
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
-from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.pages.arrays import Bytes, page_aligned_zeros
+from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages
 
 # Largest device memory that a copy uses for page images at a time.
 _CHUNK_BYTES = 64 * 2**20

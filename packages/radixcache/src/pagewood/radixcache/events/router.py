@@ -21,7 +21,7 @@ def router_hash(name: bytes) -> int:
 def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium = "GPU") -> list[object]:
     """Return events as lists, dicts, numbers and strings, for `msgpack` and other serializers.
 
-    A namespace that is a string is the salt; of a tuple, such as a `CacheKey`, the first part is the salt, and the
+    A namespace that is a string is the salt. In a tuple, such as a `CacheKey`, the first part is the salt and the
     second the adapter, if they are strings. Both are in `extra_keys` of each block as in vLLM, and also in fields of
     their own (`lora_name`, and as in SGLang `cache_salt`, which only maps have).
 

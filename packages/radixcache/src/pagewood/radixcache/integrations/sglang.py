@@ -182,7 +182,7 @@ class PagewoodRadixCache(BasePrefixCache):
         num_existing, prefix = self._insert_after(locked, ids, row[start:end], req.priority or 0)
         protected = kv.cache_protected_len
         known = start + num_existing
-        if known > protected:  # of these pages the tree has others; the rest of the row is the tree's already
+        if known > protected:  # the tree has other pages for these tokens; the row holds the tree's pages elsewhere
             self.token_to_kv_pool_allocator.free_segment(row[protected:known], start_pos=protected)
             slots = self._slots.slots(prefix.pages[protected // self.page_size : known // self.page_size])
             self.req_to_token_pool.write((kv.req_pool_idx, slice(protected, known)), slots.to(row.dtype))

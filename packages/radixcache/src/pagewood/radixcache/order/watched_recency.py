@@ -13,9 +13,9 @@ class WatchedRecency(RecencyList):
     Invariant: the list of `RecencyList` is divided into two, each sorted by last use; an edge that was set aside is
     either watched to its end or not a leaf, and it comes after its children in the same list.
 
-    Whether an edge is watched is only found out when it is the oldest of the first list: it is set aside then, if it is
-    watched to its end, or if its children were set aside before. A use moves it back, and so does the end of its last
-    watch. So a watch costs nothing while nothing is evicted, and eviction looks once at each watched edge.
+    The order checks whether an edge is watched only when it is the oldest of the first list. It is then set aside if it
+    is watched to its end, or if its children were set aside before. A use moves it back, and so does the end of its
+    last watch. So a watch costs nothing while nothing is evicted, and eviction looks once at each watched edge.
 
     Args:
         watched_end: returns the end of the longest watched part of an edge.

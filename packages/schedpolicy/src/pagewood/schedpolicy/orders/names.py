@@ -6,6 +6,7 @@ from typing import Any
 
 from pagewood.schedpolicy.orders.adaptive import AdaptiveOrder
 from pagewood.schedpolicy.orders.depth_first import DepthFirstWeight
+from pagewood.schedpolicy.orders.multilevel import MultilevelOrder
 from pagewood.schedpolicy.orders.order import Order
 from pagewood.schedpolicy.orders.ranked import (
     ByLongestMatch,
@@ -20,7 +21,6 @@ from pagewood.schedpolicy.orders.ranked import (
 from pagewood.schedpolicy.orders.shares import fair_share, weighted_round_robin
 from pagewood.schedpolicy.orders.shuffled import Draws, ShuffledOrder
 from pagewood.schedpolicy.orders.tagged import TagAffinity
-from pagewood.schedpolicy.orders.tiers import Tiers
 
 PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "srtf", "random", "adaptive")
 """Names of the orders that read only the attributes of `Waiting`."""
@@ -56,8 +56,8 @@ def order_named(
     def ranked(rank: Callable[[Any], tuple[float, ...]], *, reads_match: bool = False) -> Order[Any]:
         return RankedOrder[Any](rank, reads_match=reads_match, notified=notified)
 
-    def by_tier(make_order: Callable[[], Order[Any]]) -> Order[Any]:
-        return Tiers[Any](attrgetter("priority"), make_order)
+    def by_level(make_order: Callable[[], Order[Any]]) -> Order[Any]:
+        return MultilevelOrder[Any](attrgetter("priority"), make_order)
 
     match name.replace("_", "-"):
         case "fcfs" | "priority":
@@ -74,13 +74,13 @@ def order_named(
             return ranked(ByRemaining(), reads_match=True)
         case "random":
             draws = Draws(seed)
-            return by_tier(lambda: ShuffledOrder[Any](draws))
+            return by_level(lambda: ShuffledOrder[Any](draws))
         case "adaptive":
             return AdaptiveOrder[Any](
                 lambda: order_named("lpm", notified=notified), lambda: order_named("fcfs", notified=notified)
             )
         case "dfs-weight":
-            return by_tier(lambda: DepthFirstWeight[Any](notified=notified))
+            return by_level(lambda: DepthFirstWeight[Any](notified=notified))
         case "fair":
             return fair_share(weights=weights)
         case "edf":

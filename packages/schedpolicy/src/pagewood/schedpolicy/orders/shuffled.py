@@ -11,7 +11,8 @@ from pagewood.schedpolicy.orders.sorted_queue import SortedQueue
 class Draws:
     """The random numbers of the passes. Invariant: they depend only on the seed and on the number of admissions.
 
-    Several orders can share one, as in `Tiers`: an admission from one of them gives all of them other numbers.
+    Several orders can share one, as in `MultilevelOrder`: an admission from one of them gives all of them other
+    numbers.
     """
 
     __slots__ = ("_num_admitted", "_seed")

@@ -55,6 +55,15 @@ class PreemptionGuard(Generic[R]):
         self._last_candidate: int | None = None  # written by: choose
         self.num_spared = 0  # written by: choose
 
+    def eligible(self, candidate: Waiting, running: Sequence[R], threshold: int = PREEMPTION_THRESHOLD) -> list[R]:
+        """Return the running requests that `choose` may return for `candidate`; none of them counts as preempted.
+
+        What memory needs beyond its own tokens depends on which requests run. A caller that counts this in
+        `num_missing` should leave out what it would need for these.
+        """
+        require_count("threshold", threshold, least=0)
+        return [one for one in self._grown(running) if candidate.priority - one.priority > threshold]
+
     def choose(
         self, candidate: Waiting, running: Sequence[R], threshold: int = PREEMPTION_THRESHOLD, *, num_missing: int = 1
     ) -> list[R]:
@@ -65,8 +74,7 @@ class PreemptionGuard(Generic[R]):
         Raises:
             ValueError: `threshold` or `num_missing` is out of range or not an integer.
         """
-        lengths, factor = self._lengths, 1 + self._growth
-        grown = [one for one in running if one.num_tokens >= factor * lengths.get(one.arrival, 0)]
+        lengths, grown = self._lengths, self._grown(running)
         victims = worth_preempting(candidate, grown, threshold, num_missing=num_missing)
         if not victims and len(grown) < len(running) and candidate.arrival != self._last_candidate:
             self._last_candidate = candidate.arrival
@@ -77,3 +85,8 @@ class PreemptionGuard(Generic[R]):
         while len(lengths) > self._max_remembered:
             lengths.popitem(last=False)
         return victims
+
+    def _grown(self, running: Sequence[R]) -> list[R]:
+        """Return those that have grown enough since they were last chosen."""
+        lengths, factor = self._lengths, 1 + self._growth
+        return [one for one in running if one.num_tokens >= factor * lengths.get(one.arrival, 0)]

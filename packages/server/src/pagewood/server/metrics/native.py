@@ -64,7 +64,7 @@ def _engine(families: Families, facts: Facts) -> None:
     families.counter("preemptions", "Running requests that went back to the queue.", counters.get("num_preempted", 0))
     families.counter(
         "preemptions_declined",
-        "Waiting requests for which no other gave way because those had been preempted before.",
+        "Waiting requests for which no running request was preempted, because each had been preempted before.",
         counters.get("num_spared", 0),
     )
     families.counter(

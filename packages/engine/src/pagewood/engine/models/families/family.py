@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,22 @@ class Family:
     """Whether layers with a window have a rope of their own."""
     scale_field: str | None = None
     """Field whose inverse square root is the scale of the attention; None: the size of a head."""
-    activation_field: str = "hidden_act"
-    norm_offset: float = 0.0
-    """See `NormConfig`."""
+    field_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The family's own names of fields, by the names that others have for them."""
+    knows: frozenset[str] = frozenset()
+    """Fields that other families refuse."""
+    ignores: frozenset[str] = frozenset()
+    """Other families' names of fields that mean something else here, or nothing."""
+    activations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What names of activations mean, where that differs from other families."""
+    is_gated: bool = True
+    """Whether feed-forwards have a gate, see `FeedForward` and `PlainFeedForward`."""
+    norm: NormConfig = field(default_factory=lambda: NormConfig(epsilon=1e-6))
+    """The norms, with the epsilon that they have if no field names it."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
+    stored: StoredLayout | None = None
+    """The layout of checkpoints; None: Llama's."""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors of other models in the checkpoint; with any, the decoder's fields are in `text_config`."""
     mixture: Mixture | None = None
@@ -47,6 +60,7 @@ class Family:
     @property
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
-        own = frozenset({self.activation_field, self.scale_field or self.activation_field})
-        own |= frozenset() if self.mixer == "attention" else {"rope_interleave"}
-        return own if self.mixture is None else own | self.mixture.reads
+        scale = set[str]() if self.scale_field is None else {self.scale_field}
+        latent = set[str]() if self.mixer == "attention" else {"rope_interleave"}
+        mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
+        return self.knows | scale | latent | mixture | set(self.field_names.values())

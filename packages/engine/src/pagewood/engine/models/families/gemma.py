@@ -8,31 +8,56 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
-_GEMMA3 = Family(
+_CAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+_FOUR_NORMS = FrameConfig(
+    behind_mixer="post_attention_layernorm",
+    before_feed_forward="pre_feedforward_layernorm",
+    behind_feed_forward="post_feedforward_layernorm",
+)
+_GEMMA = Family(
     qkv_bias=None,
     output_bias=None,
-    qk_norm="heads",
-    windows="periodic",
-    has_local_rope=True,
-    scale_field="query_pre_attn_scalar",
-    activation_field="hidden_activation",
-    norm_offset=1.0,
+    ignores=frozenset({"hidden_activation"}),
+    activations={"gelu": "gelu_pytorch_tanh"},
+    norm=NormConfig(epsilon=1e-6, offset=1.0),
     scales_embeddings=True,
-    frame=FrameConfig(
-        behind_mixer="post_attention_layernorm",
-        before_feed_forward="pre_feedforward_layernorm",
-        behind_feed_forward="post_feedforward_layernorm",
-    ),
     defaults={
-        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
+        "vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+_GEMMA2 = replace(
+    _GEMMA,
+    windows="periodic",
+    scale_field="query_pre_attn_scalar",
+    field_names={"hidden_act": "hidden_activation"},
+    ignores=frozenset(),
+    activations={},
+    knows=_CAPS,
+    frame=_FOUR_NORMS,
+    defaults={
+        **_GEMMA.defaults, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+)  # fmt: skip
+_GEMMA3 = replace(
+    _GEMMA2,
+    qk_norm="heads",
+    has_local_rope=True,
+    defaults={
+        **_GEMMA2.defaults, "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
     },
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "GemmaForCausalLM": _GEMMA,
+        "Gemma2ForCausalLM": _GEMMA2,
         "Gemma3ForCausalLM": _GEMMA3,
         "Gemma3ForConditionalGeneration": replace(
             _GEMMA3,

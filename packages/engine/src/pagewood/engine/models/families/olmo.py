@@ -8,9 +8,15 @@ from types import MappingProxyType
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "OlmoForCausalLM": Family(
+            qkv_bias=None,
+            output_bias=None,
+            norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
+        ),
         "Olmo2ForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,
@@ -21,7 +27,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 before_feed_forward=None,
                 behind_feed_forward="post_feedforward_layernorm",
             ),
-            defaults={"rms_norm_eps": 1e-5},
+            norm=NormConfig(epsilon=1e-5),
         ),
         "OlmoeForCausalLM": Family(
             qkv_bias=None,

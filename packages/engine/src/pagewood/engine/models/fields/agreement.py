@@ -51,23 +51,27 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "rope_interleave": (False,),
         "scale_emb": (1,),
         "use_bidirectional_attention": (False,),
+        "use_parallel_residual": (False,),
+        "use_qk_norm": (False,),
     }
 )
 """Fields that change the computation of other models, each with its values, besides null, that change nothing."""
 
 
-def check_fields(fields: Fields, *, read: Collection[str] = ()) -> None:
+def check_fields(fields: Fields, *, read: Collection[str] = (), ignored: Collection[str] = ()) -> None:
     """Check the fields of a config.json that all families read in the same way.
 
     Args:
         fields: of config.json.
         read: fields that the family reads itself.
+        ignored: other names of fields that the family does not know as such.
 
     Raises:
         ValueError: two fields have different values, a field has another family's name, or a field needs something that
             is not supported.
     """
-    for name, others in _OTHER_NAMES.items():
+    for name, all_others in _OTHER_NAMES.items():
+        others = [other for other in all_others if other not in ignored]
         for other in others:
             if other not in read and fields.values.get(other) is not None and fields.values.get(name) is None:
                 raise ValueError(f"{fields.source}: {other} must be named {name}, got {other} alone")

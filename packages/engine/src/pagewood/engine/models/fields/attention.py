@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
+from pagewood.engine.models.fields.multipliers import read_cap, read_multiplier
 from pagewood.engine.models.fields.rope import local_ropes, read_rope
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.attention import AttentionConfig
@@ -37,13 +38,15 @@ def read_attention(
     qkv_bias = read_bias(fields, "attention_bias", family.qkv_bias)
     output_bias = fields.flag("attention_bias", False) if family.output_bias is None else family.output_bias
     scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
+    scale = read_multiplier(fields, "attention_multiplier", scalar**-0.5)
     return tuple(
         AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rope=ropes[window is not None],
-            scale=scalar**-0.5,
+            scale=scale,
+            soft_cap=read_cap(fields, "attn_logit_softcapping"),
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,

@@ -4,35 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
 from pagewood.engine.models.fields.experts import read_experts
 from pagewood.engine.models.limits import read_size
-from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.choice import AnyFeedForward
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForwardConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig, PlainKind
 
 _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 )
+_PLAIN: Mapping[str, PlainKind] = MappingProxyType(
+    {
+        "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+        "quick_gelu": "gelu_quick", "relu2": "relu_squared", "xielu": "xielu",
+    }
+)  # fmt: skip
+_Kind = TypeVar("_Kind", Activation, PlainKind)
+_WIDENING = 4
+"""Size of a feed-forward without a gate over that of the model, if no field names it."""
 
 
-def read_feed_forward(fields: Fields, family: Family, num_layers: int) -> tuple[FeedForwardConfig | ExpertsConfig, ...]:
+def read_feed_forward(
+    fields: Fields, family: Family, num_layers: int, *, hidden_size: int
+) -> tuple[AnyFeedForward, ...]:
     """Return the feed-forward of each layer.
 
     Raises:
         ValueError: a field is missing, of another type or out of its range, or contradicts the architecture.
     """
-    activation = fields.text(family.activation_field, "silu")
-    if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"{fields.source}: {family.activation_field} must be {' or '.join(_ACTIVATIONS)}, got {activation!r:.80}"
-        )
+    has_bias = read_bias(fields, "mlp_bias", family.mlp_bias)
+    if not family.is_gated:
+        size = read_size(fields, "intermediate_size", "intermediate_size", _WIDENING * hidden_size)
+        return (
+            PlainFeedForwardConfig(size=size, activation=_read(fields, family, _PLAIN), has_bias=has_bias),
+        ) * num_layers
     mixture = family.mixture
-    config = FeedForwardConfig(
-        size=read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size"),
-        activation=_ACTIVATIONS[activation],
-        has_bias=read_bias(fields, "mlp_bias", family.mlp_bias),
-    )
+    size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
+    config = FeedForwardConfig(size=size, activation=_read(fields, family, _ACTIVATIONS), has_bias=has_bias)
     return (config,) * num_layers if mixture is None else read_experts(fields, mixture, config, num_layers)
+
+
+def _read(fields: Fields, family: Family, kinds: Mapping[str, _Kind]) -> _Kind:
+    """Return the activation, by default the first of `kinds`."""
+    activation = fields.text("hidden_act", next(iter(kinds)))
+    activation = family.activations.get(activation, activation)
+    if activation not in kinds:
+        name = fields.names.get("hidden_act", "hidden_act")
+        raise ValueError(f"{fields.source}: {name} must be {' or '.join(kinds)}, got {activation!r:.80}")
+    return kinds[activation]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.attention import read_attention
 from pagewood.engine.models.fields.feed_forward import read_feed_forward
 from pagewood.engine.models.fields.latent_attention import read_latent_attention
+from pagewood.engine.models.fields.multipliers import read_multiplier
 from pagewood.engine.models.fields.windows import read_windows
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyMixer
@@ -36,8 +38,10 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
         mixers = read_attention(fields, family, windows, hidden_size=hidden_size, norm=norm)
     else:
         mixers = (read_latent_attention(fields, family),) * num_layers
-    feed_forwards = read_feed_forward(fields, family, num_layers)
+    feed_forwards = read_feed_forward(fields, family, num_layers, hidden_size=hidden_size)
+    multiplier = read_multiplier(fields, "residual_multiplier")
+    frame = replace(family.frame, is_parallel=fields.flag("use_parallel_residual", family.frame.is_parallel))
     return tuple(
-        LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=family.frame)
+        LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=frame, residual_multiplier=multiplier)
         for mixer, feed_forward in zip(mixers, feed_forwards, strict=True)
     )

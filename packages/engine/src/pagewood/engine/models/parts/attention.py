@@ -35,6 +35,12 @@ class AttentionConfig:
     """Multiplies the products of queries and keys."""
     window: int | None = None
     """Number of positions that a token sees, itself included; None: itself and all before it."""
+    is_chunked: bool = False
+    """Whether the window does not slide: a token sees only the positions of its own chunk, of `window` positions."""
+    soft_cap: float | None = None
+    """Scaled products s of queries and keys become c tanh(s / c), where c is this number; None: they stay."""
+    sinks: bool = False
+    """Whether every query head has a score without a value in its softmax, the parameter `sinks`."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormConfig | None = None
@@ -54,6 +60,10 @@ class AttentionConfig:
             raise ValueError("qk_norm_is_whole must be False without qk_norm, got True")
         if self.window is not None and self.window < 1:
             raise ValueError(f"windows must be >= 1, got {self.window}")
+        if self.is_chunked and self.window is None:
+            raise ValueError("is_chunked must be False without window, got True")
+        if self.soft_cap is not None and not 0 < self.soft_cap < 1e6:
+            raise ValueError(f"soft_cap must be in (0, 1e6), got {self.soft_cap}")
 
     @property
     def q_size(self) -> int:
@@ -85,7 +95,7 @@ class AttentionConfig:
 class SelfAttention(Generic[A]):
     """An attention with its parameters."""
 
-    __slots__ = ("_config", "_ops", "_output", "_qkv", "_split")
+    __slots__ = ("_config", "_ops", "_output", "_qkv", "_sinks", "_split")
 
     def __init__(
         self,
@@ -123,6 +133,7 @@ class SelfAttention(Generic[A]):
             k_norm=norms[1],
             norms_are_whole=config.qk_norm_is_whole,
         )
+        self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)]) if config.sinks else None
         self._output: Linear[A] = read_linear(
             weights, ops, prefix, [("o_proj", hidden_size)], config.q_size, has_bias=config.output_bias
         )
@@ -130,7 +141,7 @@ class SelfAttention(Generic[A]):
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its KV memory."""
         q, k, v = self._ops.split_heads(self._qkv(x), step.rotations[self._config.rope], self._split)
-        attended = step.attention.run(q, k, v, layer)
+        attended = step.attention.run(q, k, v, layer, self._sinks)
         if wanted is not None:
             attended = self._ops.take(attended, wanted)
         return self._output(attended)

@@ -12,15 +12,16 @@ from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttentio
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig | ExpertsConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
 class Mixer(Protocol[A]):
-    """A mixer with its parameters."""
+    """A mixer with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
@@ -50,7 +51,9 @@ def make_feed_forward(
 ) -> PerToken[A]:
     """Return a feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
     match config:
-        case ExpertsConfig():
-            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)
         case FeedForwardConfig():
             return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+        case PlainFeedForwardConfig():
+            return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+        case ExpertsConfig():
+            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)

@@ -21,7 +21,8 @@ class FrameConfig:
     stream.
 
     Raises:
-        ValueError: the parts have norms in different places, or none.
+        ValueError: the parts have norms in different places, or none; or parallel parts have no norm before the mixer,
+            or one after a part.
     """
 
     before_mixer: str | None = "input_layernorm"
@@ -30,8 +31,15 @@ class FrameConfig:
     behind_feed_forward: str | None = None
     mixer: str = "self_attn"
     feed_forward: str = "mlp"
+    is_parallel: bool = False
+    """Whether both parts read the residual stream as it enters the layer; without a norm before the feed-forward, they
+    share that of the mixer."""
 
     def __post_init__(self) -> None:
+        if self.is_parallel:
+            if self.before_mixer is None or self.behind_mixer is not None or self.behind_feed_forward is not None:
+                raise ValueError(f"parallel parts must have norms before them and none behind them, got {self}")
+            return
         places = [
             (self.before_mixer is not None, self.behind_mixer is not None),
             (self.before_feed_forward is not None, self.behind_feed_forward is not None),
@@ -42,13 +50,25 @@ class FrameConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """The parts of a layer."""
+    """The parts of a layer.
+
+    Raises:
+        ValueError: there are norms behind the parts, and a multiplier that they would undo.
+    """
 
     mixer: AnyMixer
     feed_forward: AnyFeedForward
     norm: NormConfig
     """The numbers of the norms of the frame."""
     frame: FrameConfig
+    residual_multiplier: float = 1.0
+    """Multiplies what the parts add to the residual stream."""
+
+    def __post_init__(self) -> None:
+        if self.residual_multiplier != 1 and self.frame.behind_mixer is not None:
+            raise ValueError(
+                f"residual_multiplier must be 1 where norms stand behind parts, got {self.residual_multiplier}"
+            )
 
 
 class Layer(Generic[A]):
@@ -58,8 +78,8 @@ class Layer(Generic[A]):
     adds it.
     """
 
-    __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_mixer", "_ops",
-                 "input_norm")  # fmt: skip
+    __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_is_parallel",
+                 "_mixer", "_multiplier", "_ops", "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -87,6 +107,8 @@ class Layer(Generic[A]):
 
         frame = config.frame
         self._ops = ops
+        self._is_parallel = frame.is_parallel
+        self._multiplier = config.residual_multiplier
         self.input_norm = norm(frame.before_mixer)
         self._mixer = make_mixer(
             config.mixer, weights, ops, f"{prefix}.{frame.mixer}.", hidden_size=hidden_size, inputs=mixer_inputs
@@ -118,17 +140,40 @@ class Layer(Generic[A]):
         Returns:
             The pending addition, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
         """
-        x = self._mixer(x, step, index, wanted)
+        mixed = self._mixer(x, step, index, wanted)
         if wanted is not None:
             residual = self._ops.take(residual, wanted)
-        pending = self._leave(x, residual, self._behind_mixer)
+        if self._is_parallel:
+            return self._beside(mixed, x, residual, wanted), residual
+        pending = self._leave(mixed, residual, self._behind_mixer)
         x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
         return self._leave(x, residual, self._behind_feed_forward), residual
+
+    def _beside(self, mixed: A, x: A, residual: A, wanted: A | None) -> A:
+        """Add the mixer's result to the residual after the feed-forward's input was made; return the pending addition.
+
+        Args:
+            mixed: the mixer's result for the tokens that go on.
+            x: the mixer's input, for all tokens.
+            residual: for the tokens that go on.
+            wanted: which tokens these are; None: all.
+        """
+        if self._feed_forward_norm is not None:
+            x = self._ops.rms_norm(residual, self._feed_forward_norm)
+        elif wanted is not None:
+            x = self._ops.take(x, wanted)
+        fed = self._feed_forward(x)
+        self._ops.add(self._scaled(mixed), residual)
+        return self._scaled(fed)
+
+    def _scaled(self, x: A) -> A:
+        """Return a part's result times the multiplier."""
+        return x if self._multiplier == 1 else self._ops.scale(x, self._multiplier)
 
     def _leave(self, x: A, residual: A, norm: Norm | None) -> A | None:
         """Return a part's result as pending; or, with a norm after the part, add the normed result to the residual."""
         if norm is None:
-            return x
+            return self._scaled(x)
         self._ops.norm_add(x, residual, norm)
         return None
 

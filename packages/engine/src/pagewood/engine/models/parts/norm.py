@@ -1,4 +1,7 @@
-"""Root mean square norms."""
+"""Norms of rows: over the root mean square, or around the mean over the standard deviation.
+
+Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019; Ba et al., Layer Normalization, 2016.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,32 @@ class NormConfig:
     epsilon: float
     offset: float = 0.0
     """Added to its weights: 1 if checkpoints store the weights minus one."""
+    is_centred: bool = False
+    """Whether the mean of a row is subtracted from it first."""
+    has_weight: bool = True
+    has_bias: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"norm_epsilon must be in (0, 1], got {self.epsilon}")
         if self.offset not in (0, 1):
             raise ValueError(f"norm_offset must be 0 or 1, got {self.offset}")
+        if self.has_bias and not self.is_centred:
+            raise ValueError("has_bias must be False in a norm without is_centred, got True")
 
 
 def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
     """Take the norm `name` of `size` elements from `weights`.
 
-    An offset is added here if the weights are float32. With narrower weights the device adds it, without rounding the
-    sum.
+    An offset is added here if the weights are float32, or the norm is centred. Otherwise the device adds it, without
+    rounding the sum.
     """
-    weight = weights.stack([(f"{name}.weight", size)])
-    norm = Norm(weight=weight, epsilon=config.epsilon, offset=config.offset)
-    return norm.folded() if weight.dtype.itemsize >= 4 else norm
+    norm = Norm(
+        weight=weights.stack([(f"{name}.weight", size)]) if config.has_weight else None,
+        bias=weights.stack([(f"{name}.bias", size)]) if config.has_bias else None,
+        epsilon=config.epsilon,
+        offset=config.offset,
+        is_centred=config.is_centred,
+    )
+    is_wide = norm.weight is not None and norm.weight.dtype.itemsize >= 4
+    return norm.folded() if is_wide or norm.is_centred else norm

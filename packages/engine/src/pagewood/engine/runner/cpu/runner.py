@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import sub
 from time import perf_counter
@@ -122,16 +122,16 @@ class CPUStepHandle(Generic[Result]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Constraint:
-    """What the worker and the engine tell each other about the constrained grants of a step."""
+    """What the worker and the engine exchange about the constrained grants of a step."""
 
     num: int
-    """M"""
+    """M, the number of constrained grants."""
     is_drafting: bool
     """Whether any of them may have drafts."""
     drafting: Later[Run | MeasuredRun | None] = field(default_factory=Later)
-    """The instructions that draft, if `is_drafting`; None: there are none."""
+    """The instructions that draft, if `is_drafting`; None: nothing runs."""
     drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
-    """Of each of them."""
+    """The drafts of each grant."""
     gate: Int64
     """[1 + rows], where the program waits for their masks; see `Column.GATE`."""  # written by: cpu.runner
     masks: list[Int32] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Constraint:
 
     @classmethod
     def of(cls, batch: Batch, *, num_rows: int) -> _Constraint | None:
-        """Return that of a batch; None: nothing is constrained."""
+        """Return the constraint of a batch, or None if no grant is constrained."""
         if len(batch.constrained) == 0:
             return None
         num, is_drafting = len(batch.constrained), int(batch.num_promised[batch.constrained].max()) > 1
@@ -150,13 +150,13 @@ class _Constraint:
         return constraint
 
     def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int]]) -> None:
-        """Let the engine fill masks for these drafts of each of them; the program does not read the gate yet."""
+        """Give the engine the drafts of each grant, to fill their masks; the program does not read the gate yet."""
         nums = np.array([1 + len(own) for own in drafts])
         self.gate[1 + batch.rows[batch.sampled[batch.constrained]]] = np.cumsum(nums) - nums + 1
         self.drafts.give(drafts)
 
     def open(self, masks: Int32) -> None:
-        """Let the program go on with their draws."""
+        """Give the program the masks, so that it goes on with the draws."""
         self.masks.append(masks)
         open_gate(self.gate, masks.ctypes.data)
 
@@ -167,20 +167,20 @@ class _Step:
 
     batch: Batch
     grants: Grants
-    """Those that are computed."""  # written by: _leave_out
+    """The grants that are computed."""  # written by: _leave_out
     kept: Int32 | None = None
     """[<= S], which of the batch's sampled grants are computed; None: all."""  # written by: _leave_out
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Later[Run | MeasuredRun | None] = field(default_factory=Later)
-    """The instructions to compute, once their inputs are in place; None: there are none."""
+    """The instructions to compute, once their inputs are in place; None: nothing runs."""
     constraint: _Constraint | None = None
-    """What some draws wait for; None: none waits."""
+    """What some draws wait for; None: no draw waits."""
     processing: Processing | None = None
-    """Functions that change logits before tokens are drawn; None: there are none."""
+    """Functions that change logits before tokens are drawn; None: no functions."""
 
     def give_up(self) -> None:
-        """Let nobody wait for instructions: nothing is computed."""
+        """Release all waiters; nothing runs."""
         self.run.give(None)
         if self.processing is not None:
             self.processing.rest.give(None)
@@ -237,20 +237,23 @@ class CPURunner:
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
             make_lookup: called with the table of tokens `[rows, positions]`; returns what drafts before the program
                 runs.
-            make_drafter: called with the tables of rows; returns what drafts in the program. Without one of both, the
-                drafts of a grant are what the token table happens to hold.
+            make_drafter: called with the tables of rows; returns what drafts in the program. Without either, the drafts
+                of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
-            processors: functions that requests name to change their logits; None: there are none.
-            groups: of the layers, which share `storage`; None: all layers are one group.
+            processors: functions that requests name to change their logits; None: no functions.
+            groups: of the layers, which share `storage`; None: all layers are one group. If there are several, the
+                drafter of `make_drafter` has memory of its own, by page id, and batches must announce pages.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
+        num_tables = len(groups.windows) if groups else 1
+        if make_drafter is not None and num_tables > 1:
+            num_tables += 1
         self._rows = RowTables.allocate(  # contents written by: the worker
-            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages,
-            num_groups=len(groups.windows) if groups else 1,
-        )  # fmt: skip
+            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages, num_groups=num_tables
+        )
         self._adjustments = RowAdjustments(self._rows.adjustments)
         self._processors = RowProcessors(processors, max_rows=max_rows)
         self._attention = attention_over(
@@ -258,7 +261,9 @@ class CPURunner:
         )
         self._rotations = Rotations(model.ropes)  # contents written by: the worker
         self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
-        self._drafter = make_drafter(self._rows) if make_drafter else None
+        # The last table has the pages themselves, under whose ids a drafter has its memory.
+        own = replace(self._rows, pages=self._rows.pages[-max_rows:])
+        self._drafter = make_drafter(own) if make_drafter else None
         self._reported = _NOTHING  # written by: the worker
         self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
@@ -274,11 +279,11 @@ class CPURunner:
         )
         drafter = self._drafter
         self._plain = self._writer.write([num_tokens if drafter is None else 1] * NUM_KINDS)
-        """For steps without a drafter in the program."""  # written by: the worker
+        """Program of steps without a drafter."""  # written by: the worker
         self._full = self._plain if drafter is None else self._writer.write([num_tokens] * NUM_KINDS, drafter=drafter)
-        """For steps with it."""  # written by: the worker
+        """Program of steps with a drafter."""  # written by: the worker
         self._now = self._full
-        """Of the step that is computed, or was computed last."""  # written by: the worker
+        """Program of the step that is computed, or was computed last."""  # written by: the worker
         self._spans: RunnerSpans | None = None
         """What a profile records; None: no profile is taken."""  # written by: start_spans, take_spans
         self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
@@ -318,8 +323,8 @@ class CPURunner:
     def _let_begin(self, step: _Step) -> None:
         """Wait until the worker computes a step without the interpreter's lock.
 
-        Otherwise an idle worker would get the lock when the caller waits for a step the next time, after its work of
-        planning another one.
+        Otherwise an idle worker would get the lock only when the caller next waits for a step, after planning another
+        one.
         """
         step.runs()[0].take()
 

@@ -70,7 +70,7 @@ class Worker:
         self._end = weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, function: Callable[[], T]) -> Later[T]:
-        """Return what the function will return or raise.
+        """Queue a function; return a `Later` of what it returns or raises.
 
         Raises:
             RuntimeError: the worker is closed.

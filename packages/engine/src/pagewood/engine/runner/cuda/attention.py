@@ -8,8 +8,10 @@ Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, LatentWrapper, PrefillWrapper
 from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool import LayerGroups, MultiHeadLayout
 from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
@@ -84,12 +86,19 @@ class Places:
     kv_indptr: Tensor
     """[G + 1]"""
     kv_indices: Tensor
-    """[N], page ids; the memory of a graph may be longer, but the rest is not read."""
+    """[N], page ids, those of frames in the first group of layers; the memory of a graph may be longer, but the rest is
+    not read."""
     last_page_len: Tensor
     """[G]"""
+    more_indices: tuple[Tensor, ...] = ()
+    """[N] each, frames in the other groups of layers."""
     is_finite: Tensor | None = None
     """[T, 1] bool, tokens whose keys and values are stored as finite numbers, because a step that must not see them may
     still read them; None: no tokens."""
+
+    def indices_of(self, group: int) -> Tensor:
+        """Return the page ids in a group of layers."""
+        return self.more_indices[group - 1] if group else self.kv_indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +113,40 @@ class AttentionShape:
     logits_soft_cap: float | None = None
     dtype: str | None = None
     """Dtype of queries and results; None means that of the KV memory."""
+    groups: LayerGroups | None = None
+    """Of the layers, each with page ids of its own; None: all layers are one group."""
 
     @classmethod
-    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str) -> AttentionShape:
-        """Return the shape of layers that differ only in their windows.
+    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str, groups: LayerGroups | None = None) -> AttentionShape:
+        """Return the shape of layers that differ only in their windows and sinks.
+
+        Sequences must not be longer than a window that does not slide. Then it hides nothing.
 
         Raises:
             ValueError: they differ in something else.
         """
-        first = layers[0]
-        for layer in layers:
-            if (layer.num_heads, layer.scale) != (first.num_heads, first.scale):
+        numbers = [(layer.num_heads, layer.scale, layer.soft_cap) for layer in layers]
+        for one in numbers:
+            if one != numbers[0]:
                 raise ValueError(
-                    "layers must have the same number of heads and the same scale on CUDA, where FlashInfer plans the "
-                    f"attention of all at once, got {first.num_heads}, {first.scale:g} and {layer.num_heads}, "
-                    f"{layer.scale:g}"
+                    "layers must have the same number of heads, scale and soft cap on CUDA, where FlashInfer plans the "
+                    f"attention of all at once, got {numbers[0]} and {one}"
                 )
+        num_heads, scale, soft_cap = numbers[0]
+        windows = [None if layer.is_chunked else layer.window for layer in layers]
         return cls(
-            num_heads=first.num_heads, windows=[layer.window for layer in layers], scale=first.scale, dtype=dtype
+            num_heads=num_heads,
+            windows=windows,
+            scale=scale,
+            logits_soft_cap=soft_cap,
+            dtype=dtype,
+            groups=groups,
         )
+
+    @property
+    def layer_places(self) -> Sequence[tuple[int, int]]:
+        """Per layer: its group, and its number in the memory."""
+        return [(0, layer) for layer in range(len(self.windows))] if self.groups is None else self.groups.places
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
@@ -332,10 +356,31 @@ class VerifyKernels:
 Kernels = DecodeKernels | PrefillKernels
 
 
+class AttentionPlanner(Protocol):
+    """Plans the attention of steps. What it returns is handed to the model, which alone knows what to do with it."""
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """The windows for which steps bring staging and masks: how many earlier positions a token sees; -1: all."""
+        ...
+
+    def plan(self, host: HostArrays, places: Places, staging: Staging) -> Any:
+        """Return the attention of a step."""
+        ...
+
+    def plan_verify(self, host: HostArrays, places: Places, masks: Masks, staging: Staging) -> Any:
+        """Return the attention of a step in which each token sees the positions in `masks`."""
+        ...
+
+    def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
+        """Return how many empty grants must be added to a step without a graph."""
+        ...
+
+
 class PlannedAttention:
     """The attention of one step; satisfies `models.ops.Attention`."""
 
-    __slots__ = ("_by_layer", "_flashinfer", "_num_heads", "_places", "_storage")
+    __slots__ = ("_by_layer", "_flashinfer", "_layer_places", "_num_heads", "_places", "_storage")
 
     def __init__(
         self,
@@ -350,12 +395,17 @@ class PlannedAttention:
         self._storage = storage
         self._num_heads = shape.num_heads
         self._by_layer = [by_window[window] for window in shape.windows_left]
+        self._layer_places = shape.layer_places
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int) -> Tensor:
-        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`.
+
+        The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
+        """
         assert v is not None
-        layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
+        group, number = self._layer_places[layer]
+        layout, places, memory = self._storage.layout, self._places, self._storage.layer(number)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
         if places.is_finite is not None:
             k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
@@ -363,10 +413,21 @@ class PlannedAttention:
             k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(
             k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
-            places.kv_indices, places.kv_indptr, places.last_page_len,
+            places.indices_of(group), places.kv_indptr, places.last_page_len,
         )  # fmt: skip
-        heads = q.view(num_tokens, self._num_heads, layout.head_dim)
-        return self._by_layer[layer].run(heads, memory).view(num_tokens, -1)
+        heads, wrapper = q.view(num_tokens, self._num_heads, layout.head_dim), self._by_layer[layer]
+        # A plan depends on how many pages there are, not on which. FlashInfer has no argument for others in `run`.
+        planned = wrapper._paged_kv_indices_buf
+        if group:
+            wrapper._paged_kv_indices_buf = places.indices_of(group)
+        if sinks is None:
+            attended = wrapper.run(heads, memory)
+        else:
+            attended, logarithms = wrapper.run(heads, memory, return_lse=True)
+            shares = torch.sigmoid(logarithms * math.log(2) - sinks.float())[..., None]
+            attended = (attended * shares).to(q.dtype)
+        wrapper._paged_kv_indices_buf = planned
+        return attended.view(num_tokens, -1)
 
 
 class FlashInferAttention:
@@ -425,6 +486,11 @@ class FlashInferAttention:
     def layout(self) -> MultiHeadLayout:
         """The layout of the KV memory."""
         return self._storage.layout
+
+    @property
+    def windows(self) -> Sequence[int]:
+        """The windows of all layers, each once."""
+        return self.shape.all_windows_left
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""

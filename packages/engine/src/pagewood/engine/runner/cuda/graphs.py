@@ -67,14 +67,25 @@ class DecodeGraph:
         self._replay = replay
 
     def launch(
-        self, host: HostArrays, sources: Tensor, positions: Tensor, kv_indices: Tensor, staging: Staging
+        self, host: HostArrays, sources: Tensor, positions: Tensor, indices: Sequence[Tensor], staging: Staging
     ) -> Tensor:
-        """Queue a step of exactly B grants; return its logits `[B, V]`, which are valid until the next launch."""
+        """Queue a step of exactly B grants, with its page ids in each group of layers.
+
+        Returns:
+            Its logits `[B, V]`, which are valid until the next launch.
+        """
         self._sources.copy_(sources)
         self._memory.positions.copy_(positions)
-        self._kernels.plan(host, kv_indices, staging)
+        self._kernels.plan(host, indices[0], staging)
+        copy_indices(self._memory, indices[1:])
         self._replay()
         return self._logits
+
+
+def copy_indices(memory: Places, more: Sequence[Tensor]) -> None:
+    """Copy the page ids of a step in other groups of layers than the first to the memory of a graph."""
+    for own, indices in zip(memory.more_indices, more, strict=True):
+        own[: len(indices)].copy_(indices)
 
 
 class DecodeGraphs:
@@ -106,6 +117,7 @@ def capture_graphs(
     padding_source: int,
     padding_page: int,
     pages_per_row: int,
+    num_groups: int = 1,
     staging: Staging,
     progress: Progress | None = None,
 ) -> DecodeGraphs:
@@ -119,12 +131,15 @@ def capture_graphs(
         padding_source: place in the token table of a token that is never read.
         padding_page: page that is never read.
         pages_per_row: maximum number of pages of a grant.
+        num_groups: groups of layers.
         staging: pinned buffers for the plans during the capture.
         progress: called before each graph.
     """
     graphs: dict[int, DecodeGraph] = {}
     options = {"dtype": torch.int32, "device": device.torch_device}
-    all_indices = torch.full((max(sizes, default=0) * pages_per_row,), padding_page, **options)
+    all_indices, *more_indices = torch.full(
+        (num_groups, max(sizes, default=0) * pages_per_row), padding_page, **options
+    )
     for done, size in enumerate(sorted(sizes, reverse=True)):
         if progress:
             progress(f"capturing the graph of {size} requests", done, len(sizes))
@@ -136,6 +151,7 @@ def capture_graphs(
             kv_indptr=torch.arange(size + 1, **options),
             kv_indices=all_indices,
             last_page_len=torch.ones(size, **options),
+            more_indices=tuple(more_indices),
         )
         sources = torch.full((size,), padding_source, **options)
         kernels, planned = attention.of_graph(memory)

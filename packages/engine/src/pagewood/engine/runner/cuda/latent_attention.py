@@ -25,9 +25,10 @@ from pagewood.engine.runner.cuda.attention import (
     Staging,
     lend,
 )
+from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer, LatentWrapper
 from pagewood.engine.runner.storage import AnyStorage
-from pagewood.kvpool import LatentLayout
+from pagewood.kvpool import LatentLayout, LayerGroups
 from pagewood.kvpool.latent_storage import LatentStorage
 from pagewood.kvpool.storage import KVStorage
 
@@ -53,6 +54,7 @@ class CUDALatentHeads:
         )
         rotated = rotated.flatten(1)  # in memory of its own
         compressed, key = x.split([shape.rank, shape.rope_dim], dim=-1)
+        assert norm.weight is not None
         self._flashinfer.rmsnorm(compressed, norm.weight, norm.epsilon, out=compressed)
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
             positions, rotated, key, shape.rope_dim, table, is_neox=not shape.has_pairs
@@ -130,17 +132,18 @@ class PlannedLatentAttention:
         self._wrapper = wrapper
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Write latents `k` `[T, C + R]` to their pages in `layer`; return the attention `[T, H C]` of `q`."""
         assert v is None, "latents are values too"
+        assert sinks is None
         layout, places, memory = self._storage.layout, self._places, self._storage.parts(layer)
         sizes = [layout.latent_dim, layout.rope_dim]
         self._flashinfer.append_paged_mla_kv_cache(
-            *k.split(sizes, dim=-1), places.grants, places.positions, *memory, places.kv_indices, places.kv_indptr,
-            places.last_page_len,
+            k[:, : sizes[0]], k[:, sizes[0] :], places.grants, places.positions, memory[0], memory[1],
+            places.kv_indices, places.kv_indptr, places.last_page_len,
         )  # fmt: skip
         plain, rotated = q.view(len(q), -1, sum(sizes)).split(sizes, dim=-1)
-        return self._wrapper.run(plain, rotated, *memory).flatten(1)
+        return self._wrapper.run(plain, rotated, memory[0], memory[1]).flatten(1)
 
 
 class FlashInferLatentAttention:
@@ -186,10 +189,19 @@ class FlashInferLatentAttention:
         )
         self._kernels = self._kernels_for(None)
 
+    @property
+    def windows(self) -> Sequence[int]:
+        """The only window, of all positions."""
+        return (_ALL,)
+
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedLatentAttention:
         """Plan a step."""
         self._kernels.plan(host, places.kv_indices, staging)
         return self._over(self._kernels, places)
+
+    def plan_verify(self, host: HostArrays, places: Places, masks: Masks, staging: Staging) -> PlannedLatentAttention:
+        """Refuse, because the kernels have no masks; see `refuse_latents`."""
+        raise NotImplementedError("FlashInfer's kernels for latents have no masks")
 
     def of_graph(self, memory: Places) -> tuple[LatentKernels, PlannedLatentAttention]:
         """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""
@@ -218,6 +230,7 @@ def attention_over(
     dtype: str,
     batch_invariant: bool = False,
     verifies: bool = False,
+    groups: LayerGroups | None = None,
 ) -> AnyAttention:
     """Return the attention of a model over its memory; see `FlashInferAttention`.
 
@@ -227,7 +240,7 @@ def attention_over(
     heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
     latents = [layer for layer in layers if isinstance(layer, LatentAttentionConfig)]
     if isinstance(storage, KVStorage) and not latents:
-        shape = AttentionShape.of(heads, dtype=dtype)
+        shape = AttentionShape.of(heads, dtype=dtype, groups=groups)
         return FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=verifies)
     if isinstance(storage, LatentStorage) and not heads:
         refuse_latents(batch_invariant=batch_invariant, verifies=verifies)

@@ -23,10 +23,13 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    PlainActivation,
 )
+from pagewood.engine.models.parts import feed_forward
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
+from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.torch_experts import choose
+from pagewood.engine.models.torch_ops import activated, normed
 from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
@@ -125,17 +128,28 @@ class CUDAOps:
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""
+        if norm.is_centred or norm.weight is None:
+            return normed(x, norm)
         return self._rms_norm(norm)(x, norm.weight, norm.epsilon)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-        """Add `x` to `residual` and return the norm of the sum, in the memory of `x`."""
+        """Add `x` to `residual` and return the norm of the sum, of FlashInfer's kernels in the memory of `x`."""
+        if norm.is_centred or norm.weight is None:
+            return normed(residual.add_(x), norm)
         kernel = self._flashinfer.gemma_fused_add_rmsnorm if norm.offset else self._flashinfer.fused_add_rmsnorm
         kernel(x, residual, norm.weight, norm.epsilon)
         return x
 
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
+        if norm.is_centred or norm.weight is None:
+            residual.add_(normed(x, norm))
+            return
         self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
+        residual.add_(x)
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add `x` to `residual`."""
         residual.add_(x)
 
     def _rms_norm(self, norm: Norm) -> Callable[..., Tensor]:
@@ -174,13 +188,21 @@ class CUDAOps:
         """Return experts whose matrices stay where they are."""
 
         def activate(gate_up: Tensor) -> Tensor:
-            return activated(self, activation, gate_up)
+            return feed_forward.activated(self, activation, gate_up)
 
         return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
         return x.add_(y) if gate is None else x.addcmul_(y, torch.sigmoid(gate).to(x.dtype))
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """Return an activation of `x`."""
+        return activated(x, activation)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        return x.div_(cap).tanh_().mul_(cap)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

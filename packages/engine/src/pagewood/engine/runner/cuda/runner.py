@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.ops import Attention
+from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cuda.attention import (
+    AttentionPlanner,
     FlashInferAttention,
     HostArrays,
     Places,
@@ -52,12 +54,13 @@ from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.latent_attention import attention_over
+from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.engine.runner.storage import AnyStorage
+from pagewood.kvpool import LayerGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,32 @@ class CUDAStepHandle:
         return self._result
 
 
+class StatesModel(Protocol):
+    """What a runner computes: a `Decoder` over tensors, or a model that is called like it."""
+
+    @property
+    def ropes(self) -> Sequence[Rope]:
+        """The ropes whose rotations it needs."""
+        ...
+
+    def states(
+        self,
+        tokens: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        attention: Any,
+        wanted: Tensor,
+        *,
+        captured: Sequence[int] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute a step up to the input of the output projection; see `Decoder.states`."""
+        ...
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Returns the logits `[T, V]` of states `[T, E]` after the last norm."""
+        ...
+
+
 class CUDARunner:
     """Queues batches on one stream, and owns the KV memory, the token table and the page table.
 
@@ -195,19 +224,22 @@ class CUDARunner:
 
     def __init__(
         self,
-        model: Decoder[Tensor],
+        model: StatesModel,
         storage: AnyStorage,
-        flashinfer: FlashInfer,
+        flashinfer: FlashInfer | None,
         device: Device,
         *,
         max_rows: int,
         max_length: int,
+        attention: AttentionPlanner | None = None,
         dtype: str | None = None,
         batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
         drafter: Drafter | None = None,
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
+        groups: LayerGroups | None = None,
+        num_drafted_pages: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -215,10 +247,12 @@ class CUDARunner:
         Args:
             model: to compute, on `device`.
             storage: its KV memory, heads in the order NHD; the runner uses the last page itself.
-            flashinfer: the module, or a stand-in.
+            flashinfer: the module, or a stand-in; None: tokens are drawn by torch alone, and `attention` is given.
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
+            attention: over `storage`, for a model that calls it in a way of its own, without graphs; None:
+                FlashInfer's, for a `Decoder`.
             dtype: of activations; None: that of the KV memory.
             batch_invariant: whether the logits of a token must not depend on the batch, see `invariance`; the
                 projections of `model` must not depend on it either.
@@ -226,15 +260,24 @@ class CUDARunner:
             drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
             max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
             processors: functions that requests name to change their logits; None: there are none.
+            groups: of the layers, which share `storage`; None: all layers are one group.
+            num_drafted_pages: pages of the drafter's memory, if batches announce pages; the runner uses the last one
+                itself. None: it has the page ids of the first group, or no memory.
             progress: gets a report of every graph.
 
         Raises:
             ValueError: the tables have more places than 31 bits can address.
         """
-        config, page_size = model.config, storage.layout.page_size
+        page_size = storage.layout.page_size
         pages_per_row = -(-(max_length + 1) // page_size)
+        windows = (None,) if groups is None else groups.windows
         self._tables = TableShape(
-            max_rows=max_rows, tokens_per_row=max_length + 1, pages_per_row=pages_per_row, page_size=page_size
+            max_rows=max_rows,
+            tokens_per_row=max_length + 1,
+            pages_per_row=pages_per_row,
+            page_size=page_size,
+            windows=windows,
+            has_pages=num_drafted_pages is not None,
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
@@ -247,8 +290,11 @@ class CUDARunner:
         with torch.inference_mode():
             self._tokens = torch.zeros((max_rows + 1) * (max_length + 1), **options)
             """[places] token ids; contents written by: launch"""
-            self._page_table = torch.full(((max_rows + 1) * pages_per_row,), storage.num_pages - 1, **options)
-            """[places] page ids; contents written by: launch"""
+            num_places = self._tables.num_tables * self._tables.pages_per_group
+            self._page_table = torch.full((num_places,), storage.num_pages - 1, **options)
+            """[places] page ids, the tables of all groups; contents written by: launch"""
+            if num_drafted_pages is not None:
+                self._page_table[-self._tables.pages_per_group :] = num_drafted_pages - 1
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
             """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
@@ -268,47 +314,65 @@ class CUDARunner:
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
-            self._attention = attention_over(
-                flashinfer, storage, [layer.mixer for layer in config.layers], dtype=dtype,
-                batch_invariant=batch_invariant, verifies=drafter is not None,
-            )  # fmt: skip
-            shape = self._attention.shape
-            self._mask_windows = sorted({*shape.all_windows_left, *(self._head.windows if self._head else ())})
+            self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
+            planned = None
+            if attention is None:
+                assert isinstance(model, Decoder)
+                assert flashinfer is not None
+                layers = [layer.mixer for layer in model.config.layers]
+                attention = planned = attention_over(
+                    flashinfer, storage, layers, dtype=dtype, batch_invariant=batch_invariant,
+                    verifies=drafter is not None, groups=groups,
+                )  # fmt: skip
+            self._attention: AttentionPlanner = attention
+            self._mask_windows = sorted({*attention.windows, *(self._head.windows if self._head else ())})
             self._staging = StagingPool(
-                device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
+                device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts)
             )
-            slot = self._staging.take()
-            device.finish()
-            with device.computing():
-                self._graphs = capture_graphs(  # written by: close
-                    graph_sizes,
-                    self._attention,
+            if planned is not None:
+                self._capture(planned, graph_sizes, (1 + max_drafts,) if drafter else (), progress)
+
+    def _capture(
+        self,
+        attention: AnyAttention,
+        sizes: Sequence[int],
+        widths: Sequence[int],
+        progress: Progress | None,
+    ) -> None:
+        """Capture the graphs of decode steps, and of steps that verify if there are `widths`."""
+        device, tables = self._device, self._tables
+        slot = self._staging.take()
+        device.finish()
+        with device.computing():
+            self._graphs = capture_graphs(
+                sizes,
+                attention,
+                self._forward_in_graph,
+                device=device,
+                padding_source=tables.max_rows * tables.tokens_per_row,
+                padding_page=self._storage.num_pages - 1,
+                pages_per_row=tables.pages_per_row,
+                num_groups=len(tables.windows),
+                staging=slot.plans,
+                progress=progress,
+            )
+            if isinstance(attention, FlashInferAttention):
+                self._verify_graphs = capture_verify_graphs(
+                    sizes if widths else (),
+                    widths,
+                    attention,
                     self._forward_in_graph,
                     device=device,
-                    padding_source=max_rows * (max_length + 1),
-                    padding_page=storage.num_pages - 1,
-                    pages_per_row=pages_per_row,
+                    padding_source=tables.max_rows * tables.tokens_per_row,
+                    padding_page=self._storage.num_pages - 1,
+                    pages_per_row=tables.pages_per_row,
+                    page_size=tables.page_size,
+                    num_groups=len(tables.windows),
                     staging=slot.plans,
                     progress=progress,
                 )
-                self._verify_graphs = VerifyGraphs({})  # written by: close
-                if drafter is not None:
-                    assert isinstance(self._attention, FlashInferAttention)
-                    self._verify_graphs = capture_verify_graphs(
-                        graph_sizes,
-                        (1 + max_drafts,),
-                        self._attention,
-                        self._forward_in_graph,
-                        device=device,
-                        padding_source=max_rows * (max_length + 1),
-                        padding_page=storage.num_pages - 1,
-                        pages_per_row=pages_per_row,
-                        page_size=page_size,
-                        staging=slot.plans,
-                        progress=progress,
-                    )
-            device.finish()
-            self._staging.give_back(slot)
+        device.finish()
+        self._staging.give_back(slot)
 
     def launch(self, batch: Batch) -> CUDAStepHandle:
         """Queue a step and return at once.
@@ -326,7 +390,7 @@ class CUDARunner:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
             host, step = _upload(slot, arrays)
-            states = self._states(host, step, self._apply_updates(host, step), slot, is_decode=False)
+            states = self._states(host, step, self._update(host, step), slot, is_decode=False)
             logits = self._model.head(states)
         self._device.finish()
         self._staging.give_back(slot)
@@ -388,8 +452,12 @@ class CUDARunner:
             broken = np.append(broken, batch.pooled[~np.isfinite(result.vectors).all(axis=1), 0])
         ends = -(-(batch.starts + batch.counts)[broken] // self._tables.page_size)
         with torch.inference_mode(), self._device.computing():
-            for row, end in zip(batch.rows[broken].tolist(), ends.tolist(), strict=True):
-                first = row * self._tables.pages_per_row
+            places = [
+                (group * self._tables.pages_per_group + row * self._tables.pages_per_row, end)
+                for row, end in zip(batch.rows[broken].tolist(), ends.tolist(), strict=True)
+                for group in range(len(self._tables.windows))
+            ]
+            for first, end in places:
                 pages = self._page_table[first : first + end].long()
                 for layer in range(self._storage.layout.num_layers):
                     memory = self._storage.layer(layer)
@@ -413,14 +481,15 @@ class CUDARunner:
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
             host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
-            indices = self._apply_updates(host, step)
+            indices = self._update(host, step)
             states = self._states(host, step, indices, slot, is_decode=is_decode)
             logits, sums = self._logits(states, batch, step)
         else:
             host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
-            indices = self._apply_updates(host, step)
+            indices = self._update(host, step)
             graph = self._graphs.of(size)
-            logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
+            arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
+            logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
             self._features = self._feature_memory[:size]
         scored = self._report_prompts(batch, step.scored, step.sources, logits)
@@ -450,8 +519,9 @@ class CUDARunner:
         verify = verify_step(batch, self._tables, is_inexact=is_inexact, graph=shape, num_empty=num_empty)
         pinned, on_device = slot.upload(verify.arrays.words())
         host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
-        indices = self._apply_updates(host, step)
+        self._apply_updates(step)
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
+        indices = self._indices(host, step, where.starts)
         stamps = [self._device.stamp()]
         num_drafted = self._draft(batch, verify, step, where, slot)
         told = self._tell(verify, step, where, num_drafted, slot)
@@ -460,7 +530,8 @@ class CUDARunner:
             grants=step.token_grants,
             positions=where.positions,
             kv_indptr=step.kv_indptr,
-            kv_indices=indices,
+            kv_indices=indices[0],
+            more_indices=indices[1 : len(self._tables.windows)],
             last_page_len=step.last_page_len,
             is_finite=(step.is_draft > 0)[:, None],
         )
@@ -470,7 +541,6 @@ class CUDARunner:
         )  # fmt: skip
         arrays = _host_arrays(host, is_decode=False)
         if shape is None:
-            assert isinstance(self._attention, FlashInferAttention)
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             states = self._last_states(where.sources, where.positions, planned, _wanted(step))
             logits, sums = self._logits(states, batch, step)
@@ -494,8 +564,8 @@ class CUDARunner:
                 following = self._tokens.index_select(0, where.sources + 1)
                 self._head.extend(
                     Extension(
-                        host=arrays, places=places, masks=masks, tokens=following, features=self._features,
-                        wanted=last, rows=rows, slot=slot,
+                        host=arrays, places=self._drafted(places, indices), masks=masks, tokens=following,
+                        features=self._features, wanted=last, rows=rows, slot=slot,
                     )
                 )  # fmt: skip
             stamps.append(self._device.stamp())
@@ -526,7 +596,9 @@ class CUDARunner:
         drafts, found = self._drafter.draft(
             DraftRequest(
                 tokens=self._tokens.view(-1, self._tables.tokens_per_row),
-                page_table=self._page_table,
+                page_table=self._page_table[-self._tables.pages_per_group :]
+                if self._tables.has_pages
+                else self._page_table,
                 rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
                 lengths=where.positions.index_select(0, firsts) + 1,
                 num_drafts=verify.width - 1,
@@ -646,7 +718,7 @@ class CUDARunner:
         self,
         host: StepArrays[Tensor],
         step: StepArrays[Tensor],
-        indices: Tensor,
+        indices: tuple[Tensor, ...],
         slot: StagingSlot,
         *,
         is_decode: bool,
@@ -657,7 +729,7 @@ class CUDARunner:
         self._head.extend(
             Extension(
                 host=_host_arrays(host, is_decode=is_decode),
-                places=_places(step, indices),
+                places=self._drafted(_places(step, indices), indices),
                 masks=None,
                 tokens=self._tokens.index_select(0, step.sources + 1),
                 features=self._features,
@@ -679,30 +751,64 @@ class CUDARunner:
         self,
         host: StepArrays[Tensor],
         step: StepArrays[Tensor],
-        indices: Tensor,
+        indices: tuple[Tensor, ...],
         slot: StagingSlot,
         *,
         is_decode: bool,
     ) -> Tensor:
         """Queue a step without a graph; return the last states of the tokens of `_wanted`."""
-        places = _places(step, indices)
+        places = _places(step, indices[: len(self._tables.windows)])
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         return self._last_states(step.sources, step.positions, planned, _wanted(step))
 
-    def _apply_updates(
-        self, host: StepArrays[Tensor] | VerifyArrays[Tensor], step: StepArrays[Tensor] | VerifyArrays[Tensor]
-    ) -> Tensor:
-        """Queue the page and token updates of the batch; return the page ids of all grants, `[pages of the step]`."""
+    def _update(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> tuple[Tensor, ...]:
+        """Queue the updates of a step without drafts, and return the page ids of all grants; see `_indices`."""
+        self._apply_updates(step)
+        firsts = step.qo_indptr[:-1].clamp(max=len(step.positions) - 1)  # an empty grant has no pages either
+        return self._indices(host, step, step.positions.index_select(0, firsts))
+
+    def _apply_updates(self, step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> None:
+        """Queue the page and token updates of the batch."""
         if len(step.page_ids):
             self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
         if len(step.token_ids):
             self._tokens.index_copy_(0, step.token_places.view(torch.int64), step.token_ids)
+
+    def _indices(
+        self,
+        host: StepArrays[Tensor] | VerifyArrays[Tensor],
+        step: StepArrays[Tensor] | VerifyArrays[Tensor],
+        starts: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return the page ids of all grants in each group of layers, and those of pages, `[pages of the step]` each.
+
+        Those behind a window, whose memory may have another owner by now, are the padding page: kernels read them too
+        and multiply by zero, so they must be numbers. `starts` `[G]` are the first positions of the grants with pages.
+        """
         num_pages = int(host.kv_indptr.numpy()[-1])
         pages = torch.arange(num_pages, dtype=torch.int32, device=self._device.torch_device)
         grants = torch.searchsorted(step.kv_indptr[1:], pages, right=True, out_int32=True)
-        return self._page_table.index_select(0, step.page_shifts.index_select(0, grants).add_(pages))
+        places = step.page_shifts.index_select(0, grants).add_(pages)
+        found: list[Tensor] = []
+        for group, window in enumerate(self._tables.windows):
+            indices = self._page_table.index_select(0, places + group * self._tables.pages_per_group)
+            if window is not None:
+                behind = (starts + (1 - window)).clamp_(min=0).div(self._tables.page_size, rounding_mode="floor")
+                columns = pages - step.kv_indptr.index_select(0, grants)
+                is_behind = columns < behind.index_select(0, grants)
+                indices = torch.where(is_behind, self._storage.num_pages - 1, indices)
+            found.append(indices)
+        if self._tables.has_pages:
+            found.append(self._page_table.index_select(0, places + len(found) * self._tables.pages_per_group))
+        return tuple(found)
 
-    def _last_states(self, sources: Tensor, positions: Tensor, attention: Attention[Tensor], wanted: Tensor) -> Tensor:
+    def _drafted(self, places: Places, indices: tuple[Tensor, ...]) -> Places:
+        """Return the places of a step's tokens in the memory of the head."""
+        if not self._tables.has_pages:
+            return places
+        return replace(places, kv_indices=indices[-1], more_indices=())
+
+    def _last_states(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""
         captured = () if self._head is None else self._head.captured
         rotations = [(positions, table) for table in self._rotations]
@@ -713,9 +819,7 @@ class CUDARunner:
             self._features = self._head.features(states)
         return last
 
-    def _forward_in_graph(
-        self, sources: Tensor, positions: Tensor, attention: Attention[Tensor], wanted: Tensor
-    ) -> Tensor:
+    def _forward_in_graph(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
         logits = self._model.head(self._last_states(sources, positions, attention, wanted))
         if self._features is not None:
             self._feature_memory[: len(self._features)].copy_(self._features)
@@ -734,12 +838,13 @@ def _wanted(step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> Tensor:
     return torch.cat([step.wanted, step.scored, step.pooled])
 
 
-def _places(step: StepArrays[Tensor], indices: Tensor) -> Places:
+def _places(step: StepArrays[Tensor], indices: tuple[Tensor, ...]) -> Places:
     return Places(
         grants=step.grants,
         positions=step.positions,
         kv_indptr=step.kv_indptr,
-        kv_indices=indices,
+        kv_indices=indices[0],
+        more_indices=indices[1:],
         last_page_len=step.last_page_len,
     )
 

@@ -22,12 +22,29 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """Shape of the device's tables. Each has one row more than `max_rows`, which the grants that pad a graph read."""
+    """Shape of the device's tables. Each has one row more than `max_rows`, which the grants that pad a graph read.
+
+    There is a page table for each group of layers; they lie behind each other.
+    """
 
     max_rows: int
     tokens_per_row: int
     pages_per_row: int
     page_size: int
+    windows: tuple[int | None, ...] = (None,)
+    """Of each group of layers, see `EngineInfo.windows`."""
+    has_pages: bool = False
+    """Whether the table of the pages' own ids is behind those of the groups, see `EngineInfo.announces_pages`."""
+
+    @property
+    def num_tables(self) -> int:
+        """Page tables."""
+        return len(self.windows) + self.has_pages
+
+    @property
+    def pages_per_group(self) -> int:
+        """Places in the page table of a group."""
+        return (self.max_rows + 1) * self.pages_per_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +152,11 @@ def scored_tokens(batch: Batch, offsets: Int32) -> Int32:
 
 def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
     """Return the page and token updates of a batch, under the names of `StepArrays`."""
+    rows = batch.page_rows
+    if tables.num_tables > 1:  # a row for padding is behind those of each group
+        rows = rows + rows // np.int32(tables.max_rows)
     return {
-        "page_places": _wide(batch.page_rows * np.int32(tables.pages_per_row) + batch.page_columns),
+        "page_places": _wide(rows * np.int32(tables.pages_per_row) + batch.page_columns),
         "page_ids": batch.page_ids,
         "token_places": _wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
         "token_ids": batch.token_ids,

@@ -146,7 +146,7 @@ def any_json(text: str) -> object:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _EXACT: Mapping[str, Callable[[str], object]] = {

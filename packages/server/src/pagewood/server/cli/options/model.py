@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, ModelImpl, WeightFormat
 from pagewood.server.cli.options.page import Page
 
 DEFAULTS = EngineConfig()
@@ -32,6 +32,15 @@ def add_model_options(page: Page) -> None:
         metavar="NAME",
         help="clients' name of the model (default: name of its folder)",
         more="In a Hugging Face cache the default is the name of the repository.",
+    )
+    model.add(
+        "--model-impl",
+        choices=get_args(ModelImpl),
+        default=DEFAULTS.model_impl,
+        metavar="IMPL",
+        help="what computes it: native, transformers (default: auto)",
+        more="auto: transformers for an architecture that Pagewood has no table for, native for all others. "
+        "transformers needs pagewood-engine[transformers], and is slower.",
     )
     model.add(
         "--device",

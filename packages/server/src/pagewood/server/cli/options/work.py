@@ -55,8 +55,8 @@ def add_work_options(page: Page) -> None:
         help="limits of what runs for a tenant; repeatable (default: none)",
         more="max_running: requests. max_tokens_in_flight: tokens of their prompts and all that they may still "
         "generate, so the tenant never holds more. max_kv_tokens: KV that they hold when one more starts; it may grow "
-        "beyond that. Further requests of the tenant wait, and others do not wait for them. The tenant * stands for "
-        "every tenant that is not named.",
+        "beyond that, and counts all tokens of a request, whatever windows layers have. Further requests of the tenant "
+        "wait, and others do not wait for them. The tenant * stands for every tenant that is not named.",
     )
     work.add("--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)")
     work.add(

@@ -28,7 +28,7 @@ before it computes one, the rule for parts, and the first operand."""
 ASKED, BLOCKS, SINGLE = range(3)
 """Rules for parts: those of BLOCKS (`blocks_of_rows`) and SINGLE (`single_rows`) are computed without a call of the
 unit, which the shortest steps would notice; for all others it is asked."""
-_LEAST_ROWS, _PART_SIZE = 4, 8192  # elements; what is smaller takes a thread less time than it takes two to meet
+_LEAST_ROWS, _PART_SIZE = 4, 8192  # elements; two threads take longer to meet than one takes for less
 
 # What a parameter of a kernel is, by its annotation: how the generated code gets it. With {} it is an operand, and {}
 # is its column; `Any` is one that is passed as it is, an address or a whole number.

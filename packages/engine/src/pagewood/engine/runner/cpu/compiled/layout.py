@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, fill_choice
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, fill_choice
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel
 from pagewood.engine.runner.cpu.compiled.machine.memory import (
     fetch_add,
@@ -83,7 +83,7 @@ class Column(IntEnum):
     NUM_ADJUSTED = 30
     """Sampled grants whose logits are changed."""
     NUM_REPORTED = 31
-    """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.drawing.report`."""
+    """Sampled grants whose tokens are reported, plus the reported prompt tokens; see `compiled.drawing.report`."""
     NUM_SAMPLED = 32
     """S."""
     SCORED = 33

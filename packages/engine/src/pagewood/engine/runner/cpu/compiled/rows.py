@@ -158,6 +158,47 @@ def norm_add(x_at: Any, weight_at: Any, residual_at: Any, size: Any, epsilon: Re
             residual[row, i] += _product(x[row, i], weight[i], scale)
 
 
+@exact
+def _centred(x: Any, mean: Any, scale: Any, weight: Any, bias: Any) -> Any:
+    """Return (x - mean) scale weight + bias in this order, see `_product`."""
+    return (x - mean) * scale * weight + bias
+
+
+@instruction(blocks_of_rows)
+@inlined
+def layer_norm(
+    added_at: Any, x_at: Any, weight_at: Any, bias_at: Any, out_at: Any, size: Any, epsilon: Real,
+    first: First, last: Last,
+) -> None:  # fmt: skip
+    """Write the norm of `x` `[T, size]` around its mean to `out`; if there is `added`, it is added to `x` first."""
+    x, weight, bias = floats(x_at, 0, size), vector(weight_at, size), vector(bias_at, size)
+    out, added, size = floats(out_at, 0, size), floats(added_at, 0, size), _U(size)
+    for row in range(_U(first), _U(last)):
+        if added_at != 0:
+            for i in range(size):
+                x[row, i] += added[row, i]
+        total, squares = _F(0.0), _F(0.0)
+        for i in range(size):
+            total += x[row, i]
+        mean = total / _F(size)
+        for i in range(size):
+            distance = x[row, i] - mean
+            squares += distance * distance
+        scale = _inverse_root(squares, size, epsilon)
+        for i in range(size):
+            out[row, i] = _centred(x[row, i], mean, scale, weight[i], bias[i])
+
+
+@instruction(blocks_of_rows)
+@inlined
+def add(x_at: Any, residual_at: Any, size: Any, first: First, last: Last) -> None:
+    """Add `x` `[T, size]` to `residual`."""
+    x, residual = floats(x_at, 0, size), floats(residual_at, 0, size)
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(size)):
+            residual[row, i] += x[row, i]
+
+
 @instruction(blocks_of_rows)
 @inlined
 def norm_columns(

@@ -4,8 +4,8 @@ The code of an instruction is in the function of its `instruction.Unit`, which i
 
 Each thread that calls it claims parts of an instruction until none is left, waits until all of them are done, and goes
 on to the next instruction. So threads synchronise without system calls, a delayed thread delays the others by two parts
-at most, and the result does not depend on how many threads there are and when they arrive. For two threads to meet
-takes longer than most instructions with a single part. So the thread that claims such an instruction also computes
+at most, and the result does not depend on how many threads there are and when they arrive. Two threads take longer to
+meet than most instructions with a single part take. So the thread that claims such an instruction also computes
 those behind it, without claims, up to the next one with several parts.
 """
 

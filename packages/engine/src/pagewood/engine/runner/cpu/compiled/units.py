@@ -8,7 +8,7 @@ What depends on the size of heads is in `heads_unit`, and what depends on the fo
 
 from __future__ import annotations
 
-from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention.heads import store
 from pagewood.engine.runner.cpu.compiled.drafting import accept, passes
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
@@ -22,7 +22,12 @@ from pagewood.engine.runner.cpu.compiled.products import matmul
 COMMON = (
     Unit(
         "rows", rows.gather, rows.gather_panels, rows.take, rows.put, rows.columns, rows.clear_first, rows.norm,
-        rows.add_norm, rows.norm_add, rows.norm_columns, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
+        rows.add_norm, rows.norm_add, rows.norm_columns, rows.layer_norm, rows.add, rows.silu_mul, rows.gelu_mul,
+        rows.scale, pool, clock,
+    ),
+    Unit(
+        "activations", activations.gelu, activations.gelu_tanh, activations.gelu_quick, activations.relu_squared,
+        activations.xielu, activations.soft_cap,
     ),
     Unit("products", matmul.pack, matmul.multiply),
     Unit("pages", store, accept.accept),

@@ -24,8 +24,8 @@ from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
+from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.sampling import draw, independent
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage

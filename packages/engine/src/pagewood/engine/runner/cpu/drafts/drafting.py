@@ -1,4 +1,4 @@
-"""What the runner asks of drafters: of those that look tokens up, and of those that compute inside its program."""
+"""What the runner requires of drafters that look tokens up, and of drafters that compute inside its program."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class ProgramDrafter(Protocol):
     has_rest: bool
     """Whether the step that was planned last runs the instructions of `record_rest`."""
     captures: bool
-    """Whether the step that was planned last runs those of `record_target` because they keep what a later step reads. A
-    step that neither drafts nor has a rest nor captures runs a program without the drafter."""
+    """Whether the step that was planned last runs the instructions of `record_target` because a later step reads what
+    they keep. A step without drafts, rest and captures runs a program without the drafter."""
 
     @property
     def counts(self) -> DraftCounts:

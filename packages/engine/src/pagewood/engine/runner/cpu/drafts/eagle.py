@@ -33,8 +33,8 @@ from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, CPUAttention
+from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.sampling import draw, independent
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
@@ -54,7 +54,7 @@ class EagleDrafter:
 
     While batches need not be followed (`Batch.is_followed`), the head sleeps: not even hidden states are remembered.
     For a row that was computed meanwhile, context begins at the first step that is followed again; if that step wants
-    drafts at once, the row gets none in it. The head cannot do better: a position that it was not shown is lost to it.
+    drafts at once, the row gets none in it. The head cannot catch up on positions whose states were not kept.
 
     A slot's tag stands for the tokens up to its position, though the pair in it also has the token after it. So the
     last slot of a cached prefix counts as valid for a row that goes on differently: one key among many is out of date,
@@ -96,7 +96,7 @@ class EagleDrafter:
         self._head = head
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, [one.mixer for one in layer.layers])
+        self._attention = CPUAttention(storage, layer.attentions)
         self._rotations = Rotations(head.ropes)
         self._slots = ValidSlots(tags, rows, root=root)
         self._states = np.zeros((num_rows, layer.hidden_size), np.float32)  # contents written by: the program

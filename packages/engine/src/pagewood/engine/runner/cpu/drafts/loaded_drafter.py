@@ -39,7 +39,9 @@ class JointMemory:
     """The memory of a target and its drafter."""
 
     whole: PageMemory
-    """Of whole pages: for tiers, and for what provides memory ahead."""
+    """Memory of whole pages, or of the frames of the target: for tiers and for the `Populator`."""
+    beside: PageMemory | None = None
+    """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
     target: AnyStorage
     drafter: KVStorage
     tags: PageMemory
@@ -74,10 +76,26 @@ class LoadedDrafter:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
         return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
-    def allocate(self, target: AnyLayout, num_pages: int) -> JointMemory:
-        """Allocate the memory of `layout`."""
-        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+    def layout_beside(self, target: AnyLayout) -> JointLayout:
+        """Return the layout of pages that hold the drafter's KV and its tags only."""
+        return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
+
+    def allocate(self, target: AnyLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+        """Allocate the memory of `layout`.
+
+        Args:
+            target: of the target's pages, or of its frames.
+            num_pages: that the drafter has memory for.
+            num_frames: of the target, whose memory the drafter's then lies beside, in `layout_beside`; None: its pages
+                are whole.
+        """
         own = self.memory_layout(target)
+        if num_frames is not None:
+            storage = storage_for(target, num_frames)
+            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
+            drafter = KVStorage(own, num_pages, memory=for_drafter)
+            return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         return JointMemory(
             whole=whole,
             target=storage_for(target, num_pages, memory=for_target),
@@ -166,7 +184,7 @@ def load_drafter(
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:
-    """Return 64 signed bits that stand for two models, or for this process: then no other one takes over its tags."""
+    """Return 64 signed bits that stand for two models; without both digests, random ones that no other process has."""
     if digest is None or target_digest is None:
         return int.from_bytes(os.urandom(8), "little", signed=True)
     return int.from_bytes(sha256(digest + target_digest + mark.encode()).digest()[:8], "little", signed=True)

@@ -23,10 +23,10 @@ def tag_layout(page_size: int) -> StateLayout:
 
 
 def drafter_layouts(layout: MultiHeadLayout) -> tuple[StateLayout, MultiHeadLayout]:
-    """Return the layouts of a drafter's part of a page: the tags, and the keys and values that they are of.
+    """Return the layouts of a drafter's part of a page: the tags, and the keys and values that they stand for.
 
-    A page can be copied to the host while a pass writes its last slots: its target's part is complete before. Tags are
-    written last and copied first, so that a copy never has the tag of a slot without its keys and values.
+    A page can be copied to the host while a pass writes its last slots, because the target's part is complete earlier.
+    Tags are written last and copied first, so that a copy never has the tag of a slot without its keys and values.
     """
     return tag_layout(layout.page_size), layout
 
@@ -37,7 +37,7 @@ class ValidSlots:
     The compiled plans of drafters follow rows, and prepare the hashes with which the program goes on.
 
     Invariant: the slots before a row's position were valid for it when they were followed, except, if gaps are passed,
-    some before `begins`. Pages of a running row keep what they hold, so they still are.
+    some before `begins`. Pages of a running row do not change, so these slots are still valid.
     """
 
     __slots__ = ("_root", "begins", "chains", "page_size", "positions", "tags", "work")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from torch import Tensor
+
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
@@ -65,10 +68,10 @@ class CPUAttention:
         """Key heads."""
         return self._storage.layout.num_kv_heads
 
-    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int) -> Buffer:
+    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.
 
-        Positions and pages are those of the scope of `q`.
+        Positions and pages are those of the scope of `q`. For `sinks` see `models.ops.Attention`.
         """
         first_row, number = self._places[layer]
         layout, memory, tape, own = self._storage.layout, self._memories[number], q.tape, self._layers[layer]
@@ -82,9 +85,18 @@ class CPUAttention:
         tape.write(
             attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
             first_row=first_row, out=out, size=q.size, kv_heads=heads, page_size=page_size,
-            window=_UNLIMITED if own.window is None else own.window, memory_size=memory.size, scale=own.scale,
+            window=_window(own), memory_size=memory.size, scale=own.scale,
+            sinks=None if sinks is None else np.ascontiguousarray(sinks.numpy(), np.float32),
+            soft_cap=own.soft_cap or 0.0,
         )  # fmt: skip
         return out
+
+
+def _window(layer: AttentionConfig) -> int:
+    """Return the window of a layer as the kernels take it; see `compiled.attention.pages`."""
+    if layer.window is None:
+        return _UNLIMITED
+    return -layer.window if layer.is_chunked else layer.window
 
 
 AnyCPUAttention = CPUAttention | CPULatentAttention

@@ -57,6 +57,7 @@ class CPULatentHeads:
         tape, shape, has_pairs = q.tape, self._shape, int(self._shape.has_pairs)
         cosines, sines = rotation
         latents, queries = tape.buffer(x.rows, x.size), tape.buffer(q.rows, shape.num_heads * shape.latent_size)
+        assert norm.weight is not None
         weight = np.ascontiguousarray(norm.weight.numpy(), np.float32)
         tape.write(
             make_latents, x.rows, x=x, cosines=cosines, sines=sines, weight=weight, out=latents, size=x.size,
@@ -107,12 +108,13 @@ class CPULatentAttention:
         self.tile = max(1, _TILE_ROWS // largest)
         """Query tokens of an item of work."""
 
-    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int) -> Buffer:
+    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write latents `k` `[T, D]` to their pages in `layer` and return `[T, H C]`, what `q` `[T, H D]` attends to.
 
         Positions and pages are those of the scope of `q`.
         """
         assert v is None, "latents are values too"
+        assert sinks is None
         tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
         shape, page_size = own.shape, self._storage.layout.page_size
         out = tape.buffer(q.rows, shape.num_heads * shape.rank)

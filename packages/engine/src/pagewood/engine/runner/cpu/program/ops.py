@@ -8,14 +8,16 @@ Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.models.ops import (
+    XIELU,
     ChosenExperts,
     Embedding,
     ExpertMatrices,
@@ -24,13 +26,14 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, activated
-from pagewood.engine.runner.cpu.compiled import rows
+from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.experts import route
-from pagewood.engine.runner.cpu.compiled.instruction import Unit
+from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import (
@@ -51,6 +54,14 @@ from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
 
 Float32 = NDArray[np.float32]
+_ACTIVATIONS: Mapping[PlainActivation, Instruction] = MappingProxyType(
+    {
+        "gelu": activations.gelu,
+        "gelu_tanh": activations.gelu_tanh,
+        "gelu_quick": activations.gelu_quick,
+        "relu_squared": activations.relu_squared,
+    }
+)
 
 
 class PanelLinear:
@@ -273,24 +284,36 @@ class CPUOps:
 
     def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
+        if norm.is_centred:
+            return _layer_norm(None, x, norm)
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.write(rows.norm, x.rows, x=x, weight=_array(norm), out=out, size=x.size, epsilon=norm.epsilon)
+        x.tape.write(rows.norm, x.rows, x=x, weight=_weight(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
+        if norm.is_centred:
+            return _layer_norm(x, residual, norm)
         out = x.tape.buffer(x.rows, x.size)
         x.tape.write(
-            rows.add_norm, x.rows, x=x, residual=residual, weight=_array(norm), out=out, size=x.size,
+            rows.add_norm, x.rows, x=x, residual=residual, weight=_weight(norm, x.size), out=out, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
         return out
 
     def norm_add(self, x: Buffer, residual: Buffer, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
+        if norm.is_centred:
+            self.add(_layer_norm(None, x, norm), residual)
+            return
         x.tape.write(
-            rows.norm_add, x.rows, x=x, weight=_array(norm), residual=residual, size=x.size, epsilon=norm.epsilon
+            rows.norm_add, x.rows, x=x, weight=_weight(norm, x.size), residual=residual, size=x.size,
+            epsilon=norm.epsilon,
         )  # fmt: skip
+
+    def add(self, x: Buffer, residual: Buffer) -> None:
+        """Add `x` to `residual`."""
+        x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
@@ -301,14 +324,15 @@ class CPUOps:
             for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
                 assert norm is not None
                 tape.write(
-                    rows.norm_columns, qkv.rows, x=qkv, weight=_array(norm), x_size=qkv.size, column=start, size=size,
-                    epsilon=norm.epsilon,
+                    rows.norm_columns, qkv.rows, x=qkv, weight=_weight(norm, size), x_size=qkv.size, column=start,
+                    size=size, epsilon=norm.epsilon,
                 )  # fmt: skip
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        q_norm, k_norm = (None if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm))
+        dim = 2 * rotation[0].size
+        q_norm, k_norm = (None if norm is None else _weight(norm, dim) for norm in (split.q_norm, split.k_norm))
         tape.write(
-            heads.split(2 * rotation[0].size), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            heads.split(dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
@@ -325,6 +349,24 @@ class CPUOps:
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
+
+    def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:
+        """Return an activation of `x`, in its memory."""
+        if isinstance(activation, XIELU):
+            parameters = (activation.positive, activation.negative, activation.beta, activation.epsilon)
+            positive, negative, beta, epsilon = map(float, parameters)
+            x.tape.write(
+                activations.xielu, x.rows, x=x, size=x.size, positive=positive, negative=negative, beta=beta,
+                epsilon=epsilon,
+            )  # fmt: skip
+        else:
+            x.tape.write(_ACTIVATIONS[activation], x.rows, x=x, size=x.size)
+        return x
+
+    def soft_cap(self, x: Buffer, cap: float) -> Buffer:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
+        return x
 
     def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
         """Return the chosen experts and their shares."""
@@ -387,6 +429,23 @@ class CPUOps:
         return x
 
 
-def _array(norm: Norm) -> Float32:
-    """Return the weights of a norm as contiguous float32, because instructions refer to them by address."""
-    return np.ascontiguousarray(norm.folded().weight.numpy(), np.float32)
+def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
+    """Return the norm of `x` around its mean, after `added` was added to it."""
+    out = x.tape.buffer(x.rows, x.size)
+    bias = np.zeros(x.size, np.float32) if norm.bias is None else _array(norm.bias)
+    x.tape.write(
+        rows.layer_norm, x.rows, added=added, x=x, weight=_weight(norm, x.size), bias=bias, out=out, size=x.size,
+        epsilon=norm.epsilon,
+    )  # fmt: skip
+    return out
+
+
+def _weight(norm: Norm, size: int) -> Float32:
+    """Return the weights of a norm of `size` elements."""
+    weight = norm.folded().weight
+    return np.ones(size, np.float32) if weight is None else _array(weight)
+
+
+def _array(vector: Tensor) -> Float32:
+    """Return a vector as contiguous float32, because instructions refer to it by address."""
+    return np.ascontiguousarray(vector.numpy(), np.float32)

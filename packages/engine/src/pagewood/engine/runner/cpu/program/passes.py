@@ -23,8 +23,8 @@ from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
 from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS, report
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
 from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.rows import columns
@@ -44,7 +44,8 @@ class RowTables:
     lengths: Int32
     """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
-    """[groups * rows, pages of a row], page ids, the tables of all groups of layers."""  # written by: cpu.runner
+    """[groups * rows, pages of a row], page ids, the tables of all groups of layers, and behind them that of the pages
+    themselves if a drafter needs it."""  # written by: cpu.runner
     checked: Int32
     """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
     # written by: cpu.runner

@@ -18,8 +18,8 @@ from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
+from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.sampling import draw
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
 
 Float32 = NDArray[np.float32]

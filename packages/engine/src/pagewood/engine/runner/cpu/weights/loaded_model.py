@@ -30,7 +30,7 @@ from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWrite
 _log = logging.getLogger(__name__)
 
 _LAYOUT = b"2"
-"""Another number makes files of earlier layouts useless."""
+"""Change it with the layout: files of earlier layouts are then not used."""
 _CACHED = ("int8", "int4")
 
 
@@ -47,7 +47,7 @@ class LoadedModel:
 
     @property
     def mark(self) -> str:
-        """What distinguishes keys and values that it computes from those of other forms and products of its weights."""
+        """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
         form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
@@ -105,7 +105,7 @@ def load_cpu_model(
 
             loaded = _load(folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress)
             identity = digest.wait()  # reading a model takes less time than quantising it
-            if identity is None:  # which has been logged; the memory stays valid without a name
+            if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
             path = weights_file(_LAYOUT + identity, form)
             writer.finish(path)
@@ -122,7 +122,7 @@ def load_cpu_model(
 
 
 def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
-    """Return where weights of a form are kept if they are, or None if there can be none yet.
+    """Return the file for weights of a form, or None if it cannot exist yet.
 
     If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
     quantise it again.

@@ -73,9 +73,9 @@ class Packer:
 
         Args:
             form: auto: as precise as the checkpoint, so bfloat16 and float16 stay as they are.
-            activations: auto: what codes are multiplied with is rounded to eight bits, and what bfloat16 weights are
-                multiplied with to bfloat16, if the processor has an instruction for that; bfloat16: the same, on any
-                processor; float32: nothing is rounded.
+            activations: auto: rounded to eight bits for products with codes, and to bfloat16 for products with bfloat16
+                weights if the processor has an instruction for that; bfloat16: the same, on any processor; float32: not
+                rounded.
             memory: returns memory for a matrix, and whether the matrix is there already; None: new memory.
             num_threads: that convert slices of a matrix.
         """

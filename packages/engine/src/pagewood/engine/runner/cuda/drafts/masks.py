@@ -75,7 +75,7 @@ def packed_masks(
         rows_per_byte: see `MaskShape`.
     """
     masks = {window: torch.empty(num_bytes, dtype=torch.uint8, device=positions.device) for window in windows}
-    for start in range(0, num_bytes, _PIECE):
+    for start in range(0, num_bytes if windows else 0, _PIECE):
         end = min(start + _PIECE, num_bytes)
         places = torch.arange(start, end, dtype=torch.int32, device=positions.device)
         grants = torch.searchsorted(offsets[1:], places, right=True, out_int32=True)

@@ -18,7 +18,7 @@ from pagewood.engine.api import Progress
 from pagewood.engine.runner.cuda.attention import FlashInferAttention, HostArrays, Places, Staging, VerifyKernels
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.masks import Masks
-from pagewood.engine.runner.cuda.graphs import Forward
+from pagewood.engine.runner.cuda.graphs import Forward, copy_indices
 
 
 def num_empty_grants(size: int, width: int) -> int:
@@ -65,6 +65,7 @@ class VerifyGraph:
             mask = masks.by_window[window]
             memory[: len(mask)].copy_(mask)
         self._kernels.plan(host, places.kv_indices, self._masks, staging)
+        copy_indices(self._memory, places.more_indices)
         self._replay()
         return self._logits
 
@@ -112,6 +113,7 @@ def capture_verify_graphs(
     padding_page: int,
     pages_per_row: int,
     page_size: int,
+    num_groups: int = 1,
     staging: Staging,
     progress: Progress | None = None,
 ) -> VerifyGraphs:
@@ -127,6 +129,7 @@ def capture_verify_graphs(
         padding_page: page that is never read.
         pages_per_row: maximum number of pages of a grant.
         page_size: positions of a page.
+        num_groups: groups of layers.
         staging: pinned buffers for the plans during the capture.
         progress: called before each graph.
     """
@@ -137,7 +140,7 @@ def capture_verify_graphs(
     options = {"dtype": torch.int32, "device": device.torch_device}
     largest, widest = max(sizes), max(widths)
     # The page of padding follows those of the largest step.
-    indices = torch.full((largest * pages_per_row + 1,), padding_page, **options)
+    indices, *more_indices = torch.full((num_groups, largest * pages_per_row + 1), padding_page, **options)
     num_bytes = mask_bytes(largest, widest, pages_per_row * page_size)
     bits = {
         window: torch.full((num_bytes,), 255, dtype=torch.uint8, device=device.torch_device)
@@ -165,6 +168,7 @@ def capture_verify_graphs(
             kv_indptr=kv_indptr.to(device.torch_device),
             kv_indices=indices,
             last_page_len=last.to(device.torch_device),
+            more_indices=tuple(more_indices),
             is_finite=torch.ones(num_tokens, 1, dtype=torch.bool, device=device.torch_device),
         )
         masks = Masks(by_window=bits, offsets=torch.zeros(num_grants + 1, **options))

@@ -6,7 +6,7 @@ Source: the signatures of flashinfer-python 0.7.2.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class DecodeWrapper(Protocol):
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
     """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+    _paged_kv_indices_buf: Tensor  # written by: cuda.attention
+    """[pages of the step] int32 on the device, the page ids that `run` reads; as long as those of the plan at least."""
 
     def plan(
         self,
@@ -63,8 +65,15 @@ class DecodeWrapper(Protocol):
         """
         ...
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the attention `[G, H, D]` of `q` `[G, H, D]` over `[pages, 2, P, K, D]`."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the attention `[G, H, D]` of `q` `[G, H, D]` over `[pages, 2, P, K, D]`.
+
+        With `return_lse`, also return `[G, H] float32`: the logarithms, to base 2, of the sums of the softmaxes.
+        """
         ...
 
 
@@ -73,6 +82,8 @@ class PrefillWrapper(Protocol):
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
     """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+    _paged_kv_indices_buf: Tensor  # written by: cuda.attention
+    """[pages of the step] int32 on the device, the page ids that `run` reads; as long as those of the plan at least."""
     _custom_mask_buf: Tensor | None  # written by: cuda.attention
     """[bytes] uint8 on the device: bit `q * positions + p` of a grant is 1 if its token q sees position p."""
     _mask_indptr_buf: Tensor | None  # written by: cuda.attention
@@ -107,8 +118,12 @@ class PrefillWrapper(Protocol):
         """
         ...
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return the attention `[T, H, D]` of `q` `[T, H, D]` over `[pages, 2, P, K, D]`."""
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
+    @overload
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the attention `[T, H, D]` of `q` `[T, H, D]` over `[pages, 2, P, K, D]`; see `DecodeWrapper.run`."""
         ...
 
 

@@ -87,17 +87,18 @@ def attend(dim: int, *, int8: bool) -> Instruction:
     @inlined
     def attend(
         scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, first_row: Any, out_at: Any, size: Any,
-        kv_heads: Any, page_size: Any, window: Any, memory_size: Any, scale: Real, num_rows: NumRows, item: Part,
-        following: Following,
+        kv_heads: Any, page_size: Any, window: Any, memory_size: Any, scale: Real, sinks_at: Any, soft_cap: Real,
+        num_rows: NumRows, item: Part, following: Following,
     ) -> None:  # fmt: skip
-        """Write to `out` `[T, H D]` what `q` attends to; `size` is H D, and a query sees the last `window` keys.
+        """Write to `out` `[T, H D]` what `q` attends to; `size` is H D.
 
-        For `first_row` see `store`.
+        For `window` and `sinks` `[H]`, which may be 0, see `pages`; scores have the soft cap `soft_cap`, or none if it
+        is 0. For `first_row` see `store`.
         """
         attend_item(
             numbers_at(memory_at, memory_size), vector(scales_at, memory_size // dim if scales_at != 0 else 0),
             floats(q_at, num_rows, size), floats(out_at, num_rows, size), scope, first_row, item, following, kv_heads,
-            page_size, window, scale,
+            page_size, window, scale, sinks_at, soft_cap,
         )  # fmt: skip
 
     return attend

@@ -257,7 +257,7 @@ def attend_latents(size: int, rank: int) -> Instruction:
                     for i in range(ROWS):
                         for j in range(seen, BLOCK):
                             scores[i * BLOCK + j] = _UNSEEN
-                        weigh(scores, i * BLOCK, maxima, totals, sums, r + i)
+                        weigh(scores, i * BLOCK, _F(0), maxima, totals, sums, r + i)
                     blend(scores.ctypes.data, BLOCK, latents, seen, sums.ctypes.data + 4 * r * rank)
 
     @instruction(_num_items)

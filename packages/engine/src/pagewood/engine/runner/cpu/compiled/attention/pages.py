@@ -9,6 +9,9 @@ added depends on its position only: not on its grant, the other grants, the page
 order of addition (`head`), a block of scores one function that weighs it (`softmax`), and values are added in ascending
 order of their positions. The weight of a key that a row does not see is 0 and changes nothing.
 
+A window w > 0 shows a token the last w positions, its own included. A window -c < 0 shows it the positions of its own
+chunk of c positions, up to its own. A sink is a score without a value: a row's sums begin with it.
+
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
 """
@@ -26,7 +29,7 @@ from pagewood.engine.runner.cpu.compiled.attention.head import head_loops
 from pagewood.engine.runner.cpu.compiled.attention.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, strict
-from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers
+from pagewood.engine.runner.cpu.compiled.machine.memory import integer_rows, integers, vector
 from pagewood.engine.runner.cpu.compiled.products.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
@@ -212,13 +215,28 @@ def _begin(scope: Any, grant: Any) -> Any:
 
 
 @inlined
+def _seen_from(position: Any, window: Any) -> Any:
+    """Return the first position that a window shows to the token at `position`; it may be negative."""
+    return position + 1 - window if window > 0 else position // -window * -window
+
+
+@inlined
+def _begin_sums(sinks_at: Any, first_head: Any, group: Any, num_rows: Any, maxima: Any, totals: Any) -> None:
+    """Begin the sums of query rows with the sink of their heads, if there are any: row r is head r % group."""
+    if sinks_at != 0:
+        sinks = vector(sinks_at, first_head + group)
+        for r in range(num_rows):
+            maxima[r], totals[r] = sinks[_U(first_head + r % group)], _F(1.0)
+
+
+@inlined
 def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
                 window: Any) -> Any:  # fmt: skip
     """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
     page_table, rows, starts, _ = _places(scope, first_row)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(_begin(scope, grant), starts[grant] + skipped + 1 - window) // page_size
+    first_page = max(_begin(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
     return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
 
 
@@ -235,7 +253,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any, sinks_at: Any, cap: Any,
             after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
@@ -247,6 +265,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         sums = np.zeros(group * dim, np.float32)
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
+        _begin_sums(sinks_at, head * group, group, group, maxima, totals)
         scores = np.empty(group * BLOCK, np.float32)
         for i in range(_U(group * dim)):
             queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
@@ -267,7 +286,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                           r * BLOCK + key - block, BLOCK)  # fmt: skip
                 key += size
             for r in range(group):
-                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
+                weigh_few(scores, r * BLOCK, cap, maxima, totals, sums, r)
             key = first
             while key < last:
                 offset = key % page_size
@@ -284,12 +303,13 @@ def attend_item(dim: int, *, codes: bool) -> Any:
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
                   group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
-                  after: Any) -> None:  # fmt: skip
+                  sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
         """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
+        _begin_sums(sinks_at, head * group, group, group, maxima, totals)
         scores = np.empty(group * BLOCK, np.float32)
         keys, values = np.empty(BLOCK * dim, np.float32), np.empty(BLOCK * dim, np.float32)
         for i in range(_U(group * dim)):
@@ -305,7 +325,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
             for r in range(group):
-                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
+                weigh_few(scores, r * BLOCK, cap, maxima, totals, sums, r)
             for r in range(0, group, most_rows):
                 blend(min(most_rows, group - r), scores, r * BLOCK + at, BLOCK, values, 0, size, sums, r * dim)
         for r in range(group):
@@ -316,11 +336,11 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
-             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, begin: Any, window: Any,
-             scale: Any) -> None:  # fmt: skip
+             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, begin: Any, window: Any, scale: Any,
+             sinks_at: Any, cap: Any) -> None:  # fmt: skip
         """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
 
-        A token sees at most `window` positions, up to its own, and none before `begin`.
+        A token sees what its `window` shows, and nothing before `begin`.
         """
         num_rows, width = size * group, _wide(dim)
         padded = (num_rows + TALL - 1) // TALL * TALL
@@ -328,12 +348,13 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         sums = np.zeros(padded * width, np.float32)
         maxima = np.full(padded, _LOWEST, np.float32)
         totals = np.zeros(padded, np.float32)
+        _begin_sums(sinks_at, head * group, group, num_rows, maxima, totals)
         keys = np.zeros(dim * BLOCK, np.float32)
         values = np.zeros(BLOCK * width, np.float32)
         scores = np.empty(TALL * BLOCK, np.float32)
         partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
         _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
-        end, first_key = position + size, max(begin, position + 1 - window)
+        end, first_key = position + size, max(begin, _seen_from(position, window))
         for first in range(first_key // BLOCK * BLOCK, end, BLOCK):
             last = min(first + BLOCK, end)
             load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, max(first, first_key), last,
@@ -341,19 +362,21 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             is_finite = _are_finite(values)
             for r in range(0, num_rows, TALL):
                 low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
-                if first > high or last <= low - window + 1:
+                if first > high or last <= _seen_from(low, window):
                     continue  # no row sees a key of this block
                 for column in range(0, BLOCK, WIDTH):
                     score_tall(queries, r * dim, keys, column, partial, scores, column)
-                all_seen = last <= low + 1 and last == first + BLOCK and first > high - window and first >= begin
+                all_seen = (last <= low + 1 and last == first + BLOCK and first >= _seen_from(high, window)
+                            and first >= begin)  # fmt: skip
                 if not all_seen:
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
+                        seen_from = max(begin, _seen_from(own, window))
                         for j in range(BLOCK):
-                            seen = first + j <= own and first + j > own - window and first + j >= begin
+                            seen = seen_from <= first + j <= own
                             scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
                 for i in range(TALL):
-                    weigh_many(scores, i * BLOCK, maxima, totals, sums, r + i)
+                    weigh_many(scores, i * BLOCK, cap, maxima, totals, sums, r + i)
                 if all_seen or is_finite:
                     for column in range(0, width, WIDTH):
                         at = r * width + column
@@ -363,7 +386,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
-                        seen_from, seen_to = max(first, begin, own - window + 1), min(last, own + 1)
+                        seen_from, seen_to = max(first, begin, _seen_from(own, window)), min(last, own + 1)
                         _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
                                     (r + i) * width, width)  # fmt: skip
         for r in range(num_rows):
@@ -373,7 +396,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, first_row: Any, item: Any, following: Any,
-               kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+               kv_heads: Any, page_size: Any, window: Any, scale: Any, sinks_at: Any,
+               soft_cap: Any) -> None:  # fmt: skip
         page_table, rows, starts, offsets = _places(scope, first_row)
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
@@ -381,12 +405,13 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
         if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
-                 page_size, begin, window, _F(scale))  # fmt: skip
+                 page_size, begin, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
         else:
             after = _first_keys(scope, first_row, items, following, kv_heads, page_size, dim, window)
             for i in range(size):
                 end = np.int64(start + skipped + i + 1)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(begin, end - window), end, _F(scale), after)  # fmt: skip
+                           max(begin, _seen_from(end - 1, window)), end, _F(scale), sinks_at, _F(soft_cap),
+                           after)  # fmt: skip
 
     return attend

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, best_of
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, best_of
 from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined

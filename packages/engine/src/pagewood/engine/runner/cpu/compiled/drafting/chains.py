@@ -142,7 +142,7 @@ def plan_head(
         has_state: `[rows]`, whether the head's state of a row is that of its last known token; updated.
         missing: `[rows]`, first position of each row that the head has left out; -1: none. Updated.
         depth: positions of a row whose hidden states are remembered.
-        is_idle: whether the head leaves out the step, in which nothing is drafted, and those after it.
+        is_idle: whether the head leaves out this step, which has no drafts, and those after it.
         firsts: `[>= G]`, written: first position of each grant.
         late: `[3, >= S]`, written: row, first position and number of positions of each row that catches up.
         num_late: `[1]`, written: rows that catch up.
@@ -208,7 +208,7 @@ def lay_out_chains(
     scopes: Any, counts: Any, indices: Any, entries: Any, num_entries: Any, rotations: Any, sampling: Any, begins: Any,
     lag: Any,
 ) -> Any:  # fmt: skip
-    """Lay out the passes that draft; return the largest `Outcome`, or at once that rotations are not enough.
+    """Lay out the passes that draft; return the largest `Outcome`, or TOO_FAR at the first pass that has it.
 
     The first pass computes the positions of each entry, and pass d > 0 one token of each entry with more than d
     drafts. A draft model draws the next draft in each. A head draws the first draft from a state that it has, and pass

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, POSITION
 from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined

@@ -1,6 +1,6 @@
 """Chain rejection sampling: verifies the drafts of one row so that the tokens follow the target's distribution exactly.
 
-`sampling.draw` must have drawn the drafts from the draft model's logits, with the seed `noise.seed_in(seed,
+`program.draws.draw` must have drawn the drafts from the draft model's logits, with the seed `noise.seed_in(seed,
 Domain.DRAFT)` (`splitmix.seeds_of` on the host), the parameters of the target, and the positions of the drafts. Then a
 draft, the number that decides about it (`Domain.ACCEPT`) and the token that replaces it (the target's own noise) are
 independent, as the proof requires. Without a draft the token is that of plain decoding.
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.core.sampling_table import SamplingColumn
+from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION, best_of, kept_range, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import exponential, row_key, seed_in, uniform
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import POSITION, best_of, kept_range, seed_of
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
 from pagewood.engine.runner.splitmix import Domain

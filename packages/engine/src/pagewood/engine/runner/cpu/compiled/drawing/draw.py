@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, POSITION, choose, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
-from pagewood.engine.runner.cpu.compiled.drawing.sampling import NUM_CHOICE_COLUMNS, POSITION, choose, seed_of
 from pagewood.engine.runner.cpu.compiled.instruction import Part, instruction, single_rows
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact
 from pagewood.engine.runner.cpu.compiled.machine.memory import integers, vector

@@ -29,5 +29,5 @@ else:
 @instruction(one_part)
 @inlined
 def clock(out_at: Any) -> None:
-    """Write when all instructions before are done: seconds and nanoseconds, int64 each."""
+    """Write the time at which all earlier instructions are done: seconds and nanoseconds, int64 each."""
     _get_time(_CLOCK, out_at)

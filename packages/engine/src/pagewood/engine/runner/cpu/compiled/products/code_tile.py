@@ -37,13 +37,13 @@ class _Tile:
     """Emits the loops over one tile, or some of its rows. Arguments are LLVM values: numbers and pointers to bytes."""
 
     def __init__(self, builder: Any, kind: WeightKind, level: DotLevel, rows: int, height: Any, args: Any) -> None:
-        """Compute `rows` rows of a tile that has `height` ones."""
+        """Compute `rows` rows of a tile of `height` rows."""
         self._builder = builder
         self._kind = kind
         self._dot = ByteDot(builder, level)
         self._rows = rows
         self._row_bytes = builder.mul(height, INDEX(4))
-        """Of one number of four bytes, or four codes, for each row of the tile."""
+        """Bytes of one four-byte number, or of four codes, for each row of the tile."""
         (self._x, self._sums, self._row_scales, self._panel, self._scales, self._bias, self._out,
          self._stride, self._depth, self._group, self._ahead, self._ahead_step) = args  # fmt: skip
 

@@ -1,7 +1,8 @@
 """A tile of a few rows times a panel of 16-bit numbers.
 
 Activations are float32, and the numbers are widened in registers: the sums have the order of `tile`, so the
-result has the bits of the widened weights'. Or both are bfloat16, and two inputs are added at a time (`pair_dot`).
+result has the bits of a product with the widened weights. Or both are bfloat16, and two inputs are added at a time
+(`pair_dot`).
 """
 
 # pyright: basic

@@ -45,11 +45,11 @@ class WideLevel(IntEnum):
     """Instructions for products with activations in float32: there is one way for each layout."""
 
     FLOAT32 = 8
-    """Weights are widened in registers. It differs from the numbers of the levels that a layout can also have."""
+    """Weights are widened in registers. Its number differs from those of the other levels that a layout can have."""
 
 
 ProductLevel: TypeAlias = DotLevel | PairLevel | WideLevel
-"""Instructions for products with packed weights, and with them what activations are: bytes, pairs or float32."""
+"""Instructions for products with packed weights; they determine whether activations are bytes, pairs or float32."""
 
 LEVELS = 16
 """More than any number of a level."""
@@ -99,7 +99,7 @@ def multiply_packed(kind: WeightKind, level: ProductLevel) -> Instruction:
         x_at: Any, packed_at: Any, sums_at: Any, row_scales_at: Any, panels_at: Any, scales_at: Any, bias_at: Any,
         out_at: Any, depth: Any, size: Any, group: Any, num_rows: NumRows, part: Part, following: Following,
     ) -> None:  # fmt: skip
-        """Multiply `x` `[T, D]`, or `packed`: what an instruction before has made of it, with its sums and scales."""
+        """Multiply `x` `[T, D]`, or `packed`, which an earlier instruction has made of it, with its sums and scales."""
         count = num_float_tiles(num_rows, size) if has_floats else num_tiles(num_rows)
         num_blocks = (count + BLOCK - 1) // BLOCK
         width = panels_of_part(number, num_rows)

@@ -21,8 +21,8 @@ from enum import IntEnum
 HALF = 16
 """Outputs of half a panel."""
 STEP = 32
-"""Inputs that codes are filled up to a multiple of."""
-_SHORT = 16  # inputs of a group of the kinds with the smallest ones
+"""Inputs of codes are filled up to a multiple of this."""
+_SHORT = 16  # inputs of a group, in the kinds with the smallest groups
 _LINE = 64  # bytes of a cache line
 
 

@@ -2,7 +2,7 @@
 
 from xxhash import xxh3_128
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 CHECKSUM_BYTES = 16
 FORM = "xxh3"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
+from pagewood.kvpool.tiers.pages.arrays import Bytes, page_aligned_zeros
 
 
 class HostTier:

@@ -9,10 +9,10 @@ from threading import Lock
 import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.copier import PageCopier, Place
-from pagewood.kvpool.tiers.keys import require_keys
-from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
+from pagewood.kvpool.tiers.stores.page_file import ENTRY, PageFile
 
 _MAX_SEQUENCE = 2**62
 """No file reaches this number; larger numbers mean damage."""

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Protocol
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
+from pagewood.kvpool.tiers.transfers.transfer import Transfer, TransferCancelled
 
 # Makes a copy, reports its progress to the transfer, and raises if it fails.
 Work = Callable[[Transfer], None]

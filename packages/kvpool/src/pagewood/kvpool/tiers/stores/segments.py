@@ -26,9 +26,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import checksum
-from pagewood.kvpool.tiers.copier import PageCopier, read_rows, write_rows
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.stores.checksum import checksum
+from pagewood.kvpool.tiers.stores.copier import PageCopier, read_rows, write_rows
 
 Table: TypeAlias = tuple[list[bytes], list[bytes]]
 """The keys and the checksums of the pages of a segment, in the order of the pages."""

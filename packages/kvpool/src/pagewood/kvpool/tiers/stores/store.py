@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 
 class PageStore(Protocol):

@@ -1,7 +1,7 @@
-"""Running requests that give way to a waiting one of much higher priority, over several steps.
+"""Preempts running requests for a waiting one of much higher priority, over several steps.
 
-A request whose step is in flight cannot lose its pages. So it first gets no grant, and leaves when its last step has
-been retired.
+A request whose step is in flight cannot lose its pages. So it first gets no grant, and is preempted when its last step
+has been retired.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 """(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""
 
 
-class GivingWay:
-    """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
+def _nothing(_: Sequence[Request]) -> int:
+    return 0
 
-    __slots__ = ("_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
+
+class PriorityPreemption:
+    """Knows which running requests leave for which waiting one. Invariant: they leave for one request at a time."""
+
+    __slots__ = ("_able", "_choose", "_kv", "_notes", "favoured", "leaving", "num_spared")
 
     def __init__(
         self,
         kv: KVSpace,
         choose: WorthPreempting,
         *,
+        able: Callable[[Request, Sequence[Request]], Sequence[Request]],
         num_spared: Callable[[], int] = lambda: 0,
         notes: Notes | None = None,
     ) -> None:
@@ -35,25 +40,27 @@ class GivingWay:
         Args:
             kv: memory of the engine.
             choose: returns the requests to preempt.
-            num_spared: returns for how many waiting requests `choose` has spared others because these were preempted
-                before.
-            notes: gets the reasons, if they are wanted.
+            able: returns the running requests that `choose` may return for a waiting one.
+            num_spared: returns for how many waiting requests `choose` has preempted nothing because the candidates had
+                been preempted before.
+            notes: gets the reasons of decisions; None: no reasons are kept.
         """
         self.num_spared = num_spared
         self._notes = notes
         self._kv = kv
+        self._able = able
         self._choose = choose
         self.leaving: list[Request] = []
-        """Those that make room and still run; they get no grant."""  # written by: giving_way
+        """Running requests that are to leave; they get no grant."""  # written by: priority_preemption
         self.favoured: Request | None = None
-        """The waiting request that others make room for; it is to be admitted before all others."""
-        # written by: giving_way
+        """The waiting request that they leave for; it is admitted before all others."""
+        # written by: priority_preemption
 
     def begin_step(self, state: EngineState) -> tuple[list[Request], int]:
         """Move the leaving requests without a step in flight to the queue.
 
         Returns:
-            Those that still have one, which must get no grant in this step; and how many were moved.
+            The leaving requests that still have one, which must get no grant in this step; and how many were moved.
         """
         if self.favoured is None:
             return [], 0
@@ -68,8 +75,13 @@ class GivingWay:
                 self._notes.note(reason, request, self.favoured)
         return self.leaving, stop_all(state, self._kv, leaving)
 
-    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> Sequence[Request]:
-        """Choose the requests that give way to `candidate`, which does not fit now; they leave from the next step on.
+    def ask(
+        self, state: EngineState, candidate: Request, *, reserved_beside: Callable[[Sequence[Request]], int] = _nothing
+    ) -> Sequence[Request]:
+        """Choose the requests to preempt for `candidate`, which does not fit now; they leave from the next step on.
+
+        Of the pages that are reserved for outputs, those of requests that can give way do not count: they would go with
+        them. If some of these stay, and the candidate still does not fit beside them, it asks again.
 
         Returns:
             Those that were chosen now.
@@ -77,13 +89,15 @@ class GivingWay:
         Args:
             state: of the engine.
             candidate: waits.
-            num_reserved: as for `KVSpace.admit`.
+            reserved_beside: returns the pages that must stay available if only some of the running requests stay.
         """
         if self.leaving:
             return ()
-        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
-        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         running = [request for request in state.running if request.finish is None]
+        num_pages = self._kv.num_missing(candidate, candidate.num_matched)
+        if able := set(self._able(candidate, running)):
+            num_pages += reserved_beside([request for request in state.running if request not in able])
+        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
         chosen = self._choose(candidate, running, num_missing)
         if chosen:
             self.favoured, self.leaving = candidate, list(chosen)
@@ -91,7 +105,7 @@ class GivingWay:
 
 
 def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:
-    """Move those of some running requests that have no step in flight to the queue; return how many."""
+    """Move the running requests of `requests` without a step in flight to the queue; return how many."""
     ready = [request for request in requests if not request.num_in_flight]
     for request in ready:
         kv.release(request)

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.pages.arrays import Int32
 
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
 """A namespace of the device's cache."""

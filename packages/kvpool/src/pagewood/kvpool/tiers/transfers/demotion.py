@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.lane import Lanes, Work
-from pagewood.kvpool.tiers.policy import WritePolicy
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.device import DevicePages, PageHolder
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.lane import Lanes, Work
+from pagewood.kvpool.tiers.transfers.policy import WritePolicy
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Demotion:
         "_counters",
         "_device",
         "_dirty",
+        "_holder",
         "_host",
         "_keys",
         "_lanes",
@@ -77,6 +78,7 @@ class Demotion:
         policy: WritePolicy,
         min_uses: int,
         counters: TierCounters,
+        holder: PageHolder | None = None,
     ) -> None:
         """Copy the pages of `device` to `host` and `stores`.
 
@@ -88,8 +90,10 @@ class Demotion:
             policy: When a page is copied to the host.
             min_uses: Uses that WRITE_THROUGH_SELECTIVE requires.
             counters: Counters to update.
+            holder: See `TieredIndex`.
         """
         self._device = device
+        self._holder = holder
         self._host = host
         self._stores = stores
         self._lanes = lanes
@@ -99,9 +103,9 @@ class Demotion:
         # The key of each page that the device's cache owns.
         self._keys: dict[int, bytes] = {}  # written by: adopt, _forget
         # The number of uses of each page that the host does not have.
-        self._dirty: dict[int, int] = {}  # written by: adopt, use, _forget, _begin_copies, _finish_copies
+        self._dirty: dict[int, int] = {}  # written by: adopt, use, keep, _forget, _begin_copies, _finish_copies
         # Dirty pages that the policy wants to copy now.
-        self._wanted: dict[int, None] = {}  # written by: _want, _forget, flush, abandon, _begin_copies
+        self._wanted: dict[int, None] = {}  # written by: _want, keep, _forget, flush, abandon, _begin_copies
         # The transfer that reads each page.
         self._copying: dict[int, Transfer] = {}  # written by: _begin_copies, _finish_copies
         self._out: list[_CopyOut] = []  # written by: _begin_copies, _finish_copies
@@ -149,6 +153,19 @@ class Demotion:
         num_copied = self._copy_now(worth)
         self._counters.num_dropped += sum(page in self._dirty for page in pages) - num_copied
         self._forget(pages)
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """Copy cached pages that are going to lose a part of what they hold, as `release` does."""
+        worth = [page for page in pages if self._dirty.get(page, 0) >= self._min_uses]
+        for page in worth[: self._copy_now(worth)]:
+            del self._dirty[page]
+            self._wanted.pop(page, None)
+
+    def finish(self) -> None:
+        """Wait for the copies to the host that have begun."""
+        for out in self._out:
+            self._lanes.demote.wait(out.transfer)
+        self._finish_copies()
 
     def drop(self, pages: Sequence[int]) -> None:
         """Forget pages that the device's cache has evicted, and copy none."""
@@ -240,6 +257,8 @@ class Demotion:
             if not slots:
                 return
             pages = pages[: len(slots)]
+            if self._holder is not None:
+                self._holder.hold(pages)
             transfer = self._lanes.demote.submit(self._read(pages, slots), num_bytes)
             assert transfer is not None
             keys = [self._keys[page] for page in pages]
@@ -259,6 +278,8 @@ class Demotion:
         for out in done:
             for page in out.pages:
                 del self._copying[page]
+            if self._holder is not None:
+                self._holder.let_go(out.pages)
             if out.transfer.error is None:
                 for key, slot in zip(out.keys, out.slots, strict=True):
                     self.hold(key, slot, is_stored=False)

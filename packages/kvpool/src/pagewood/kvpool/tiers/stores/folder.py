@@ -8,11 +8,11 @@ from pathlib import Path
 from threading import Lock
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import FORM
-from pagewood.kvpool.tiers.copier import PageCopier, Place
-from pagewood.kvpool.tiers.keys import require_keys
-from pagewood.kvpool.tiers.segments import (
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.stores.checksum import FORM
+from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
+from pagewood.kvpool.tiers.stores.segments import (
     SUFFIX,
     UNFINISHED,
     Segments,

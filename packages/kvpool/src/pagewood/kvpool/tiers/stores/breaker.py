@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.stores.store import PageStore
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.kvpool.tiers.copier import read_rows, write_rows
+from pagewood.kvpool.tiers.stores.copier import read_rows, write_rows
 
 # One slot of the table. A slot with the sequence number 0 has never held a page.
 ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8"), ("unused", "<u8")])

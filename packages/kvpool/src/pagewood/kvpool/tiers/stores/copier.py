@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
 
-from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import checksum
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.stores.checksum import checksum
 
 # Largest number of bytes of neighbouring pages that are read together. Their checksums are computed while they are
 # still in a cache.

@@ -5,8 +5,8 @@ of seed, position and token.
 
 No row is sorted for the filters. Its probabilities are put into a histogram over the distance from the largest logit,
 and only the bin that contains a filter's limit is searched exactly. Every filter keeps the tokens of one interval of
-distances: from 0 to a limit, or with typical-p around the mean distance, whose histogram is one of how far they are
-from it.
+distances: from 0 to a limit, or with typical-p around the mean distance; the histogram is then over the differences
+    from that mean.
 
 Legend: S rows, V vocab_size.
 """
@@ -205,7 +205,8 @@ def _gather_gap(distances: Any, weights: Any, mean: Any, wanted: Any) -> Any:
 
 @exact
 def _divide(found: Any, mean: Any, wanted: Any, mass: Any) -> Any:
-    """Return those of the distances in a bin of `_gap` between which the mass is reached, ascending; and what is left.
+    """Return the distances, ascending, of the part of a bin of `_gap` in which the mass is reached, and what is left of
+    it.
 
     The bin is divided once more, so that few numbers are sorted.
     """
@@ -274,7 +275,7 @@ def _typical_range(distances: Any, limit: Any, p: Any) -> Any:
     """Return a range of distances that holds the locally typical tokens, and no others of those up to `limit`.
 
     They are those whose surprisal is nearest to the entropy, until their mass reaches the share `p`. Surprisal is
-    distance, and entropy is mean distance, plus the logarithm of the same sum; so nothing but distances is compared.
+    distance, and entropy is mean distance, plus the logarithm of the same sum; so only distances are compared.
 
     Source: Meister, Pimentel, Wiher and Cotterell, Locally typical sampling, 2022.
     """

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes, Int32
-from pagewood.kvpool.tiers.counters import TierCounters
-from pagewood.kvpool.tiers.demotion import Demotion
-from pagewood.kvpool.tiers.device import DevicePages
-from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.keys import Namespace
-from pagewood.kvpool.tiers.lane import Lanes, Work
-from pagewood.kvpool.tiers.policy import PrefetchPolicy
-from pagewood.kvpool.tiers.prefix_cache import PrefixCache
-from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.pages.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.pages.device import DevicePages, PageHolder
+from pagewood.kvpool.tiers.pages.host import HostTier
+from pagewood.kvpool.tiers.pages.keys import Namespace
+from pagewood.kvpool.tiers.prefix_cache import Match, PrefixCache
+from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import TierLog
-from pagewood.kvpool.tiers.transfer import Transfer
+from pagewood.kvpool.tiers.transfers.counters import TierCounters
+from pagewood.kvpool.tiers.transfers.demotion import Demotion
+from pagewood.kvpool.tiers.transfers.lane import Lanes, Work
+from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy
+from pagewood.kvpool.tiers.transfers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +128,8 @@ class Recalls:
     """
 
     __slots__ = (
-        "_abandoned", "_active", "_cache", "_clock", "_counters", "_demotion", "_device", "_disk", "_host", "_lanes",
-        "_log", "_page_size", "_policy", "_remote", "_spare",
+        "_abandoned", "_active", "_cache", "_clock", "_counters", "_demotion", "_device", "_disk", "_holder", "_host",
+        "_lanes",        "_log", "_page_size", "_policy", "_remote", "_spare",
     )  # fmt: skip
 
     def __init__(
@@ -146,10 +146,12 @@ class Recalls:
         page_size: int,
         counters: TierCounters,
         clock: Callable[[], float],
+        holder: PageHolder | None = None,
     ) -> None:
         """Bring pages back to the device from `host`, `disk` and `remote`; `TieredIndex` describes the arguments."""
         self._cache = cache
         self._device = device
+        self._holder = holder
         self._host = host
         self._disk = disk
         self._remote = remote
@@ -162,7 +164,7 @@ class Recalls:
         self._active: dict[Recall, None] = {}  # written by: begin, _end
         self._abandoned: list[_Abandoned] = []  # written by: _abandon, poll
         # Device pages that came back and are not in use.
-        self._spare: list[int] = []  # written by: poll, _finish_load, take_spare
+        self._spare: list[int] = []  # written by: _give_back, take_spare
         self._log: TierLog | None = None  # written by: follow
 
     def follow(self, log: TierLog) -> None:
@@ -195,8 +197,10 @@ class Recalls:
 
     def begin(self, tokens: Int32, namespace: Namespace, keys: list[bytes], *, priority: int = 0) -> Recall | None:
         """Start to bring back the pages after the device's prefix; return None if no tier has any."""
-        start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
-        num_known = start + self.num_leading(keys[start:])
+        match = self._cache.peek(tokens, namespace)
+        num_cached = match.num_tokens // self._page_size
+        num_known = num_cached + self.num_leading(keys[num_cached:])
+        start = self._start(match, keys, num_known)
         num_possible = (num_known if self._remote is None else len(keys)) - start
         if not num_possible or num_possible * self._page_size < self._policy.min_tokens:
             return None
@@ -236,7 +240,8 @@ class Recalls:
                 recall.num_known += (*recall.found, False).index(False)
             transfer.cancel()
             recall.transfer, recall.stage = None, _Stage.PLANNED
-            start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
+            match = self._cache.peek(recall.tokens, recall.namespace)
+            start = self._start(match, recall.keys, recall.num_known)
             if (recall.num_known - start) * self._page_size < self._policy.min_tokens:
                 self._end(recall)
         if recall.stage is _Stage.PLANNED:
@@ -281,7 +286,7 @@ class Recalls:
             self._abandoned.remove(abandoned)
             self._host.give_back(abandoned.taken)
             self._host.unpin(abandoned.pinned)
-            self._spare.extend(abandoned.pages)
+            self._give_back(abandoned.pages)
 
     def _query(self, recall: Recall) -> None:
         """Query the remote store for the pages after `num_known`, if there is one and its lane has room."""
@@ -298,7 +303,7 @@ class Recalls:
 
     def _fetch(self, recall: Recall) -> None:
         """Start to fetch the pages that the host does not have; the stage stays PLANNED if there is no room now."""
-        start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
+        start = self._start(self._cache.peek(recall.tokens, recall.namespace), recall.keys, recall.num_known)
         missing = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
         if not missing:
             recall.stage = _Stage.HELD
@@ -360,13 +365,16 @@ class Recalls:
     def _load(self, recall: Recall, take: Take) -> bool:
         """Start to copy pages from the host to the device; return whether to wait."""
         match = self._cache.match(recall.tokens, recall.namespace)
-        start = match.num_tokens // self._page_size
-        slots: list[int] = []
-        for key in recall.keys[start:]:
-            slot = self._host.slot_of(key)
-            if slot is None:
-                break
-            slots.append(slot)
+        start = num_cached = match.num_tokens // self._page_size
+        slots = self._leading_slots(recall.keys[num_cached:])
+        if self._holder is not None:
+            start = self._holder.first_lacking(match.pages.tolist(), num_cached + len(slots))
+            again = self._leading_slots(recall.keys[start:num_cached])
+            if len(again) < num_cached - start:
+                start = num_cached
+            elif start < num_cached:
+                slots = again + slots
+                match = self._cache.match(recall.tokens[: start * self._page_size], recall.namespace)
         if not slots:
             self._end(recall)
             return False
@@ -386,6 +394,33 @@ class Recalls:
         recall.stage = _Stage.LOADING
         return True
 
+    def _give_back(self, pages: list[int]) -> None:
+        """Make pages spare."""
+        if self._holder is not None:
+            self._holder.give_back(pages)
+        self._spare.extend(pages)
+
+    def _leading_slots(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the slots of the leading pages of these that are on the host."""
+        slots: list[int] = []
+        for key in keys:
+            slot = self._host.slot_of(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        return slots
+
+    def _start(self, match: Match, keys: Sequence[bytes], num_pages: int) -> int:
+        """Return the first page to bring back for a prefix of some pages, of which `match` is cached.
+
+        It is a cached one if that lacks something, and the host or the disk has it and those behind it.
+        """
+        num_cached = match.num_tokens // self._page_size
+        if self._holder is None:
+            return num_cached
+        start = self._holder.first_lacking(match.pages.tolist(), num_pages)
+        return start if self.num_leading(keys[start:num_cached]) == num_cached - start else num_cached
+
     def _write(self, pages: list[int], slots: list[int]) -> Work:
         def work(transfer: Transfer) -> None:
             self._device.write(pages, self._host.memory, slots, lambda n: transfer.advance(num_layers=n))
@@ -400,13 +435,18 @@ class Recalls:
             tokens = recall.tokens[start * self._page_size : end * self._page_size]
             n = self._cache.insert(tokens, pages, recall.namespace, after=recall.lease).num_existing
             self._describe(recall, end)
+            if self._holder is not None:
+                self._holder.adopt(pages[n:].tolist(), self._host.memory, recall.slots[n:])
+                whole = self._cache.peek(recall.tokens[: (start + n) * self._page_size], recall.namespace)
+                cached, memory = whole.pages[start:].tolist(), self._host.memory
+                self._counters.num_loaded += self._holder.fill(cached, pages[:n].tolist(), memory, recall.slots[:n])
             self._demotion.adopt(pages[n:].tolist(), recall.keys[start + n : end])
             self._counters.num_loaded += len(pages) - n
         else:
             _log.error("failed to load %d pages, they will be computed instead: %s", len(pages), transfer.error)
             self._counters.num_failed += len(pages)
             n = len(pages)
-        self._spare.extend(pages[:n].tolist())
+        self._give_back(pages[:n].tolist())
         self._host.unpin(recall.slots)
         self._cache.unlock(recall.lease)
         self._end(recall)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 # Runs of at least this size are copied by a call each; smaller ones go through a buffer that stays in the L2 cache.
 _RUN_BYTES = 32 * 1024
@@ -34,6 +34,48 @@ class DevicePages(Protocol):
         Call `arrived(n)` when the first n layers of all pages have been copied, for increasing n up to all layers. If
         `arrived` raises, stop and let the exception pass: the copy was cancelled.
         """
+        ...
+
+
+class PageHolder(Protocol):
+    """Knows pages that may lose a part of what they hold while they are cached, such as the KV behind a window.
+
+    The thread that uses the index makes these calls. Their arguments are page ids.
+    """
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Keep what cached pages hold now: a copy is going to read them."""
+        ...
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        """Undo one `hold`: the copy has ended."""
+        ...
+
+    def first_lacking(self, pages: Sequence[int], num_pages: int) -> int:
+        """Return the first of some cached pages, the beginning of a prefix, that lacks what a hit of it needs.
+
+        Args:
+            pages: the cached ones.
+            num_pages: of the prefix.
+
+        Returns:
+            Its place in the prefix; the number of `pages` if none lacks anything.
+        """
+        ...
+
+    def adopt(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Note that the cache owns pages now that were given to a recall, and loaded from `memory[slots[i]]`."""
+        ...
+
+    def fill(self, cached: Sequence[int], pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> int:
+        """Give cached pages what they lack of loaded ones for the same tokens; return how many lacked something.
+
+        The loaded `pages` stay with the recall; the other arguments are those of `adopt`.
+        """
+        ...
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Note that pages which were given to a recall are not needed: what they hold is worth nothing."""
         ...
 
 

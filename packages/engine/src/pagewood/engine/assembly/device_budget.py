@@ -1,0 +1,96 @@
+"""The division of a device's memory, and the largest steps that it must have room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParams
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.sampling_table import SamplingArrays
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The division of a device's memory, in bytes."""
+
+    free_bytes: int
+    """Free memory before anything was loaded."""
+    mem_fraction: float
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    page_bytes: int
+
+    def num_pages(self, config: EngineConfig) -> int:
+        """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
+
+        Raises:
+            ValueError: too few fit.
+        """
+        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
+        left = int(self.free_bytes * self.mem_fraction) - taken
+        fitting = max(left, 0) // self.page_bytes - 1
+        needed = -(-2 // config.page_size)
+        if config.max_total_tokens is not None:
+            needed = max(config.max_total_tokens // config.page_size, needed)
+        if fitting < needed:
+            missing = (needed + 1) * self.page_bytes - left
+            share = (taken + (needed + 1) * self.page_bytes) / self.free_bytes
+            change = f"raise mem_fraction to {share:.2f} or " if share <= 1 else ""
+            raise ValueError(
+                f"KV memory of {needed} pages lacks {-(-missing // MIB)} MiB, {self}: {change}lower max_total_tokens, "
+                "chunked_prefill_size or max_running, or free memory on the device"
+            )
+        return fitting if config.max_total_tokens is None else needed
+
+    def __str__(self) -> str:
+        """Return the budget in words."""
+        return (
+            f"of {self.free_bytes / MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
+            f"{self.free_bytes * self.mem_fraction / MIB:.0f}; weights {self.weight_bytes / MIB:.0f}, "
+            f"activations {self.activation_bytes / MIB:.0f}, graphs {self.graph_bytes / MIB:.0f}"
+        )
+
+
+def largest_verification(config: EngineConfig, batch: Batch) -> Batch:
+    """Return a step after `batch` that verifies as many drafts as possible in every row."""
+    count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
+    empty = np.empty(0, np.int32)
+    return replace(
+        batch,
+        page_rows=empty,
+        page_columns=empty,
+        page_ids=empty,
+        counts=np.full_like(batch.counts, count),
+        num_promised=np.full_like(batch.num_promised, count),
+    )
+
+
+def largest_batch(config: EngineConfig, longest: int) -> Batch:
+    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
+    num_rows = config.num_rows
+    count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
+    pages_per_row = -(-count // config.page_size)
+    rows = np.arange(num_rows, dtype=np.int32)
+    empty = np.empty(0, np.int32)
+    every_filter = replace(
+        SamplingParams(), **{name: one.on for name, one in SAMPLING_PARAMETERS.items() if one.off is not None}
+    )
+    return Batch(
+        page_rows=np.repeat(rows, pages_per_row),
+        page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
+        page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
+        token_rows=empty,
+        token_positions=empty,
+        token_ids=empty,
+        rows=rows,
+        starts=np.zeros(num_rows, np.int32),
+        counts=np.full(num_rows, count, np.int32),
+        sampled=rows.copy(),
+        num_promised=np.ones(num_rows, np.int32),
+        sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
+    )

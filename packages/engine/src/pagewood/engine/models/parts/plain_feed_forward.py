@@ -1,0 +1,67 @@
+"""A feed-forward without a gate: down(activation(up(x))).
+
+Source: Vaswani et al., Attention Is All You Need, 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import XIELU, A, Linear, Ops, PlainActivation, Weights
+from pagewood.engine.models.parts.linear import read_linear
+
+PlainKind = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared", "xielu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainFeedForwardConfig:
+    """The numbers of a feed-forward without a gate.
+
+    Raises:
+        ValueError: the size is out of its range.
+    """
+
+    size: int
+    """Outputs of the first projection, which is also the number of inputs of the last one."""
+    activation: PlainKind = "gelu"
+    has_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("intermediate_size", self.size)
+
+
+class PlainFeedForward(Generic[A]):
+    """A feed-forward without a gate, with its parameters."""
+
+    __slots__ = ("_activation", "_down", "_ops", "_up")
+
+    def __init__(
+        self, config: PlainFeedForwardConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    ) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        self._up: Linear[A] = read_linear(
+            weights, ops, prefix, [("up_proj", config.size)], hidden_size, has_bias=config.has_bias
+        )
+        self._activation: PlainActivation = (
+            _read_xielu(weights, f"{prefix}act_fn.") if config.activation == "xielu" else config.activation
+        )
+        self._down: Linear[A] = read_linear(
+            weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
+        )
+        self._ops = ops
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, E]` of `[T, E]`."""
+        return self._down(self._ops.activate(self._up(x), self._activation))
+
+
+def _read_xielu(weights: Weights, prefix: str) -> XIELU:
+    """Take the parameters of an activation; a checkpoint has the two that are positive in a form without bounds."""
+    alphas = [weights.stack([(f"{prefix}{name}", 1)]) for name in ("alpha_p", "alpha_n")]
+    beta, epsilon = (weights.stack([(f"{prefix}{name}", 1)]) for name in ("beta", "eps"))
+    positive, rest = (alpha.float().exp().log1p() for alpha in alphas)
+    return XIELU(
+        positive=positive.to(beta.dtype), negative=(beta.float() + rest).to(beta.dtype), beta=beta, epsilon=epsilon
+    )

@@ -1,0 +1,19 @@
+"""Granite."""
+
+from __future__ import annotations
+
+from families.case import Case
+
+_MULTIPLIERS = {
+    "attention_multiplier": 0.11,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.6,
+}
+CASES = {
+    "granite": Case(kind="Granite", extra=_MULTIPLIERS),
+    "granite-tied": Case(
+        kind="Granite",
+        extra={**_MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
+}
