@@ -111,8 +111,8 @@ class RandomWeights:
         self.num_bytes = 0
         """Bytes of all parameters created so far."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
-        """Return small random numbers for a projection, ones for a norm."""
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: object = None) -> Tensor:
+        """Return small random numbers for a projection, ones for a norm; they have no order."""
         size = (sum(rows for _, rows in parts), *columns)
         made = torch.randn(size, **self._options) * 0.02 if columns else torch.ones(size, **self._options)
         self.num_bytes += made.numel() * made.element_size()

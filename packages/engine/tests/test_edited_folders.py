@@ -42,7 +42,8 @@ SMALL = {
     "eos_token_id": 3,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "MiMo", "Gemma", "Granite", "Olmo", "Starcoder2", "Apertus")
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "MiMo", "Gemma", "Granite", "Olmo", "Starcoder2", "Apertus",
+            "Cohere2", "GPTNeoX", "Nemotron")  # fmt: skip
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -251,11 +252,12 @@ class Recorded(Mapping[str, object]):
 
 WITHOUT_EFFECT = {
     **dict.fromkeys(("attention_dropout", "initializer_range", "problem_type"), "training"),
-    **dict.fromkeys(("embedding_dropout", "residual_dropout"), "training"),
+    **dict.fromkeys(("classifier_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout"), "training"),
     **dict.fromkeys(("chunk_size_feed_forward", "pretraining_tp", "use_cache"), "another way to the same numbers"),
     **dict.fromkeys(("id2label", "label2id"), "names of classes"),
     **dict.fromkeys(("output_hidden_states", "return_dict", "tie_last_hidden_states"), "what a call returns"),
     **dict.fromkeys(("bos_token_id", "pad_token_id"), "the tokenizer decides"),
+    "is_decoder": "all are",
     "transformers_version": "who wrote the file",
 }
 """Fields that change no logits, and why."""

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagewood.engine.api import ActivationFormat
 from pagewood.engine.models.ops import ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.torch_experts import TorchExperts, choose
@@ -100,7 +101,8 @@ def test_every_form_of_weights_computes_close_to_its_numbers(form: str) -> None:
     own = matrices(MAKERS[kind] if kind is not None else lambda x: Float32(x))
     x, (chosen, shares) = randn(40, WIDTH), routes(40)
     expected = TorchExperts(widened(own), "silu", TorchOps())(x, chosen, shares)
-    for activations, limit in (("float32", 1e-5), ("auto", 0.05)):
+    limits: dict[ActivationFormat, float] = {"float32": 1e-5, "auto": 0.05}
+    for activations, limit in limits.items():
         ops = CPUOps(Packer("auto", activations=activations))
         given = ExpertMatrices(count=NUM_EXPERTS, gate_up=own[0], down=own[1])  # pyright: ignore[reportArgumentType]
         found = compute(ops.experts(given, "silu"), ops, x, chosen, shares)

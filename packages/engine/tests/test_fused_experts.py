@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,19 @@ from torch import Tensor
 
 from families.case import build
 from families.registry import CASES
-from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.load import check_weights, load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.tensor_files import open_tensors
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.weights.matrix_forms import Int8Group
+from row_driver import RowDriver
 
 N, SIZE, WIDTH = 3, 32, 64
 PLACE = "model.layers.0.mlp."
@@ -148,3 +158,38 @@ def test_a_whole_model_with_fused_experts_loads_and_a_wrong_shape_is_named(tmp_p
     save_file({**tensors, **fused}, file)
     with pytest.raises(ValueError, match=r"lacks the tensor model.layers.0.mlp.experts.5.down_proj.weight of shape"):
         check_weights(tmp_path, config)
+
+
+def test_a_whole_model_in_mxfp4_computes_with_its_numbers(tmp_path: Path) -> None:
+    """The CPU keeps codes of eight bits, and what it computes is what plain torch does with the widened numbers."""
+    case = CASES["gpt-oss"]
+    build(replace(case, extra={**case.extra, "intermediate_size": 64}), tmp_path)
+    file, config_file = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(3)
+    for layer in range(3):
+        for name, rows in (("gate_up_proj", 128), ("down_proj", 64)):
+            place = f"model.layers.{layer}.mlp.experts.{name}"
+            del tensors[place]
+            tensors |= {
+                f"{place}_blocks": torch.randint(256, (5, rows, 2, 16), dtype=torch.uint8, generator=generator),
+                f"{place}_scales": torch.randint(122, 126, (5, rows, 2), dtype=torch.uint8, generator=generator),
+            }
+    save_file(tensors, file)
+    excluded = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    values = json.loads(config_file.read_text())
+    values["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": excluded}
+    config_file.write_text(json.dumps(values))
+    model, tokens = load_model(tmp_path, TorchOps()), torch.arange(30)
+    ops = CPUOps(Packer("auto", activations="float32"))
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], 30)
+    with torch.inference_mode():
+        exact = model(tokens, [rope(tokens) for rope in model.ropes], attention, tokens)
+    compiled = load_model(tmp_path, ops, dtype=None)
+    assert {kind for kind, _ in ops.variants} == {WeightKind.INT8_GROUP}
+    layout = compiled.config.memory_layout(page_size=4, dtype="float32", order="HND")
+    kernel = warm_up(layout, packed=ops.variants, others=ops.units)
+    runner = CPURunner(compiled, storage_for(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
+    driver = RowDriver(runner, num_pages=16, page_size=4)
+    found = torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens.tolist()), 30)])))
+    torch.testing.assert_close(found, exact, atol=2e-4, rtol=1e-4)
+    runner.close()

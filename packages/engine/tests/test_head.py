@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from pagewood.engine.model_folder.load import load_head, load_model
+from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.models.parts.output import OutputConfig
 from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 NUM_TOKENS = 11
@@ -428,3 +430,17 @@ def test_a_head_leaves_what_is_shared_unchanged(folders: tuple[Path, Path]) -> N
     ours.step(TOKENS[1:], first[:-1], list(range(NUM_TOKENS - 1)))
     assert all(a.equal(b) for a, b in zip(states, before, strict=True))
     assert ours.head.features(states).equal(first)
+
+
+@torch.inference_mode()
+def test_a_head_that_shares_the_output_of_its_target_has_logits_like_it(tmp_path: Path) -> None:
+    """Scaled and capped: drafts are compared with the target's distribution."""
+    case = MTP["deepseek"]
+    _add_mtp(_target(tmp_path, case.kind, **case.extra), case, tmp_path)
+    plain, ops = _load(tmp_path, tmp_path), torch_ops()
+    output = OutputConfig(multiplier=0.5, soft_cap=0.3)
+    weights = Checkpoint(tmp_path, dtype=torch.float32)
+    target = Decoder(replace(plain.target.config, output=output), weights, ops, device=torch.device("cpu"))
+    head, state = load_head(tmp_path, target, ops), torch.randn(3, SMALL["hidden_size"])
+    for own, other in ((target.head, plain.target.head), (head.logits, plain.head.logits)):
+        torch.testing.assert_close(own(state.clone()), 0.3 * torch.tanh(0.5 * other(state.clone()) / 0.3))

@@ -202,6 +202,11 @@ def test_what_gemma_does_not_do_here_is_named(tmp_path: Path, change: dict[str, 
         )
 
 
+def layer_of(config: ModelConfig) -> Any:
+    """Return the first layer, whose parts are of the kinds that a test expects."""
+    return config.layers[0]
+
+
 GRANITE = {
     **LLAMA,
     "architectures": ["GraniteForCausalLM"],
@@ -261,6 +266,63 @@ def test_names_of_fields_of_few_families(tmp_path: Path) -> None:
             read(tmp_path, {**STARCODER, **change})
 
 
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_ctx": 32,
+    "n_positions": 32,
+}  # fmt: skip
+
+
+def test_the_fields_of_gpt2(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT2)
+    assert (config.hidden_size, config.num_layers, config.max_position, config.tied_embeddings) == (64, 2, 32, True)
+    assert config.has_learned_positions
+    layer = layer_of(config)
+    assert (layer.feed_forward.size, layer.feed_forward.activation, layer.mixer.rope) == (256, "gelu_tanh", None)
+    assert layer_of(read(tmp_path, {**GPT2, "n_inner": 80})).feed_forward.size == 80
+    for change, message in (
+        ({"n_layer": None}, "config.json: n_layer is missing"),
+        ({"n_embd": 0}, "config.json: n_embd must be in"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be absent or null or False"),
+        ({"hidden_size": 65}, "hidden_size and n_embd must say the same, got 65 and 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path, {**GPT2, **change})
+
+
+NEOX = {
+    **LLAMA, "architectures": ["GPTNeoXForCausalLM"], "num_attention_heads": 4, "num_key_value_heads": 4,
+    "layer_norm_eps": 1e-4,
+}  # fmt: skip
+
+
+def test_the_fields_of_gpt_neox(tmp_path: Path) -> None:
+    """A part of a head is rotated, and the parts of a layer are parallel, unless fields say otherwise."""
+    layer = layer_of(read(tmp_path, NEOX))
+    assert layer.norm == NormConfig(epsilon=1e-4, is_centred=True, has_bias=True)
+    assert layer.frame == FrameConfig(is_parallel=True)
+    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (True, True, True)
+    assert (layer.mixer.rope.size, layer.mixer.rope.theta) == (4, 1e4)
+    old = layer_of(read(tmp_path, {**NEOX, "rotary_pct": 0.5, "rotary_emb_base": 5e4, "use_parallel_residual": False}))
+    new = {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}, "attention_bias": False}
+    assert (old.frame, old.mixer.rope.size, old.mixer.rope.theta) == (FrameConfig(), 8, 5e4)
+    plain = layer_of(read(tmp_path, {**NEOX, **new}))
+    assert (plain.mixer.rope, plain.mixer.qkv_bias, plain.mixer.output_bias) == (old.mixer.rope, False, False)
+    with pytest.raises(ValueError, match="use_parallel_residual must be true or false, got 1"):
+        read(tmp_path, {**NEOX, "use_parallel_residual": 1})
+    with pytest.raises(ValueError, match="use_parallel_residual must be absent or null or False, got True"):
+        read(tmp_path, {**LLAMA, "use_parallel_residual": True})
+
+
+def test_command_r_rotates_layers_with_a_window(tmp_path: Path) -> None:
+    config = read(tmp_path, {**LLAMA, "architectures": ["Cohere2ForCausalLM"], "sliding_window": 16})
+    every: Any = config.layers
+    assert [(layer.mixer.window, layer.mixer.rope is None) for layer in every] == [(16, False)] * 3 + [(None, True)]
+    assert config.output == OutputConfig(multiplier=0.0625)
+    assert layer_of(config).frame == FrameConfig(before_feed_forward=None, is_parallel=True)
+    with pytest.raises(ValueError, match="use_qk_norm must be absent or null or False, got True"):
+        read(tmp_path, {**LLAMA, "architectures": ["CohereForCausalLM"], "use_qk_norm": True})
+
+
 def test_the_first_gemma_means_the_approximation_by_gelu(tmp_path: Path) -> None:
     for change in ({}, {"hidden_activation": None}, {"hidden_act": "gelu_pytorch_tanh"}, {"hidden_act": None}):
         assert read(tmp_path, {**GEMMA, **change}).layers[0].feed_forward.activation == "gelu_tanh"
@@ -287,14 +349,27 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2.*Qwen3.*got Mamba"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "one of Llama, Mistral, .*Qwen2.*Qwen3.* with ForCausalLM, got Mamba",
+        ),
         ({"architectures": None}, "got no architecture"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu or swish or gelu_pytorch_tanh, got 'gelu'"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, got 'many'"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads 3, got 8"),
         ({"head_dim": 7}, "head_dim must be a multiple of 4"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type must be .* got 'longrope'"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope_type must be .* got 'axial'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            r"short_factor must be a list of 4 numbers, got \[1.0\]",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 1, 1, "x"]}},
+            "short_factor must be a list of numbers in .* got 'x'",
+        ),
+        ({"rope_scaling": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta must be absent or null, got 0.1"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, got 0.5"),
         ({"quantization_config": {"bits": 4}}, "quant_method must be one of gptq, awq, .* got 'none'"),

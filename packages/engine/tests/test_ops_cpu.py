@@ -151,12 +151,34 @@ def test_operations_of_few_families(num_rows: int) -> None:
 
     angles = randn(num_rows, 8, seed=3)
     norms = [Norm(weight=randn(size, seed=4), epsilon=EPSILON) for size in (32, 16)]
-    split = HeadSplit(q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], norms_are_whole=True)
+    split = HeadSplit(head_dim=16, q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], norms_are_whole=True)
     for index, wanted in enumerate(torch_ops.split_heads(x, (angles.cos(), angles.sin()), split)):
         found = compute(
             lambda x, c, s, index=index: OPS.split_heads(x, (c, s), split)[index], x, angles.cos(), angles.sin()
         )
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize(("is_rotated", "has_norms"), [(False, False), (False, True), (True, True)])
+def test_heads_that_are_not_rotated_or_normed_later(num_rows: int, is_rotated: bool, has_norms: bool) -> None:
+    """Against plain torch: heads without a rotation, and norms behind it."""
+    x, angles = randn(num_rows, 64), randn(num_rows, 8, seed=1)
+    norms = [Norm(weight=randn(16, seed=seed), epsilon=EPSILON) if has_norms else None for seed in (2, 3)]
+    split = HeadSplit(head_dim=16, q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], norms_follow=True)
+    rotation = (angles.cos(), angles.sin()) if is_rotated else None
+    for index, wanted in enumerate(TorchOps().split_heads(x, rotation, split)):
+        found = compute(
+            lambda x, *own, index=index: OPS.split_heads(x, own if is_rotated else None, split)[index],
+            x,
+            *(rotation or ()),
+        )
+        torch.testing.assert_close(found, wanted)
+
+
+def test_rows_times_factors() -> None:
+    x, factors = randn(70, 9), randn(70, 1, seed=1)
+    assert torch.equal(compute(lambda x, f: OPS.scale_rows(x, (f, f)), x, factors), x * factors)
 
 
 def test_gate_at_the_ends_of_float32() -> None:
@@ -174,7 +196,9 @@ def test_split_heads(num_rows: int, normed: bool) -> None:
     qkv, angles = randn(num_rows, (num_heads + 2 * num_kv_heads) * dim), randn(num_rows, dim // 2, seed=1)
     q_norm, k_norm = (randn(dim, seed=2), randn(dim, seed=3)) if normed else (None, None)
     norms = [None if weight is None else Norm(weight=weight, epsilon=EPSILON) for weight in (q_norm, k_norm)]
-    split = HeadSplit(q_size=num_heads * dim, kv_size=num_kv_heads * dim, q_norm=norms[0], k_norm=norms[1])
+    split = HeadSplit(
+        head_dim=dim, q_size=num_heads * dim, kv_size=num_kv_heads * dim, q_norm=norms[0], k_norm=norms[1]
+    )
 
     def part(index: int) -> Tensor:
         def split_off(qkv: Buffer, cosines: Buffer, sines: Buffer) -> Buffer:

@@ -32,23 +32,36 @@ def compiled(operation, *arrays: torch.Tensor) -> torch.Tensor:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 4), st.booleans(), st.integers(0, 100))
-def test_heads_are_split_normed_and_rotated_as_on_the_cpu(tokens: int, kv_heads: int, norms: bool, seed: int) -> None:
+@given(st.integers(1, 40), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 100))
+def test_heads_are_split_normed_and_rotated_as_on_the_cpu(
+    tokens: int, kv_heads: int, norms: bool, is_rotated: bool, follow: bool, seed: int
+) -> None:
     torch.manual_seed(seed)
     q_size, kv_size = 2 * kv_heads * DIM, kv_heads * DIM
     qkv = torch.randn(tokens, q_size + 2 * kv_size)
     own = [Norm(weight=torch.randn(DIM), epsilon=1e-5) if norms else None for _ in range(2)]
-    split = HeadSplit(q_size=q_size, kv_size=kv_size, q_norm=own[0], k_norm=own[1])
+    split = HeadSplit(head_dim=DIM, q_size=q_size, kv_size=kv_size, q_norm=own[0], k_norm=own[1], norms_follow=follow)
     positions = torch.randint(0, 100, (tokens,), dtype=torch.int32)
     rope = Rope(RopeConfig(head_dim=DIM, theta=100.0), device=torch.device("cpu"))
     cosines, sines = rope(positions)
     expected = [
-        compiled(lambda x, c, s, i=i: CPUOps().split_heads(x, (c, s), split)[i], qkv, cosines, sines) for i in range(3)
+        compiled(
+            lambda x, c, s, i=i: CPUOps().split_heads(x, (c, s) if is_rotated else None, split)[i], qkv, cosines, sines
+        )
+        for i in range(3)
     ]
     table = torch.cat(rope(torch.arange(100)), -1)
-    results = OPS.split_heads(qkv.clone(), (positions, table), split)
+    results = OPS.split_heads(qkv.clone(), (positions, table) if is_rotated else None, split)
     for result, other in zip(results, expected, strict=True):
         torch.testing.assert_close(result, other, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_times_the_factors_of_their_positions(dtype: torch.dtype) -> None:
+    x, positions = torch.randn(6, 8, dtype=dtype), torch.tensor([0, 5, 1, 2, 2, 4], dtype=torch.int32)
+    table = torch.randn(9, 2)
+    expected = x * table[[0, 5, 1, 2, 2, 4], :1].to(dtype)
+    assert torch.equal(OPS.scale_rows(x.clone(), (positions, table)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

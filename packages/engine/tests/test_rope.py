@@ -15,7 +15,11 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.parts.rope import PositionNumbers
+from pagewood.engine.models.rope import Rope, position_table
+from pagewood.engine.models.torch_ops import TorchOps
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from stand_ins import flashinfer_torch
 
 SIZES = {
     "vocab_size": 10,
@@ -81,3 +85,12 @@ def test_the_rotation_of_a_position_depends_on_nothing_else(tmp_path: Path, name
     for size in (1, 2, 64, 512):
         for mine, expected in zip(rope(torch.arange(size)), largest, strict=True):
             assert torch.equal(mine, expected[:size])
+
+
+def test_positions_behind_the_last_embedding_are_that_one() -> None:
+    numbers = position_table(PositionNumbers(length=32), device=torch.device("cpu"))
+    bits, _ = numbers(torch.tensor([0, 1, 31, 32, 1000]))
+    assert TorchOps().positions((bits, bits)).tolist() == [0, 1, 31, 31, 31]
+    table = torch.cat(numbers(torch.arange(40)), -1)
+    found = CUDAOps(flashinfer_torch).positions((torch.tensor([3, 39], dtype=torch.int32), table))
+    assert (found.tolist(), found.dtype) == ([3, 31], torch.int32)

@@ -89,6 +89,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
+    "cohere2": (
+        "Cohere2",
+        {"logit_scale": 0.3, "eos_token_id": 0, "bos_token_id": 0, "sliding_window": 5, "sliding_window_pattern": 2},
+    ),
+    "gpt-neox": ("GPTNeoX", {"hidden_size": 8, "num_attention_heads": 1, "eos_token_id": 0, "rotary_pct": 0.5}),
+    "gpt2": ("GPT2", {"hidden_size": 8, "num_attention_heads": 1, "n_inner": 48, "eos_token_id": 0, "bos_token_id": 0}),
+    "nemotron": ("Nemotron", {"eos_token_id": 0, "bos_token_id": 0}),
+    "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
+    "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
     "qwen2-moe": (
         "Qwen2Moe",
         {
@@ -99,11 +109,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
-    "olmo": ("Olmo", {"eos_token_id": 0, "pad_token_id": 0}),
-    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
-    "starcoder2": ("Starcoder2", {"eos_token_id": 0, "bos_token_id": 0}),
-    "apertus": ("Apertus", {"eos_token_id": 0, "pad_token_id": 0}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "eos_token_id": 0, "pad_token_id": 0}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": DIM,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3-windows": (
         "Qwen3",
         {
@@ -125,7 +147,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
     config_class = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
     config = getattr(transformers, config_class)(**{**sizes, **heads, **extra})
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    model_class = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    getattr(transformers, model_class)(config).save_pretrained(folder)
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.cuda import attention, graphs, pool, staging, step_arrays
+from pagewood.engine.runner.cuda import graphs, pool, staging, step_arrays
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.runner.cuda.drafts import masks, verify, verify_arrays
 from pagewood.kvpool.tiers import HostTier, TieredIndex
@@ -97,7 +97,6 @@ def test_windows_that_are_given_back_do_not_change_the_output(
 
 
 FAULTS_OF_WINDOWS = {
-    "page ids of the first group in all": (attention.Places, "indices_of", "if group", "if False"),
     "page ids of a graph not renewed": (graphs, "copy_indices", "own[: len(indices)].copy_(indices)", "pass"),
     "tables of groups over each other": (
         step_arrays, "updates", "rows + rows // np.int32(tables.max_rows)", "rows % np.int32(tables.max_rows)"

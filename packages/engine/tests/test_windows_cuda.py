@@ -19,7 +19,9 @@ from pagewood.engine.assembly.build_cuda import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.runner.cuda import attention
 from scratch import scratch_folder
+from seeded_faults import seed_fault
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 from tiny_models import head_folder, model_folder
@@ -90,6 +92,12 @@ def test_requests_that_do_not_fit_whole_get_the_tokens_of_the_cpu(kind: str, opt
     )  # fmt: skip
     expected = ask(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox, prompts)
     assert found == [expected, expected]
+
+
+def test_a_layer_that_reads_the_pages_of_another_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault([(attention.Places, "indices_of", "if group", "if False")], monkeypatch)
+    with pytest.raises(AssertionError):
+        test_requests_that_do_not_fit_whole_get_the_tokens_of_the_cpu("two of three", {})
 
 
 @pytest.mark.parametrize("kind", ["draft", "eagle"])

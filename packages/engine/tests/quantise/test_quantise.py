@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,20 @@ from torch import Tensor
 import gguf_files
 import quantised_folders
 import tiny_models
+from families.case import build
+from families.registry import CASES
 from pagewood.engine.api import WeightFormat
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration
 from pagewood.engine.quantise.layers import read_layers, run_layer
 from pagewood.engine.quantise.rounding import relative_error, round_to_nearest, round_with_feedback
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -335,3 +341,60 @@ def test_texts_of_a_calibration(tmp_path: Path) -> None:
         read_calibration(folder, None, num_tokens=0, **limits)
     with pytest.raises(ValueError, match=r"must be below the vocabulary's size 100"):
         read_calibration(folder, None, num_tokens=10, vocab_size=100, max_position=2048)
+
+
+@pytest.mark.parametrize("scheme", [GPTQ, INT8], ids=["int4 gptq", "int8"])
+def test_experts_are_rounded_each_by_itself(scheme: Scheme, tmp_path: Path) -> None:
+    """The router stays as it is, and an expert's Hessian is that of the tokens that chose it."""
+    case = CASES["qwen3-moe"]
+    build(replace(case, extra={**case.extra, "moe_intermediate_size": 64}), tmp_path / "plain")
+    summary = quantise_model(tmp_path / "plain", tmp_path / "out", scheme, calibration=CALIBRATION)
+    names = {one.name for one in summary.matrices}
+    of_experts = {f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight" for layer in (0, 2)
+                  for expert in range(6) for part in ("gate", "up", "down")}  # fmt: skip
+    assert of_experts <= names
+    assert "model.layers.0.mlp.gate" in summary.ignored
+    assert all(one.weight_error < 0.2 for one in summary.matrices)
+    tokens = torch.arange(30)
+    exact, rounded = (
+        _whole_text(load_model(folder, TorchOps()), tokens) for folder in (tmp_path / "plain", tmp_path / "out")
+    )
+    ops = CPUOps()
+    assert {name.removesuffix(".weight") for name in of_experts}.isdisjoint(summary.ignored)
+    load_model(tmp_path / "out", ops, dtype=None)
+    assert {kind for kind, _ in ops.variants} >= {WeightKind.INT8 if scheme is INT8 else WeightKind.INT4}
+    error = torch.linalg.vector_norm(rounded - exact) / torch.linalg.vector_norm(exact)
+    assert 1e-3 < error < 0.5
+
+
+@torch.inference_mode()
+def _whole_text(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
+    rotations = [rope(torch.arange(len(tokens))) for rope in model.ropes]
+    return model(tokens, rotations, attention, torch.arange(len(tokens)))
+
+
+def test_rows_that_are_read_in_another_order_are_written_in_their_own(tmp_path: Path) -> None:
+    """ERNIE's heads are reordered when they are read, in plain numbers and in codes."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    config = transformers.Ernie4_5Config(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, use_bias=True
+    )
+    plain, tokens = tmp_path / "plain", TOKENS[0].tolist()
+    reference: Any = transformers.Ernie4_5ForCausalLM(config).eval()
+    reference.save_pretrained(plain)
+    with torch.inference_mode():
+        wanted = reference(TOKENS[:1]).logits[0]
+    assert distance(logits(plain, tokens, "float32"), wanted) < 1e-5
+    cases: list[tuple[Scheme, WeightFormat]] = [(INT8, "float32"), (INT8, "auto"), (GPTQ, "auto")]
+    for scheme, form in cases:
+        written = tmp_path / f"{scheme.format}-{form}"
+        quantise_model(plain, written, scheme, calibration=CALIBRATION)
+        assert distance(logits(written, tokens, form), wanted) < (0.1 if scheme is INT8 else 0.5)

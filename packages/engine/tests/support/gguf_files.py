@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
-_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+_PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
+"""Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
+_ONE_ADDED = ("gemma", "gemma2", "gemma3")
+"""Architectures whose norms the converter stores with 1 added."""
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+_XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
 
 
 def write_gguf(
@@ -59,6 +59,8 @@ def write_gguf(
     random = np.random.default_rng(seed)
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    weights, parameters = _arranged(load_file(folder / "model.safetensors"))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -67,12 +69,14 @@ def write_gguf(
         f"{architecture}.feed_forward_length": config["intermediate_size"],
         f"{architecture}.attention.head_count": config["num_attention_heads"],
         f"{architecture}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{architecture}.attention.key_length": config["head_dim"],
-        f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        f"{architecture}.rope.dimension_count": config["head_dim"],
+        f"{architecture}.attention.key_length": head_dim,
+        **_epsilon(architecture, config),
+        f"{architecture}.rope.dimension_count": head_dim,
         f"{architecture}.rope.freq_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
         **(tokenizer or byte_tokens(config["vocab_size"])),
         **({} if config["eos_token_id"] is None else {"tokenizer.ggml.eos_token_id": config["eos_token_id"]}),
+        **_of_experts(architecture, config),
+        **parameters,
         **(keys or {}),
     }
     if part[0] > 0:
@@ -82,24 +86,31 @@ def write_gguf(
     for key, value in values.items():
         _add(writer, key, value)
     read: dict[str, Tensor] = {}
-    weights = load_file(folder / "model.safetensors")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    named = gguf.get_tensor_name_map(_number_of(architecture), config["num_hidden_layers"])
     number = 0
-    for place, (name, tensor) in enumerate(weights.items()):
+    for place, (name, tensors) in enumerate(weights.items()):
         if place % part[1] != part[0] and not holds_all:
             continue
-        array, kind = tensor.float().numpy(), Kind.F32
-        module, leaf = name.rsplit(".", 1)
-        interleaved = heads.get(module.split(".")[-1]) if architecture == "llama" else None
+        array, kind = np.stack([tensor.float().numpy() for tensor in tensors.values()]), Kind.F32
+        array = array if _is_fused(tensors) else array[0]
+        interleaved = heads.get(name.split(".")[-2]) if architecture in _PAIRS else None
         if interleaved:
             array = _permuted(array, interleaved)
-        if array.ndim == 2:
+        added = architecture in _ONE_ADDED and name.endswith("norm.weight")
+        if added:
+            array = array + np.float32(1)
+        if array.ndim >= 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight", "_expert_gate.weight")):
             kind = Kind[kinds[number % len(kinds)]]
             number += 1
+        if name.endswith("shared_expert_gate.weight"):
+            array = array.reshape(-1)
         data = _stored(array, kind, random)
         back = gguf.dequantize(data, kind).reshape(array.shape)
-        read[name] = torch.from_numpy(_restored(back, interleaved) if interleaved else back).float()
-        writer.add_tensor(_gguf_name(module, leaf), data, raw_dtype=kind)
+        back = _restored(back, interleaved) if interleaved else back - np.float32(1) if added else back
+        for own, numbers in zip(tensors, back if _is_fused(tensors) else [back], strict=True):
+            read[own] = torch.from_numpy(numbers).float().reshape(tensors[own].shape)
+        writer.add_tensor(_gguf_name(named, name), data, raw_dtype=kind)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
     writer.write_header_to_file()
@@ -180,11 +191,52 @@ def _add(writer: Any, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def _gguf_name(module: str, leaf: str) -> str:
-    if module.startswith("model.layers."):
-        _, _, layer, own = module.split(".", 3)
-        return f"blk.{layer}.{_NAMES[own]}.{leaf}"
-    return f"{_NAMES[module]}.{leaf}"
+def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    if "rms_norm_eps" in config:
+        return {f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
+    return {f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", 1e-5)}
+
+
+def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the converter writes of a mixture."""
+    fields = {
+        "expert_count": ("num_experts", "num_local_experts"),
+        "expert_used_count": ("num_experts_per_tok",),
+        "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    }
+    return {
+        f"{architecture}.{key}": config[name] for key, names in fields.items() for name in names if config.get(name)
+    }
+
+
+def _arranged(weights: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[float]]]:
+    """Return the tensors that are stored as one, by a name without the number of an expert, and those that are keys."""
+    found: dict[str, dict[str, Tensor]] = {}
+    parameters: dict[str, dict[int, float]] = {}
+    for name in sorted(weights, key=lambda name: [int(part) if part.isdigit() else part for part in name.split(".")]):
+        if match := _XIELU.fullmatch(name):
+            parameters.setdefault(f"xielu.{match[2]}", {})[int(match[1])] = weights[name].float().item()
+            continue
+        match = _EXPERT.fullmatch(name)
+        found.setdefault(f"{match[1]}.{match[3]}" if match else name, {})[name] = weights[name]
+    return found, {key: [numbers[layer] for layer in sorted(numbers)] for key, numbers in parameters.items()}
+
+
+def _is_fused(tensors: Mapping[str, Tensor]) -> bool:
+    return all(_EXPERT.fullmatch(name) for name in tensors)
+
+
+def _number_of(architecture: str) -> gguf.MODEL_ARCH:
+    return next(
+        (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), gguf.MODEL_ARCH.LLAMA
+    )
+
+
+def _gguf_name(named: gguf.TensorNameMap, name: str) -> str:
+    found = named.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
 
 
 def _permuted(array: Any, heads: int) -> Any:
@@ -210,13 +262,13 @@ def _stored(array: Any, kind: Kind, random: np.random.Generator) -> Any:
         return gguf.quantize(array, kind)
     except NotImplementedError:
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        shape = (array.shape[0], array.shape[1] // per_block, block_bytes)
+        shape = (*array.shape[:-1], array.shape[-1] // per_block, block_bytes)
         blocks = random.integers(0, 256, shape).astype(np.uint8)
         starts = {
             "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
             "IQ4_XS": (0,),
         }[kind.name]  # fmt: skip
         for start in starts:
-            scale = random.uniform(1e-4, 2e-4, shape[:2]).astype(np.float16)
-            blocks[:, :, start : start + 2] = scale[:, :, None].view(np.uint8)
-        return blocks.reshape(array.shape[0], -1)
+            scale = random.uniform(1e-4, 2e-4, shape[:-1]).astype(np.float16)
+            blocks[..., start : start + 2] = scale[..., None].view(np.uint8)
+        return blocks.reshape(*array.shape[:-1], -1)

@@ -88,6 +88,19 @@ class Fields:
             raise self._wrong(name, f"in [{low}, {high}]", value)
         return float(value)
 
+    def numbers(self, name: str, count: int, *, low: float, high: float) -> tuple[float, ...]:
+        """Return a list of `count` numbers in [low, high]."""
+        value = self._value(name, None)
+        items: list[object] = list(cast("list[object]", value)) if isinstance(value, list) else []
+        if len(items) != count:
+            raise self._wrong(name, f"a list of {count} numbers", self.values.get(name))
+        found: list[float] = []
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not low <= item <= high:
+                raise self._wrong(name, f"a list of numbers in [{low}, {high}]", item)
+            found.append(float(item))
+        return tuple(found)
+
     def flag(self, name: str, default: bool | None = None) -> bool:
         """Return a truth value."""
         value = self._value(name, default)

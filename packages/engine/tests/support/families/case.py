@@ -25,6 +25,19 @@ SMALL = {
 }
 
 
+_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+VISION: dict[str, dict[str, Any]] = {
+    "Gemma3": {**_VISION, "num_hidden_layers": 1},
+    "Mistral3": {**_VISION, "num_hidden_layers": 1, "model_type": "pixtral"},
+    "Qwen2_5_VL": {**_QWEN_VISION, "fullatt_block_indexes": [0]},
+    "Qwen3VL": {**_QWEN_VISION, "deepstack_visual_indexes": [], "num_position_embeddings": 16},
+}
+"""Fields of the models of images beside decoders."""
+IMAGES: dict[str, dict[str, Any]] = {"Gemma3": {"mm_tokens_per_image": 4, "image_token_id": 90}}
+"""Other fields beside both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What a test builds of an architecture."""
@@ -43,6 +56,8 @@ class Case:
     """Whether the model is a part of one that reads images too."""
     norms_from_zero: bool = False
     """Whether norms are stored less one."""
+    always_long: bool = False
+    """Whether the reference rotates short sequences by the factors for long ones, as a server for long ones does."""
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
 
@@ -57,10 +72,8 @@ def build(case: Case, folder: Path) -> Any:
     torch.manual_seed(7)
     config = getattr(transformers, case.config or f"{case.kind}Config")(**{**SMALL, **case.extra})
     if case.is_inside:
-        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-                  "image_size": 28, "patch_size": 14}  # fmt: skip
         config = getattr(transformers, f"{case.kind}Config")(
-            text_config=config, vision_config=vision, mm_tokens_per_image=4, image_token_id=90
+            text_config=config.to_dict(), vision_config=VISION[case.kind], **IMAGES.get(case.kind, {})
         )
     reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -69,5 +82,15 @@ def build(case: Case, folder: Path) -> Any:
             # them swapped.
             if parameter.ndim == 1:
                 parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
+    if case.always_long:
+        rope = reference.config.rope_parameters
+        longest = torch.tensor([[rope["original_max_position_embeddings"]]])
+        reference.model.rotary_emb(torch.zeros(1), longest)  # computes the frequencies for long sequences
+        rope["original_max_position_embeddings"] = 0
     return reference

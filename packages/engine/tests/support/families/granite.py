@@ -16,4 +16,14 @@ CASES = {
         kind="Granite",
         extra={**_MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
     ),
-}
+    "granite-moe": Case(
+        kind="GraniteMoe", extra={**_MULTIPLIERS, "num_local_experts": 5, "num_experts_per_tok": 2}
+    ),
+    "granite-moe-shared": Case(
+        kind="GraniteMoeShared",
+        extra={
+            **_MULTIPLIERS, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+            "shared_intermediate_size": 24,
+        },
+    ),
+}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from families.case import Case
 from families.ropes import rope
 
+_END = {"eos_token_id": 0, "bos_token_id": 1}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 CASES = {
@@ -21,6 +22,18 @@ CASES = {
             "max_position_embeddings": 40,
             **rope("yarn", factor=4.0, original_max_position_embeddings=40),
         },
+    ),
+    "qwen2.5-vl": Case(
+        kind="Qwen2_5_VL",
+        config="Qwen2_5_VLTextConfig",
+        is_inside=True,
+        extra={**_END, **rope("default", mrope_section=[2, 3, 3])},
+    ),
+    "qwen3-vl": Case(
+        kind="Qwen3VL",
+        config="Qwen3VLTextConfig",
+        is_inside=True,
+        extra={**_END, "head_dim": 16, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)},
     ),
     "qwen3-windows": Case(
         kind="Qwen3",

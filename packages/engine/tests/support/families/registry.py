@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from families import (
+    apertus,
+    cohere,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from families.case import Case
 
 CASES: dict[str, Case] = {
@@ -11,9 +28,17 @@ CASES: dict[str, Case] = {
     **olmo.CASES,
     **gemma.CASES,
     **granite.CASES,
+    **gpt_oss.CASES,
+    **cohere.CASES,
+    **gpt_neox.CASES,
+    **gpt2.CASES,
     **starcoder.CASES,
+    **nemotron.CASES,
     **apertus.CASES,
     **deepseek.CASES,
+    **exaone.CASES,
+    **glm.CASES,
+    **phi.CASES,
 }
 ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""

@@ -308,8 +308,9 @@ class GuessingDrafter:
             noise = _mix(total + position + (self._seed * 1000 + self._num_calls))
             is_right = _shift_right(noise, 11).double() < self._quality * 2.0**53
             drafts.append(torch.where(is_right, right, (right + 1) % self._vocab_size))
-            if step + 1 < request.num_drafts:
-                hashes = hashes.scatter(1, (position + 1)[:, None], _mix((drafts[-1] << 32) + position + 2)[:, None])
+            # A row with smaller grants may be too near the end of the table for all of them.
+            places = (position + 1).clamp(max=text.shape[1] - 1)
+            hashes = hashes.scatter(1, places[:, None], _mix((drafts[-1] << 32) + position + 2)[:, None])
         found = torch.where((lengths + self._num_calls) % 3 > 0, request.num_drafts, request.num_drafts // 2)
         return torch.stack(drafts, 1).int(), found.int()
 

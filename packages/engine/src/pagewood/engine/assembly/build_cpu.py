@@ -19,6 +19,7 @@ from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.page_groups import PageGroups, most_pages
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -36,6 +37,7 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import storage_for
+from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LayerGroups
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ _BUSY_TOKENS = 128
 """A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
 """Most bytes of a weight, by form; norms and scales are a small part of them."""
+_MXFP4_GROWTH = 2.2
+"""Bytes of int8 with a float32 scale for each 32 inputs, over those of mxfp4."""
 _LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
 
 
@@ -67,7 +71,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_weights = check_weights(folder, model_config)
     weights_bytes = int(_BYTES[config.weights] * num_weights)
     if config.weights == "auto":
-        weights_bytes = min(weights_bytes, sum(path.stat().st_size for path in checkpoint_files(folder)))
+        weights_bytes = min(weights_bytes, _stored_bytes(folder))
     if weights_bytes > available_memory_bytes():
         raise ValueError(
             f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
@@ -81,6 +85,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         activations=config.activations,
         digest=digest,
         num_threads=num_threads,
+        max_length=config.max_length,
         progress=progress,
     )
     model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)
@@ -134,7 +139,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         announces_pages=drafter is not None and has_frames,
         vector_size=model_config.hidden_size,
         page_bytes=page_bytes,
-        long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
+        long_step_tokens=-(-_LONG_STEP * num_threads // (num_weights - model_config.num_idle_parameters)),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
@@ -210,6 +215,13 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         inbox=inbox,
         outbox=outbox,
     )
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Return about the most bytes that weights take in the form of their files; mxfp4 becomes int8 with scales."""
+    size = sum(path.stat().st_size for path in checkpoint_files(folder))
+    is_widened = check_method(Fields.from_file(folder / "config.json")) == "mxfp4"
+    return int(size * _MXFP4_GROWTH) if is_widened else size
 
 
 def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:

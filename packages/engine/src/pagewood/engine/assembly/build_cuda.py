@@ -122,7 +122,7 @@ def build_on(
         vector_size=built.model.hidden_size,
         page_bytes=built.page_bytes,
     )
-    make_cache = tiered_cache(config, digest, built.memory)
+    make_cache = tiered_cache(config, digest, built.memory, mark=built.model.length_mark)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, built.runner)
@@ -281,7 +281,14 @@ def build_cuda_runner(
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
     try:
-        model = load_model(folder, ops, dtype=getattr(torch, dtype), device=device.torch_device, progress=progress)
+        model = load_model(
+            folder,
+            ops,
+            dtype=getattr(torch, dtype),
+            device=device.torch_device,
+            max_length=config.max_length,
+            progress=progress,
+        )
         if found is not None:
             drafter = LoadedDrafter.load(
                 found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress

@@ -549,7 +549,9 @@ class Planner:
                 is_declined = True
                 if self._preemption is not None:
                     reserved_beside = partial(self._reserved_beside, request, claims)
-                    shortage.excluded += self._preemption.ask(state, request, reserved_beside=reserved_beside)
+                    shortage.excluded += self._preemption.ask(
+                        state, request, num_reserved=num_reserved, reserved_beside=reserved_beside
+                    )
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY

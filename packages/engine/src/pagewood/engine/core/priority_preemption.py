@@ -17,10 +17,6 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 """(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""
 
 
-def _nothing(_: Sequence[Request]) -> int:
-    return 0
-
-
 class PriorityPreemption:
     """Knows which running requests leave for which waiting one. Invariant: they leave for one request at a time."""
 
@@ -76,12 +72,17 @@ class PriorityPreemption:
         return self.leaving, stop_all(state, self._kv, leaving)
 
     def ask(
-        self, state: EngineState, candidate: Request, *, reserved_beside: Callable[[Sequence[Request]], int] = _nothing
+        self,
+        state: EngineState,
+        candidate: Request,
+        *,
+        num_reserved: int = 0,
+        reserved_beside: Callable[[Sequence[Request]], int] | None = None,
     ) -> Sequence[Request]:
         """Choose the requests to preempt for `candidate`, which does not fit now; they leave from the next step on.
 
-        Of the pages that are reserved for outputs, those of requests that can give way do not count: they would go with
-        them. If some of these stay, and the candidate still does not fit beside them, it asks again.
+        If all that can give way hold less than is kept for outputs, what is kept for their own does not count: it would
+        go with them. If only some of them leave, and the candidate still does not fit beside the others, it asks again.
 
         Returns:
             Those that were chosen now.
@@ -89,19 +90,24 @@ class PriorityPreemption:
         Args:
             state: of the engine.
             candidate: waits.
-            reserved_beside: returns the pages that must stay available if only some of the running requests stay.
+            num_reserved: as for `KVSpace.admit`.
+            reserved_beside: returns what `num_reserved` is if only some of the running requests stay.
         """
         if self.leaving:
             return ()
         running = [request for request in state.running if request.finish is None]
-        num_pages = self._kv.num_missing(candidate, candidate.num_matched)
-        if able := set(self._able(candidate, running)):
-            num_pages += reserved_beside([request for request in state.running if request not in able])
-        num_missing = max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
-        chosen = self._choose(candidate, running, num_missing)
+        chosen = self._choose(candidate, running, self._num_missing(candidate, num_reserved))
+        if not chosen and reserved_beside is not None and (able := set(self._able(candidate, running))):
+            num_reserved = reserved_beside([request for request in state.running if request not in able])
+            chosen = self._choose(candidate, running, self._num_missing(candidate, num_reserved))
         if chosen:
             self.favoured, self.leaving = candidate, list(chosen)
         return chosen
+
+    def _num_missing(self, candidate: Request, num_reserved: int) -> int:
+        """Return the tokens of memory that a waiting request lacks, at least 1."""
+        num_pages = self._kv.num_missing(candidate, candidate.num_matched) + num_reserved
+        return max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
 
 
 def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:

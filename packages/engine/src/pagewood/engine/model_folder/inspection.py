@@ -89,6 +89,8 @@ class Inspection:
     """Name and bytes of each file with weights."""
     model: ModelConfig
     num_parameters: int
+    num_active_parameters: int
+    """Those that a token uses: without the experts that it does not choose."""
     matrices: Sequence[StoredMatrices]
     weights_bytes: dict[str, int]
     """Memory of all weights on a CPU, by form; quantised matrices keep their form, except for float32."""
@@ -157,6 +159,7 @@ def inspect_model(
         files=[(path.name, path.stat().st_size) for path in map(Path.resolve, checkpoint_files(folder))],
         model=config,
         num_parameters=checkpoint.num_elements,
+        num_active_parameters=checkpoint.num_elements - config.num_idle_parameters,
         matrices=[
             StoredMatrices(stored=stored, loaded=loaded, why=why, count=count)
             for (stored, loaded, why), count in sorted(

@@ -17,8 +17,11 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import A, Ops
+from pagewood.engine.models.ordered_rows import in_order
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.rope import LongScaling
 from pagewood.engine.models.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
@@ -43,7 +46,7 @@ class _Headers:
         self._checkpoint = checkpoint
         self.matrices: list[Fused] = []  # written by: stack
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> torch.Tensor:
         found = self._checkpoint.check(parts, *columns)
         if columns:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
@@ -69,12 +72,12 @@ class _Shapes:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> torch.Tensor:
         if not columns:
-            return self._checkpoint.stack(parts)
+            return self._checkpoint.stack(parts, order=order)
         found = self._checkpoint.check(parts, *columns)
         if any(one.format is not None for one in found):
-            return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
+            return in_order(cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0]))), order)
         return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
 
     def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
@@ -120,6 +123,7 @@ def load_model(
     device: torch.device | None = None,
     maps_plain: bool = False,
     reads_matrices: bool = True,
+    max_length: int | None = None,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
@@ -132,6 +136,7 @@ def load_model(
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
         maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
+        max_length: positions of the longest sequence; see `ModelConfig.for_length`. None: as many as possible.
         progress: called for every tensor.
 
     Raises:
@@ -140,13 +145,16 @@ def load_model(
             out before memory is taken for any of them.
     """
     config = ModelConfig.from_folder(folder)
+    if max_length is not None:
+        config = config.for_length(max_length)
     check_weights(folder, config)
+    _log_factors(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     if _chooses_tokens(config):
         _log.info(
-            "%s: attention sees all tokens, as in the model up to index_topk; requests are at most %d tokens long, and "
-            "its indexer is not read",
+            "%s: attention sees all tokens, as the model does up to index_topk; its indexer is not read, and requests "
+            "are at most %d tokens long",
             folder,
             config.max_position,
         )
@@ -259,6 +267,19 @@ def load_draft(
     """
     check_draft(folder, target_folder)
     return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
+
+
+def _log_factors(folder: str | Path, config: ModelConfig) -> None:
+    """Log which set of factors a rope with two sets has."""
+    for one in config.ropes:
+        if isinstance(one.scaling, LongScaling):
+            length = one.scaling.original_length
+            _log.info(
+                "%s: all sequences are rotated by the factors for %s positions, as a max_length of %s asks for",
+                folder,
+                f"more than {length}" if one.scaling.is_long else f"at most {length}",
+                f"more than {length}" if one.scaling.is_long else f"{length} or less",
+            )
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

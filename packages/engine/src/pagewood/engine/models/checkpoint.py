@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.naming import Naming
+from pagewood.engine.models.ordered_rows import in_order
 from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.tied import check_copy, stored_name
@@ -125,16 +127,20 @@ class Checkpoint:
             self.num_elements += math.prod((rows, *columns))
         return found
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Quantised matrices are widened. `__init__` describes when matrices are returned in another form.
+        Quantised matrices are widened. `__init__` describes when matrices are returned in another form. For `order` see
+        `models.ops.Weights`.
 
         Raises:
             ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a forbidden value.
         """
         found = self.check(parts, *columns)
         self._forget()
+        return in_order(self._stacked(found, *columns), order)
+
+    def _stacked(self, found: Sequence[Found], *columns: int) -> Tensor:
         has_codes = any(one.format is not None for one in found)
         if columns and self._maps_plain and not has_codes:
             return cast("Tensor", self._mapped_rows(found))

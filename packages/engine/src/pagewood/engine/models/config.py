@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
+from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import RopeConfig
+from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -45,6 +47,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    has_learned_positions: bool = False
+    """Whether the embedding of its position is added to that of a token."""
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
@@ -72,6 +76,24 @@ class ModelConfig:
         """Per layer: the number of positions that a token sees, itself included; None: itself and all before it."""
         return tuple(layer.mixer.window for layer in self.layers)
 
+    def for_length(self, length: int) -> ModelConfig:
+        """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
+        layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
+        return replace(self, layers=tuple(layers))
+
+    @property
+    def length_mark(self) -> str:
+        """What distinguishes keys of the set of factors for short sequences from others; empty: there is no choice."""
+        scalings = [rope.scaling for rope in self.ropes]
+        return " short" if any(isinstance(one, LongScaling) and not one.is_long for one in scalings) else ""
+
+    @property
+    def position_configs(self) -> tuple[PositionConfig, ...]:
+        """The ropes and temperatures of all layers, each once, and before them what embeddings of positions need."""
+        found = dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs)
+        numbers = (PositionNumbers(length=self.max_position),) if self.has_learned_positions else ()
+        return (*numbers, *found)
+
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
         """The attention of each layer of a model that drafts.
@@ -87,8 +109,14 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The ropes of all layers, each once."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+        """The ropes among them."""
+        return tuple(one for one in self.position_configs if isinstance(one, RopeConfig))
+
+    @property
+    def num_idle_parameters(self) -> int:
+        """Number of parameters that the computation of a token does not read, because other experts have them."""
+        parts = [layer.feed_forward for layer in self.layers]
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
 
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
@@ -152,8 +180,8 @@ class ModelConfig:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
-_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
-"""Fields that may be null: as many heads as for queries, no soft cap."""
+_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+"""Fields that may be null: as many heads as for queries, no soft cap, no window."""
 _ENCODERS = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
@@ -165,6 +193,8 @@ _ENCODERS = frozenset(
 
 def _read(fields: Fields, generation: Fields, architecture: str, family: Family) -> ModelConfig:
     fields = _text_fields(fields, family)
+    if family.by_text_type:
+        family = family.by_text_type.get(fields.text("model_type", ""), family)
     check_method(fields)
     check_fields(fields, read=family.reads, ignored=family.ignores)
     fields = _with_defaults(fields.renamed(family.field_names), family)
@@ -179,7 +209,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
         if not family.has_local_rope:
-            max_position = layers[0].mixer.rope.longest(max_position)
+            max_position = _longest(layers, max_position)
         choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
         return ModelConfig(
             architecture=architecture,
@@ -191,6 +221,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
+            has_learned_positions=family.has_learned_positions,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
@@ -199,13 +230,23 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
 
 
+def _longest(layers: Sequence[LayerConfig], max_position: int) -> int:
+    """Return the number of usable positions of layers whose ropes are the same."""
+    ropes = [one for layer in layers for one in layer.mixer.position_configs if isinstance(one, RopeConfig)]
+    return ropes[0].longest(max_position) if ropes else max_position
+
+
 def _text_fields(fields: Fields, family: Family) -> Fields:
-    """Return the fields of the decoder; in a larger model, including those outside of `text_config`."""
-    if not family.other_parts:
+    """Return the fields of the decoder; in a larger model, including those outside of `text_config`.
+
+    Old files of larger models have no `text_config`.
+    """
+    if not family.other_parts or ("text_config" not in fields.values and "hidden_size" in fields.values):
         return fields
     text = fields.section("text_config") or fields.empty("text_config")
     outside = {name: fields.values[name] for name in _OUTSIDE if name in fields.values}
-    return replace(text, values={**outside, **text.values})
+    tied = {name: outside[name] for name in ("tie_word_embeddings",) if outside.get(name) is not None}
+    return replace(text, values={**outside, **text.values, **tied})  # the larger model has the output projection
 
 
 def _embedding_multiplier(fields: Fields, family: Family, hidden_size: int) -> float:
@@ -233,4 +274,6 @@ def _architecture(fields: Fields) -> tuple[str, Family]:
     wanted = " or ".join(names[:3])[:80] or "no architecture"
     if fields.text("model_type", "") in _ENCODERS:
         wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
-    raise ValueError(f"{fields.source}: architectures must name one of {', '.join(FAMILIES)}, got {wanted}")
+    usual = "ForCausalLM"
+    known = ", ".join(name.removesuffix(usual) for name in FAMILIES)
+    raise ValueError(f"{fields.source}: architectures must name one of {known}, most with {usual}, got {wanted}")

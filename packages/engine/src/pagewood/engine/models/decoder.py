@@ -15,7 +15,8 @@ from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Ste
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.parts.rope import PositionNumbers
+from pagewood.engine.models.rope import position_table
 
 
 class Decoder(Generic[A]):
@@ -25,12 +26,13 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_layers", "_norm", "_ops", "config", "embedding", "head", "ropes")
+    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
         self.config = config
-        self.ropes = [Rope(rope, device=device) for rope in config.ropes]
+        self.ropes = [position_table(one, device=device) for one in config.position_configs]
+        """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
         self._ops = ops
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]
@@ -42,6 +44,10 @@ class Decoder(Generic[A]):
         else:
             matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
             self.embedding, head = ops.embedding(table), ops.linear(matrix, None)
+        self._positions: Embedding[A] | None = None
+        if config.has_learned_positions:
+            places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
+            self._positions = ops.embedding(places)
         self.head = make_output(config.output, head, ops)
         self._layers = [
             Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size)
@@ -54,8 +60,7 @@ class Decoder(Generic[A]):
 
         Args:
             tokens: `[T] int32`, token ids.
-            rotations: for each of `ropes`, the rotation of each token in the form of `ops`, made from the rope's values
-                for its position.
+            rotations: for each of `ropes`, its values for the position of each token, in the form of `ops`.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
 
@@ -89,12 +94,15 @@ class Decoder(Generic[A]):
             `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
         """
         ops, last = self._ops, len(self._layers) - 1
-        step = Step(rotations=dict(zip(self.config.ropes, rotations, strict=True)), attention=attention)
+        step = Step(rotations=dict(zip(self.config.position_configs, rotations, strict=True)), attention=attention)
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
         residual, pending = self.embedding(tokens), None
         if self.config.embedding_multiplier != 1:
             residual = ops.scale(residual, self.config.embedding_multiplier)
+        if self._positions is not None:
+            numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
+            ops.add(self._positions(ops.positions(numbers)), residual)
         for index, layer in enumerate(self._layers):
             x = layer.enter(pending, residual)
             if index in captured:

@@ -23,7 +23,7 @@ from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Op
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import read_norm
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import position_table
 
 
 class HeadWeights(Weights, Protocol):
@@ -70,7 +70,7 @@ class Head(Generic[A]):
         """
         layer, names = config.layer, config.names
         self.config = config
-        self.ropes = [Rope(rope, device=device) for rope in layer.ropes]
+        self.ropes = [position_table(rope, device=device) for rope in layer.position_configs]
         self._ops = ops
 
         def norm(name: str, size: int = layer.hidden_size) -> Norm:
@@ -157,7 +157,7 @@ class Head(Generic[A]):
     ) -> tuple[A, A]:
         """Return `[W, E]` after the last norm, and `[W, E]` before it."""
         ops, config = self._ops, self.config
-        step = Step(rotations=dict(zip(config.layer.ropes, rotations, strict=True)), attention=attention)
+        step = Step(rotations=dict(zip(config.layer.position_configs, rotations, strict=True)), attention=attention)
         embedded = self._embedding(tokens)
         if config.clears_first:
             embedded = ops.clear_first(embedded, rotations[0])

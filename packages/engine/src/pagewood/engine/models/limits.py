@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.fields.rope import MAX_POSITION
 
+MAX_POSITION = 1 << 28
+"""The longest sequence that a configuration may ask for."""
 LARGEST: Mapping[str, int] = MappingProxyType(
     {
         "vocab_size": 1 << 24,

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewood.engine.models.head_order import RowOrder
     from pagewood.engine.models.parts.experts import RouterConfig
     from pagewood.engine.models.parts.feed_forward import Activation
-    from pagewood.engine.models.parts.rope import RopeConfig
+    from pagewood.engine.models.parts.rope import PositionConfig
 
+CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
+"""Numbers of `Ops.clamped_mul`."""
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""
 
@@ -61,8 +64,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSplit:
-    """The split of a fused projection into heads, and the norms of the heads before their rotation."""
+    """The split of a fused projection into heads, and the norms of the heads."""
 
+    head_dim: int
     q_size: int
     kv_size: int
     q_norm: Norm | None
@@ -70,6 +74,8 @@ class HeadSplit:
     k_norm: Norm | None
     norms_are_whole: bool = False
     """Whether the norms are `[q_size]` and `[kv_size]`, each of all heads together."""
+    norms_follow: bool = False
+    """Whether heads are normed behind their rotation rather than before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,15 +227,19 @@ class Ops(Protocol[A]):
         """Add `x` `[T, E]` to `residual` in place."""
         ...
 
-    def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:
+    def split_heads(self, qkv: A, rotation: tuple[A, A] | None, split: HeadSplit) -> tuple[A, A, A]:
         """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
 
         Args:
             qkv: all query heads, then all key heads, then all value heads.
             rotation: two operands with the rotation of each token; element i of a head is rotated with element i + F.
-                Their contents depend on the device: see its `Ops`.
+                Their contents depend on the device: see its `Ops`. None: nothing is rotated.
             split: sizes and norms.
         """
+        ...
+
+    def scale_rows(self, x: A, factors: tuple[A, A]) -> A:
+        """Return `x` `[T, n]`, each row times the factor of its token; `factors` is like a rotation with F = 1."""
         ...
 
     def silu_mul(self, gate_up: A) -> A:
@@ -246,6 +256,13 @@ class Ops(Protocol[A]):
 
     def soft_cap(self, x: A, cap: float) -> A:
         """Return c tanh(x / c) of `x`, where c is `cap`."""
+        ...
+
+    def clamped_mul(self, gate_up: A) -> A:
+        """Return `[T, I]`: g times the sigmoid of `CLAMP_ALPHA` g, times u + 1.
+
+        g is the first half of `gate_up` `[T, 2I]`, at most `CLAMP_LIMIT`, and u the second, with at most this size.
+        """
         ...
 
     def choose(self, logits: A, router: RouterConfig, bias: Tensor | None) -> tuple[A, A]:
@@ -274,6 +291,10 @@ class Ops(Protocol[A]):
 
     def add_gated(self, x: A, y: A, gate: A | None) -> A:
         """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
+        ...
+
+    def positions(self, numbers: tuple[A, A]) -> A:
+        """Return the position of each token, `[T] int32`; `numbers` is like a rotation, of `PositionNumbers`."""
         ...
 
     def scale(self, x: A, factor: float) -> A:
@@ -320,16 +341,20 @@ class Attention(Protocol[A]):
 class Step(Generic[A]):
     """The data about the tokens of a step that the parts of all layers share."""
 
-    rotations: Mapping[RopeConfig, tuple[A, A]]
-    """The rotation of each token, for every rope of the model; see `Ops.split_heads`."""
+    rotations: Mapping[PositionConfig, tuple[A, A]]
+    """The rotation of each token for every rope of the model, see `Ops.split_heads`, and its factor for temperatures,
+    see `Ops.scale_rows`."""
     attention: Attention[A]
 
 
 class Weights(Protocol):
     """The source of parameters."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
-        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
+
+        Row i of the result is row `order[i]` of these; None: they stay in their order.
+        """
         ...
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:

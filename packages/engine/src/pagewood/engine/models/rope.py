@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the angles of every position, for each kind of scaling.
+"""What depends on positions only: the angles of rotary embeddings, for each kind of scaling, and temperatures.
 
 Legend: T tokens, F head_dim / 2 frequencies.
 """
@@ -9,7 +9,17 @@ import math
 
 import torch
 
-from pagewood.engine.models.parts.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from pagewood.engine.models.parts.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    PositionConfig,
+    PositionNumbers,
+    RopeConfig,
+    TemperatureConfig,
+    YarnScaling,
+)
 
 
 class Rope:
@@ -19,8 +29,9 @@ class Rope:
 
     def __init__(self, config: RopeConfig, *, device: torch.device) -> None:
         self._config = config
-        self._frequencies = _frequencies(config).to(device)  # [F] float32, radians per position
-        self._amplitude = config.scaling.attention_factor if isinstance(config.scaling, YarnScaling) else 1.0
+        self._frequencies = _frequencies(config).to(device)  # [n] float32, radians per position
+        own = config.scaling
+        self._amplitude = own.attention_factor if isinstance(own, YarnScaling | LongScaling) else 1.0
 
     @property
     def width(self) -> int:
@@ -35,17 +46,75 @@ class Rope:
         if self._amplitude != 1.0:
             cosines *= self._amplitude
             sines *= self._amplitude
+        rest = self.width - cosines.shape[1]
+        if rest:  # pairs that are not rotated
+            cosines = torch.cat([cosines, cosines.new_ones(len(cosines), rest)], -1)
+            sines = torch.cat([sines, sines.new_zeros(len(sines), rest)], -1)
         return cosines, sines
 
     def _frequencies_at(self, points: torch.Tensor) -> torch.Tensor:
-        """Return the frequencies for positions `[T, 1]`: `[F]` if all positions share them, otherwise `[T, F]`."""
+        """Return the frequencies of rotated pairs at positions `[T, 1]`: a row of `[T, n]` each, or `[n]` for all."""
         scaling = self._config.scaling
         if not isinstance(scaling, DynamicScaling):
             return self._frequencies
-        dim, factor = self._config.head_dim, scaling.factor
+        dim, factor = self._config.size, scaling.factor
         stretch = factor * (points + 1) / scaling.original_length - (factor - 1)
         bases = self._config.theta * stretch.clamp(min=1.0) ** (dim / (dim - 2))
         return 1.0 / bases ** _exponents(dim).to(points.device)
+
+
+class Temperature:
+    """Factors of queries by position, in the place of cosines."""
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: TemperatureConfig) -> None:
+        self._config = config
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return 1
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the factors `[T, 1] float32` of `positions` `[T]`, and as many zeros."""
+        own = self._config
+        steps = torch.div(positions + own.offset, own.length, rounding_mode="floor")
+        factors = 1 + own.scale * torch.log1p(steps.to(torch.float32))
+        return factors[:, None], torch.zeros_like(factors)[:, None]
+
+
+class Numbers:
+    """Positions as int32, in the place of cosines."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, config: PositionNumbers) -> None:
+        self._last = config.length - 1
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return 1
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `positions` `[T]`, each at most the last one, as the bits of `[T, 1] float32`, and as many zeros."""
+        bits = positions.clamp(max=self._last).to(torch.int32)[:, None].view(torch.float32)
+        return bits, torch.zeros_like(bits)
+
+
+PositionTable = Rope | Temperature | Numbers
+
+
+def position_table(config: PositionConfig, *, device: torch.device) -> PositionTable:
+    """Return what computes the values of positions."""
+    match config:
+        case RopeConfig():
+            return Rope(config, device=device)
+        case TemperatureConfig():
+            return Temperature(config)
+        case PositionNumbers():
+            return Numbers(config)
 
 
 def _exponents(dim: int) -> torch.Tensor:
@@ -53,13 +122,16 @@ def _exponents(dim: int) -> torch.Tensor:
 
 
 def _frequencies(config: RopeConfig) -> torch.Tensor:
-    """Return the frequencies `[F] float32` of positions inside the original length."""
-    plain = 1.0 / config.theta ** _exponents(config.head_dim)
+    """Return the frequencies `[n] float32` of rotated pairs at positions inside the original length."""
+    plain = 1.0 / config.theta ** _exponents(config.size)
     match config.scaling:
         case None | DynamicScaling():
             return plain
         case LinearScaling(factor=factor):
             return plain / factor
+        case LongScaling() as long:
+            factors = torch.tensor(long.long_factors if long.is_long else long.short_factors)
+            return 1.0 / (factors * config.theta ** _exponents(config.size))
         case YarnScaling() as yarn:
             kept = 1.0 - _yarn_ramp(config, yarn)
             return plain / yarn.factor * (1.0 - kept) + plain * kept
@@ -68,8 +140,8 @@ def _frequencies(config: RopeConfig) -> torch.Tensor:
 
 
 def _yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> torch.Tensor:
-    """Return `[F]`: 0 where a frequency is kept, 1 where it is divided."""
-    dim = config.head_dim
+    """Return `[n]`: 0 where a frequency is kept, 1 where it is divided."""
+    dim = config.size
 
     def dimension_of(num_rotations: float) -> float:
         return dim * math.log(yarn.original_length / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))

@@ -148,7 +148,7 @@ def open_tensors(folder: Path) -> TensorFiles:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else _arranged(folder, separate_experts(SafetensorsFiles(folder)))
+    return GGUFFiles(folder) if holds_gguf(folder) else separate_experts(_arranged(folder, SafetensorsFiles(folder)))
 
 
 def _arranged(folder: Path, files: TensorFiles) -> TensorFiles:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.ops import ExpertMatrices
+from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
+from pagewood.engine.models.parts.feed_forward import Activation, gated
 
 if TYPE_CHECKING:
     from pagewood.engine.models.torch_ops import TorchOps
@@ -43,6 +43,13 @@ def choose(logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[T
 
 def _scores(logits: Tensor, router: RouterConfig) -> Tensor:
     return logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+
+
+def clamped_mul(gate_up: Tensor) -> Tensor:
+    """Return `[T, I]` of `[T, 2I]`; see `Ops.clamped_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=CLAMP_LIMIT), up.clamp(-CLAMP_LIMIT, CLAMP_LIMIT)
+    return gate * torch.sigmoid(gate * CLAMP_ALPHA) * (up + 1)
 
 
 class TorchExperts:
@@ -74,7 +81,7 @@ class TorchExperts:
             tokens, ranks = (chosen == expert).nonzero(as_tuple=True)
             own = shares[tokens, ranks, None].to(x.dtype)
             inputs = x[tokens] * own if self._weighs_inputs else x[tokens]
-            found = self._down[expert](activated(self._ops, self._activation, self._gate_up[expert](inputs)))
+            found = self._down[expert](gated(self._ops, self._activation, self._gate_up[expert](inputs)))
             results[tokens, ranks] = found if self._weighs_inputs else found * own
         total = results[:, 0]
         for rank in range(1, chosen.shape[1]):

@@ -30,7 +30,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.torch_experts import TorchExperts, choose
+from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
 
 
 class TorchLinear:
@@ -139,22 +139,33 @@ class TorchOps:
         residual.add_(x)
 
     def split_heads(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v."""
-        cosines, sines = (one[:, None] for one in rotation)
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
 
-        def rotated(x: Tensor, norm: Norm | None) -> Tensor:
+        def rotated(heads: Tensor) -> Tensor:
+            if rotation is None:
+                return heads
+            cosines, sines = (one[:, None] for one in rotation)
+            low, high = heads.chunk(2, dim=-1)
+            return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
+
+        def finished(x: Tensor, norm: Norm | None) -> Tensor:
             if norm is not None and split.norms_are_whole:
                 x = self.rms_norm(x, norm)
-            heads = x.unflatten(1, (-1, 2 * cosines.shape[-1]))
-            if norm is not None and not split.norms_are_whole:
-                heads = self.rms_norm(heads, norm)
-            low, high = heads.chunk(2, dim=-1)
-            return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1).flatten(1)
+            heads = x.unflatten(1, (-1, split.head_dim))
+            if norm is None or split.norms_are_whole:
+                return rotated(heads).flatten(1)
+            if split.norms_follow:
+                return self.rms_norm(rotated(heads), norm).flatten(1)
+            return rotated(self.rms_norm(heads, norm)).flatten(1)
 
-        return rotated(q, split.q_norm), rotated(k, split.k_norm), v
+        return finished(q, split.q_norm), finished(k, split.k_norm), v
+
+    def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+        """Return each row times its factor."""
+        return x * factors[0].to(x.dtype)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
@@ -174,6 +185,10 @@ class TorchOps:
         """Return `cap` times the hyperbolic tangent of `x` over `cap`."""
         return torch.tanh(x / cap) * cap
 
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
+
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
         return choose(logits, router, bias)
@@ -187,6 +202,10 @@ class TorchOps:
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
         return x + y if gate is None else x + torch.sigmoid(gate) * y
+
+    def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the position of each token, whose bits stand in the place of cosines."""
+        return numbers[0][:, 0].view(torch.int32)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""

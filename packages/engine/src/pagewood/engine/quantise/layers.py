@@ -17,9 +17,10 @@ from torch.nn import functional
 
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import Step
 from pagewood.engine.models.parts.layer import Layer
-from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
 _TOKENS_AT_ONCE = 2048
@@ -28,11 +29,15 @@ _TOKENS_AT_ONCE = 2048
 class Projection:
     """Several matrices of the same inputs, one below the other. Invariant: `weight` has the rows of all `parts`."""
 
-    __slots__ = ("_bias", "hessian", "parts", "weight")
+    __slots__ = ("_bias", "hessian", "order", "parts", "weight")
 
-    def __init__(self, parts: Sequence[tuple[str, int]], weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[str, int]], order: RowOrder | None, weight: Tensor, bias: Tensor | None
+    ) -> None:
         self.parts = parts
         """Name and number of rows of each matrix."""
+        self.order = order
+        """The place of each row of `weight` among the rows of all matrices; None: the same place."""
         self.weight = weight
         """[N, K] float32"""  # written by: the caller, who rounds it
         self.hessian: Tensor | None = None  # written by: watch, unwatch
@@ -55,18 +60,39 @@ class Projection:
 
 
 class _Recorded:
-    """`models.ops.Weights` that remembers the matrices in its last result."""
+    """`models.ops.Weights` that remembers which matrices are in its results."""
 
-    __slots__ = ("_checkpoint", "parts")
+    __slots__ = ("_checkpoint", "_stacked")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self.parts: Sequence[tuple[str, int]] = ()  # written by: stack
+        self._stacked: dict[int, tuple[Sequence[tuple[str, int]], RowOrder | None]] = {}  # written by: stack, forget
+        """The parts of each matrix that was read and the order of its rows, by the address of its memory."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+        stacked = self._checkpoint.stack(parts, *columns, order=order)
         if columns:
-            self.parts = parts
-        return self._checkpoint.stack(parts, *columns)
+            self._stacked[stacked.untyped_storage().data_ptr()] = parts, order
+        return stacked
+
+    def parts(self, weight: Tensor) -> tuple[Sequence[tuple[str, int]], RowOrder | None]:
+        """Return the parts of a matrix and the order of its rows.
+
+        It may be a view of some rows of a matrix, in whole parts; the rows of that one are in their own order.
+        """
+        first = int(weight.storage_offset()) // weight.shape[1]
+        parts, order = self._stacked[weight.untyped_storage().data_ptr()]
+        found: list[tuple[str, int]] = []
+        start = 0
+        for name, rows in parts:
+            if first <= start < first + len(weight):
+                found.append((name, rows))
+            start += rows
+        return found, order
+
+    def forget(self) -> None:
+        """Forget all matrices, whose memory may be given to others."""
+        self._stacked.clear()
 
     def numbers(self, name: str, rows: int, columns: int) -> Tensor:
         return self._checkpoint.numbers(name, rows, columns)
@@ -92,10 +118,11 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
         found: list[Projection] = []
 
         def projection(weight: Tensor, bias: Tensor | None, found: list[Projection] = found) -> Projection:
-            found.append(Projection(weights.parts, weight, bias))
+            found.append(Projection(*weights.parts(weight), weight, bias))
             return found[-1]
 
         layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)
+        weights.forget()
         yield ReadLayer(index=index, layer=layer, projections=found)
 
 
@@ -110,7 +137,7 @@ def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
     """
     length = states.shape[1]
     attention = WholeTexts([layer.mixer for layer in config.layers], length)
-    ropes = {rope: Rope(rope, device=torch.device("cpu")) for rope in config.ropes}
+    ropes = {rope: position_table(rope, device=torch.device("cpu")) for rope in config.position_configs}
     parts: list[Tensor] = []
     for texts in states.split(max(1, _TOKENS_AT_ONCE // length)):
         positions = torch.arange(length).repeat(len(texts))

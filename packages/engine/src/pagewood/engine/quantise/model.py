@@ -148,7 +148,10 @@ def _round(
     projection: Projection, scheme: Scheme, files: TensorFiles
 ) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
     """Round the matrices of a projection, which then computes with the rounded ones."""
-    weight, hessian = projection.weight, projection.hessian
+    hessian, order = projection.hessian, projection.order
+    weight = projection.weight if order is None else torch.empty_like(projection.weight)
+    if order is not None:
+        weight[torch.from_numpy(order)] = projection.weight
     if not scheme.fits(weight.shape[1]):
         return {}, []
     rounded: dict[str, Rounded] = {}
@@ -177,6 +180,8 @@ def _round(
         own.copy_(values)
         rounded[name] = found
         start += size
+    if order is not None:
+        projection.weight.copy_(weight[torch.from_numpy(order)])
     return rounded, rows
 
 

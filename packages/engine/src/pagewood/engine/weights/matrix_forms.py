@@ -251,8 +251,8 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     return type(first)(**{field.name: joined(field.name) for field in fields(first)})
 
 
-def rows_of(weight: Weight, rows: slice) -> Weight:
-    """Return some outputs of a matrix, which refer to its memory."""
+def rows_of(weight: Weight, rows: slice | NDArray[np.int64]) -> Weight:
+    """Return some outputs of a matrix, which refer to its memory if they are a slice of it."""
     values: dict[str, Any] = {field.name: getattr(weight, field.name) for field in fields(weight)}
     kept: dict[str, Any] = {
         name: one if one is None or isinstance(one, int) else one[rows] for name, one in values.items()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
     from pagewood.engine.model_folder.inspection import Inspection
+    from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.models.parts.choice import AnyMixer
 
 
@@ -85,9 +86,13 @@ def _described(found: Inspection) -> str:
         f"{_heads(attention)}, "
         f"{model.vocab_size} tokens{', tied embeddings' if model.tied_embeddings else ''}"
     )
+    size = f"{found.num_parameters / 1e6:.1f} million parameters"
+    if found.num_active_parameters < found.num_parameters:
+        size += f", {found.num_active_parameters / 1e6:.1f} million for each token"
     lines = [
-        f"{found.name}: {found.kind}, {model.architecture}, {found.num_parameters / 1e6:.1f} million parameters",
+        f"{found.name}: {found.kind}, {model.architecture}, {size}",
         f"  shape: {shape}",
+        *_experts(model),
         f"  longest text: {model.max_position} tokens" + (f", windows of {max(windows)}" if windows else ""),
         f"  files: {', '.join(f'{name} {size / 1e6:.1f} MB' for name, size in found.files)}",
         "  matrices:",
@@ -115,6 +120,21 @@ def _described(found: Inspection) -> str:
         lines += ["", f"relative errors with {found.form}{inputs}, worst outputs first:", "  weights  outputs"]
         lines += [f"  {one.weight_error:7.3%}  {one.output_error:7.3%}  {one.name}" for one in found.errors]
     return "\n".join(lines)
+
+
+def _experts(model: ModelConfig) -> list[str]:
+    """Return a line about the experts of a model, if it has any."""
+    from pagewood.engine.models.parts.experts import ExpertsConfig  # imports numpy
+
+    found = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsConfig)]
+    if not found:
+        return []
+    own = found[0]
+    shared = "" if own.shared is None else f", beside shared ones of inner size {own.shared.size}"
+    return [
+        f"  experts: {own.router.num_experts} of inner size {own.size} in {len(found)} of {model.num_layers} layers, "
+        f"{own.router.num_chosen} for each token{shared}"
+    ]
 
 
 def _yes(value: bool) -> str:

@@ -19,18 +19,48 @@ class Family:
     mixer: Literal["attention", "latents", "indexed latents"] = "attention"
     """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
     qkv_bias: bool | None = False
-    """None: `attention_bias` decides."""
+    """None: a flag decides, the first of `bias_fields`."""
     output_bias: bool | None = False
-    """None: `attention_bias` decides."""
+    """None: the second flag decides."""
     mlp_bias: bool | None = False
-    """None: `mlp_bias` decides."""
+    """None: the third flag decides."""
+    bias_fields: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
+    """Flags of biases: of the projections to q, k and v, of the output of attentions, and of feed-forwards."""
     qk_norm: Literal["none", "heads", "whole"] = "none"
     """Whether q and k have norms, of each head or of all heads together."""
+    qk_norm_flag: str | None = None
+    """Field that says whether there are such norms, false if it is absent; None: there are."""
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_follows: bool = False
+    """See `AttentionConfig`."""
+    qkv_is_fused: bool = False
+    """See `AttentionConfig`."""
+    gate_is_fused: bool = False
+    """See `FeedForwardConfig.is_fused`."""
+    rotary_share: float | None = None
+    """Share of a head that is rotated if `partial_rotary_factor` is absent; None: heads are rotated whole."""
+    has_neighbours: bool = False
+    """See `AttentionConfig`."""
+    rotated_layers: Literal["all", "windows", "listed", "none"] = "all"
+    """The layers with a rope; "windows": those with a window, or all if `sliding_window` is null; "listed": those with
+    a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`."""
+    has_temperature: bool = False
+    """Whether `llama_4_scaling_beta` of the rope is the scale of a temperature of all layers."""
+    has_static_alpha: bool = False
+    """Whether a dynamic rope with `alpha` has one base, stretched by it, for all positions."""
     windows: Literal["none", "all", "some", "periodic"] = "none"
     """The layers with the window of `sliding_window`; "some": those that `use_sliding_window` selects; "periodic": all
     but each n-th, where n is `sliding_window_pattern`."""
     has_local_rope: bool = False
     """Whether layers with a window have a rope of their own."""
+    theta: float = 1e4
+    """The base of a rope if no field names it."""
+    local_theta: float = 1e4
+    """With `has_local_rope`: the same of layers with a window."""
+    local_theta_field: str = "rope_local_base_freq"
+    """With `has_local_rope`: the field with the base of layers with a window."""
+    has_sinks: bool = False
+    """Whether every query head has a score without a value in its softmax."""
     scale_field: str | None = None
     """Field whose inverse square root is the scale of the attention; None: the size of a head."""
     field_names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -45,8 +75,12 @@ class Family:
     """Whether feed-forwards have a gate, see `FeedForward` and `PlainFeedForward`."""
     norm: NormConfig = field(default_factory=lambda: NormConfig(epsilon=1e-6))
     """The norms, with the epsilon that they have if no field names it."""
+    has_learned_positions: bool = False
+    """Whether an embedding of its position is added to that of a token."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
+    by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
+    """Families to take instead, by the `model_type` in `text_config`."""
     stored: StoredLayout | None = None
     """The layout of checkpoints; None: Llama's."""
     other_parts: tuple[str, ...] = ()
@@ -63,4 +97,5 @@ class Family:
         scale = set[str]() if self.scale_field is None else {self.scale_field}
         latent = set[str]() if self.mixer == "attention" else {"rope_interleave"}
         mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
-        return self.knows | scale | latent | mixture | set(self.field_names.values())
+        listed = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
+        return self.knows | scale | latent | mixture | listed | set(self.field_names.values())

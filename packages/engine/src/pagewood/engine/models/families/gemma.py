@@ -48,6 +48,7 @@ _GEMMA3 = replace(
     _GEMMA2,
     qk_norm="heads",
     has_local_rope=True,
+    theta=1e6,
     defaults={
         **_GEMMA2.defaults, "vocab_size": 262_208, "max_position_embeddings": 131_072, "sliding_window_pattern": 6,
         "attn_logit_softcapping": None, "final_logit_softcapping": None,

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.parts.experts import ExpertNames
+from pagewood.engine.models.parts.layer import FrameConfig
+
+_DENSE = Family(
+    qkv_bias=None,
+    output_bias=None,
+    mlp_bias=None,
+    knows=frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}),
+    defaults={"attention_multiplier": 1.0},
+)
+_MIXTURE = Mixture(
+    names=ExpertNames(router="router.layer", shared="shared_mlp"),
+    size="intermediate_size",
+    scores_chosen_only=True,
+    renormalises=False,
+)
+_EXPERTS = replace(
+    _DENSE,
+    mlp_bias=False,
+    mixture=_MIXTURE,
+    frame=FrameConfig(feed_forward="block_sparse_moe"),
+    defaults={**_DENSE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
+)
+_SHARED = replace(_EXPERTS, mixture=replace(_MIXTURE, shared_size="shared_intermediate_size"))
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "GraniteForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            mlp_bias=None,
-            knows=frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}),
-            defaults={"attention_multiplier": 1.0},
-        ),
+        "GraniteForCausalLM": _DENSE,
+        "GraniteMoeForCausalLM": _EXPERTS,
+        "GraniteMoeSharedForCausalLM": _SHARED,
     }
 )

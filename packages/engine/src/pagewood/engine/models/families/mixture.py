@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pagewood.engine.models.parts.experts import ExpertNames
+from pagewood.engine.models.parts.feed_forward import Activation
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts; a file may have several."""
@@ -31,9 +32,11 @@ class Mixture:
     """See `RouterConfig`, also for the next four."""
     has_choice_bias: bool = False
     has_groups: bool = False
-    """Whether `n_group` and `topk_group` are read."""
+    """Whether `n_group` and `topk_group` are read, unless `topk_method` is greedy."""
     best_of_group: int = 1
     epsilon: float = 0.0
+    activation: Activation | None = None
+    """None: `hidden_act` decides."""
     has_biases: bool = False
     """Whether the router and the experts have biases."""
     weighs_inputs: bool = False
@@ -54,4 +57,4 @@ class Mixture:
     @property
     def reads(self) -> frozenset[str]:
         """Fields that families without experts refuse."""
-        return frozenset(NUM_EXPERTS)
+        return frozenset({*NUM_EXPERTS, *NUM_CHOSEN})

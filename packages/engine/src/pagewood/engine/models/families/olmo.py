@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
+
+_OLMO2 = Family(
+    qkv_bias=None,
+    output_bias=None,
+    qk_norm="whole",
+    frame=FrameConfig(
+        before_mixer=None,
+        behind_mixer="post_attention_layernorm",
+        before_feed_forward=None,
+        behind_feed_forward="post_feedforward_layernorm",
+    ),
+    norm=NormConfig(epsilon=1e-5),
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -17,24 +31,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             output_bias=None,
             norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
         ),
-        "Olmo2ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            qk_norm="whole",
-            frame=FrameConfig(
-                before_mixer=None,
-                behind_mixer="post_attention_layernorm",
-                before_feed_forward=None,
-                behind_feed_forward="post_feedforward_layernorm",
-            ),
-            norm=NormConfig(epsilon=1e-5),
+        "Olmo2ForCausalLM": _OLMO2,
+        "Olmo3ForCausalLM": replace(
+            _OLMO2,
+            windows="periodic",
+            has_local_rope=True,
+            theta=5e5,
+            local_theta=5e5,
+            local_theta_field="rope_theta",
+            defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
         ),
         "OlmoeForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,
             qk_norm="whole",
             mixture=Mixture(size="intermediate_size"),
-            defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+            norm=NormConfig(epsilon=1e-5),
+            defaults={"num_experts": 64, "num_experts_per_tok": 8},
         ),
     }
 )

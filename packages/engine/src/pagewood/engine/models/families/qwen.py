@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.experts import ExpertNames
 
+_QWEN2 = Family(qkv_bias=True, windows="some", defaults={"num_key_value_heads": 32})
+_QWEN3 = Family(
+    qkv_bias=None,
+    output_bias=None,
+    qk_norm="heads",
+    windows="some",
+    defaults={"num_key_value_heads": 32, "head_dim": 128},
+)
+_IMAGES = ("visual.", "model.visual.")
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "Qwen2ForCausalLM": Family(qkv_bias=True, windows="some", defaults={"num_key_value_heads": 32}),
-        "MiMoForCausalLM": Family(qkv_bias=True, windows="some", defaults={"num_key_value_heads": 32}),
-        "Qwen3ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            qk_norm="heads",
-            windows="some",
-            defaults={"num_key_value_heads": 32, "head_dim": 128},
+        "Qwen2ForCausalLM": _QWEN2,
+        "MiMoForCausalLM": _QWEN2,
+        "Qwen3ForCausalLM": _QWEN3,
+        "Qwen2_5_VLForConditionalGeneration": replace(
+            _QWEN2,
+            theta=1e6,
+            other_parts=_IMAGES,
+            defaults={
+                "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80,
+                "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32_768,
+                "rms_norm_eps": 1e-5,
+            },
+        ),
+        "Qwen3VLForConditionalGeneration": replace(
+            _QWEN3,
+            windows="none",
+            theta=5e5,
+            other_parts=_IMAGES,
+            defaults={
+                "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
+                "max_position_embeddings": 128_000,
+            },
         ),
         "Qwen2MoeForCausalLM": Family(
             qkv_bias=True,

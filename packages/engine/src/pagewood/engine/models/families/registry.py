@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pagewood.engine.models.families import apertus, deepseek, gemma, granite, llama, olmo, qwen, starcoder
+from pagewood.engine.models.families import (
+    apertus,
+    cohere,
+    deepseek,
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+    starcoder,
+)
 from pagewood.engine.models.families.family import Family
 
 _LINEAGES = (
@@ -13,10 +30,18 @@ _LINEAGES = (
     qwen,
     olmo,
     gemma,
+    gpt_oss,
     granite,
+    cohere,
+    gpt_neox,
+    gpt2,
     starcoder,
+    nemotron,
     apertus,
     deepseek,
+    exaone,
+    glm,
+    phi,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

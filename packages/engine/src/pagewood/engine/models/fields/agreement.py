@@ -49,6 +49,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "query_pre_attn_scalar": (),
         "residual_multiplier": (1,),
         "rope_interleave": (False,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
         "scale_emb": (1,),
         "use_bidirectional_attention": (False,),
         "use_parallel_residual": (False,),

@@ -8,7 +8,8 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
 from pagewood.engine.models.fields.multipliers import read_cap, read_multiplier
-from pagewood.engine.models.fields.rope import local_ropes, read_rope
+from pagewood.engine.models.fields.rope import local_ropes, read_rope, read_temperature
+from pagewood.engine.models.fields.rotated import read_rotated
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -31,12 +32,12 @@ def read_attention(
     """
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
-    max_position = read_size(fields, "max_position_embeddings", "max_position")
-    views = local_ropes(fields) if family.has_local_rope else (fields, fields)
-    ropes = [read_rope(view, head_dim=head_dim, max_position=max_position) for view in views]
+    views = local_ropes(fields, family) if family.has_local_rope else (fields, fields)
+    ropes = [read_rope(view, family, head_dim=head_dim) for view in views]
     num_kv_heads = read_size(fields, "num_key_value_heads", "num_kv_heads", num_heads)
-    qkv_bias = read_bias(fields, "attention_bias", family.qkv_bias)
-    output_bias = fields.flag("attention_bias", False) if family.output_bias is None else family.output_bias
+    qkv_bias = read_bias(fields, family.bias_fields[0], family.qkv_bias)
+    output_bias = fields.flag(family.bias_fields[1], False) if family.output_bias is None else family.output_bias
+    qk_norm = norm if family.qk_norm != "none" and _has_qk_norm(fields, family) else None
     scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
     scale = read_multiplier(fields, "attention_multiplier", scalar**-0.5)
     return tuple(
@@ -44,17 +45,27 @@ def read_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rope=ropes[window is not None],
+            rope=ropes[window is not None] if is_rotated else None,
             scale=scale,
             soft_cap=read_cap(fields, "attn_logit_softcapping"),
             window=window,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
-            qk_norm=None if family.qk_norm == "none" else norm,
-            qk_norm_is_whole=family.qk_norm == "whole",
+            qkv_is_fused=family.qkv_is_fused,
+            has_neighbours=family.has_neighbours,
+            temperature=read_temperature(fields) if family.has_temperature else None,
+            qk_norm=qk_norm,
+            qk_norm_names=family.qk_norm_names,
+            qk_norm_is_whole=family.qk_norm == "whole" and qk_norm is not None,
+            qk_norm_follows=family.qk_norm_follows,
+            sinks=family.has_sinks,
         )
-        for window in windows
+        for window, is_rotated in zip(windows, read_rotated(fields, family, windows), strict=True)
     )
+
+
+def _has_qk_norm(fields: Fields, family: Family) -> bool:
+    return family.qk_norm_flag is None or fields.flag(family.qk_norm_flag, False)
 
 
 def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:

@@ -9,6 +9,7 @@ from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.families.mixture import NUM_CHOSEN, NUM_EXPERTS, Mixture
 from pagewood.engine.models.fields.agreement import must_be
 from pagewood.engine.models.limits import LARGEST, read_size
+from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT
 from pagewood.engine.models.parts.experts import ExpertsConfig, RouterConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 
@@ -37,12 +38,15 @@ def read_experts(
     if count == 0:
         raise ValueError(f"{fields.source}: {_name(fields, NUM_EXPERTS)} must be >= 1, got 0")
     size = read_size(fields, mixture.size, "intermediate_size")
+    if mixture.activation == "clamped":
+        must_be(fields, "swiglu_alpha", CLAMP_ALPHA)
+        must_be(fields, "swiglu_limit", CLAMP_LIMIT)
     router = _router(fields, mixture, count)
     shared = _shared_size(fields, mixture, size)
     experts = ExpertsConfig(
         size=size,
         router=router,
-        activation=dense.activation,
+        activation=mixture.activation or dense.activation,
         has_bias=mixture.has_biases,
         weighs_inputs=mixture.weighs_inputs,
         shared=_resized(dense, shared) if shared else None,
@@ -60,9 +64,9 @@ def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
     else:
         must_be(fields, "norm_topk_prob", renormalises)
     groups, chosen_groups = 1, 1
-    if mixture.has_groups and fields.values.get("topk_method") != "greedy":
+    if mixture.has_groups and fields.text("topk_method", "none") != "greedy":
         groups, chosen_groups = (fields.integer(name, 1, low=1, high=count) for name in ("n_group", "topk_group"))
-    else:
+    elif not mixture.has_groups:
         must_be(fields, "n_group", 1)
     try:
         return RouterConfig(

@@ -37,7 +37,7 @@ def read_feed_forward(
     Raises:
         ValueError: a field is missing, of another type or out of its range, or contradicts the architecture.
     """
-    has_bias = read_bias(fields, "mlp_bias", family.mlp_bias)
+    has_bias = read_bias(fields, family.bias_fields[2], family.mlp_bias)
     if not family.is_gated:
         size = read_size(fields, "intermediate_size", "intermediate_size", _WIDENING * hidden_size)
         return (
@@ -45,7 +45,12 @@ def read_feed_forward(
         ) * num_layers
     mixture = family.mixture
     size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
-    config = FeedForwardConfig(size=size, activation=_read(fields, family, _ACTIVATIONS), has_bias=has_bias)
+    config = FeedForwardConfig(
+        size=size,
+        activation=_read(fields, family, _ACTIVATIONS),
+        has_bias=has_bias,
+        is_fused=family.gate_is_fused,
+    )
     return (config,) * num_layers if mixture is None else read_experts(fields, mixture, config, num_layers)
 
 

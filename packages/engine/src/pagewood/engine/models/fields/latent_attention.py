@@ -41,10 +41,9 @@ def read_latent_attention(fields: Fields, family: Family) -> LatentAttentionConf
         has_pairs=fields.flag("rope_interleave", True),
     )
     query_rank = fields.values.get("q_lora_rank")
-    max_position = read_size(fields, "max_position_embeddings", "max_position")
     return LatentAttentionConfig(
         shape=shape,
-        rope=read_rope(fields, head_dim=rope_dim, max_position=max_position),
+        rope=read_rope(fields, family, head_dim=rope_dim),
         scale=(plain_dim + rope_dim) ** -0.5 * attention_multiplier(fields),
         norm=_NORM,
         query_rank=None if query_rank is None else fields.integer("q_lora_rank", low=1, high=_LARGEST_RANK),

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from pagewood.engine.json_fields import Fields, check_same, contradiction
+from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import must_be
+from pagewood.engine.models.limits import MAX_POSITION
 from pagewood.engine.models.parts.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     RopeConfig,
     Scaling,
+    TemperatureConfig,
     YarnScaling,
 )
 
-MAX_POSITION = 1 << 28
-"""The longest sequence that a configuration may ask for."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """The kinds of layers that `layer_types` may name."""
 _MAX_FACTOR = 4096.0
-_GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
-"""Bases of the two ropes of a family if the fields with the bases are absent."""
+_TEMPERATURE = frozenset({"llama_4_scaling_beta"})
+"""Fields of the rope that a family with a temperature reads."""
+_STATIC = frozenset({"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+"""Fields that a family with a static `alpha` has, and of which it reads that one only."""
+_WITHOUT_EFFECT = frozenset({"mrope_section", "mrope_interleaved"})
+"""Fields of ropes whose positions have three axes: those of text are equal on all."""
 _SECTIONS = ("rope_parameters", "rope_scaling")
+_KINDS: Mapping[str, str] = MappingProxyType({"mrope": "default", "su": "longrope"})
+"""Other names of kinds of scaling."""
 _ALSO_OUTSIDE = frozenset({"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 """Fields of a section that may stand beside it."""
 _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -36,6 +44,7 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
             {"factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"}
         ),
         "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+        "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
     }
 )
 """Fields by the kind of scaling that reads them, without those of `_ALSO_OUTSIDE`."""
@@ -48,28 +57,35 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Values that are allowed in a field that the kind of scaling does not read."""
 
 
-def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig:
+def read_rope(fields: Fields, family: Family, *, head_dim: int) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (earlier versions).
 
     A file may have both styles only if they agree.
 
     Args:
         fields: of config.json.
+        family: the fixed properties of the architecture.
         head_dim: elements of a head.
-        max_position: `max_position_embeddings`.
 
     Raises:
         ValueError: the kind of scaling is not supported, a number is missing or out of its range, two fields have
             different values, or a field has no meaning for the kind of scaling.
     """
-    own = _rope_section(fields)
-    share = own.number("partial_rotary_factor", 1.0, low=0, high=1)
-    if share != 1.0:
-        raise ValueError(f"{fields.source}: partial_rotary_factor must be 1, got {share}")
-    theta = own.number("rope_theta", 10000.0, low=2, high=1e12)
+    max_position = fields.integer("max_position_embeddings", low=1, high=MAX_POSITION)
+    own = _rope_section(fields, known=_known(family))
+    rotated = _rotated(fields, own, family, head_dim)
+    theta = own.number("rope_theta", family.theta, low=2, high=1e12)
     kind = own.text("rope_type", "default")
+    alpha = own.number("alpha", 0.0, low=0, high=1e6) if family.has_static_alpha else 0.0
+    if kind == "dynamic" and alpha:
+        theta, kind = theta * alpha ** (rotated / (rotated - 2)), "default"
     original = own.integer("original_max_position_embeddings", max_position, low=1, high=MAX_POSITION)
-    rope = RopeConfig(head_dim=head_dim, theta=theta, scaling=_read_scaling(own, kind, max_position, original))
+    rope = RopeConfig(
+        head_dim=head_dim,
+        theta=theta,
+        scaling=_read_scaling(own, kind, max_position, original, rotated=rotated),
+        rotated=None if rotated == head_dim else rotated,
+    )
     if rope.longest(max_position) > MAX_POSITION:
         raise ValueError(
             f"{own.source}: factor times the original length must be at most {MAX_POSITION}, "
@@ -90,11 +106,48 @@ def attention_multiplier(fields: Fields) -> float:
     return _suggested_factor(own.number("mscale_all_dim", 0.0, low=0, high=1e3), _factor(own)) ** 2
 
 
-def local_ropes(fields: Fields) -> tuple[Fields, Fields]:
+def read_temperature(fields: Fields) -> TemperatureConfig | None:
+    """Return the temperature of a family whose rope names its scale; None: there is none.
+
+    Raises:
+        ValueError: see `read_rope`.
+    """
+    own = _rope_section(fields, known=_TEMPERATURE)
+    scale = own.number("llama_4_scaling_beta", 0.0, low=0, high=1e3)
+    if not scale:
+        return None
+    length = own.integer("original_max_position_embeddings", low=1, high=MAX_POSITION)
+    return TemperatureConfig(scale=scale, length=length)
+
+
+def _known(family: Family) -> frozenset[str]:
+    """Return the fields of a rope that a family has, whatever the kind of scaling is."""
+    known: frozenset[str] = _TEMPERATURE if family.has_temperature else frozenset()
+    return known | _STATIC if family.has_static_alpha else known
+
+
+def _rotated(fields: Fields, own: Fields, family: Family, head_dim: int) -> int:
+    """Return how many elements of a head are rotated."""
+    usual = 1.0 if family.rotary_share is None else family.rotary_share
+    share = own.number("partial_rotary_factor", usual, low=0, high=1)
+    if share != 1.0 and family.rotary_share is None:
+        raise ValueError(f"{fields.source}: partial_rotary_factor must be 1, got {share}")
+    if share == 1.0:
+        return head_dim
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise ValueError(
+            f"{fields.source}: partial_rotary_factor must leave an even number of at least 2 of the {head_dim} "
+            f"elements of a head, got {share}"
+        )
+    return rotated
+
+
+def local_ropes(fields: Fields, family: Family) -> tuple[Fields, Fields]:
     """Return the fields for `read_rope` of layers that see all positions, and of those with a window.
 
     Their ropes are objects of `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`, and
-    `rope_local_base_freq` (earlier versions).
+    `local_theta_field` of the family (earlier versions).
     """
     own = fields.section("rope_parameters") or fields.empty("rope_parameters")
     if own.values.keys() - LAYER_TYPES:
@@ -113,13 +166,17 @@ def local_ropes(fields: Fields) -> tuple[Fields, Fields]:
             "rope_theta": theta if base is None and inside is None else base,
         }
 
-    full = view("full_attention", "rope_theta", _GLOBAL_THETA)
-    local = view("sliding_attention", "rope_local_base_freq", _LOCAL_THETA)
+    full = view("full_attention", "rope_theta", family.theta)
+    local = view("sliding_attention", family.local_theta_field, family.local_theta)
     return Fields(fields.source, full), Fields(fields.source, {**local, "rope_scaling": None})
 
 
-def _rope_section(fields: Fields) -> Fields:
+def _rope_section(fields: Fields, *, known: Collection[str] = ()) -> Fields:
     """Return the fields of the rope of a config.json in one object, with `rope_type` for `type`.
+
+    Args:
+        fields: of config.json.
+        known: fields that the family reads, whatever the kind of scaling is.
 
     Raises:
         ValueError: two places have different values.
@@ -131,8 +188,11 @@ def _rope_section(fields: Fields) -> Fields:
             continue
         own = dict(_flat(section).values)
         kind, old_kind = own.pop("rope_type", None), own.pop("type", None)
+        kind, old_kind = (_KINDS.get(str(one), one) for one in (kind, old_kind))
         check_same(section.source, [("rope_type", kind), ("type", old_kind)])
         own["rope_type"] = old_kind if kind is None else kind
+        outer = "max_position_embeddings"
+        check_same(fields.source, [(outer, fields.values.get(outer)), (f"{name}.{outer}", own.pop(outer, None))])
         for key in _ALSO_OUTSIDE:
             outside = fields.values.get(key)
             check_same(fields.source, [(key, outside), (f"{name}.{key}", own.get(key))])
@@ -146,7 +206,7 @@ def _rope_section(fields: Fields) -> Fields:
             said = [(f"{name}.{key}", one.values.get(key)) for name, one in zip(_SECTIONS, found, strict=True)]
             if said[0][1] != said[1][1]:
                 raise contradiction(fields.source, *said)
-    _check_keys(own)
+    _check_keys(own, known)
     return own
 
 
@@ -169,14 +229,15 @@ def _flat(section: Fields) -> Fields:
     return section.section(kinds[0]) or section.empty(kinds[0])
 
 
-def _check_keys(own: Fields) -> None:
+def _check_keys(own: Fields, known: Collection[str]) -> None:
     """Raise ValueError if the kind of scaling does not read a field whose value would change something."""
     kind = own.values.get("rope_type", "default")
-    for key in sorted(own.values.keys() - _KEYS.get(str(kind), own.values.keys()) - _ALSO_OUTSIDE - {"rope_type"}):
+    known = {"rope_type", *_ALSO_OUTSIDE, *_WITHOUT_EFFECT, *known}
+    for key in sorted(own.values.keys() - _KEYS.get(str(kind), own.values.keys()) - known):
         must_be(own, key, *_HARMLESS.get(key, ()))
 
 
-def _read_scaling(own: Fields, kind: str, max_position: int, original_length: int) -> Scaling | None:
+def _read_scaling(own: Fields, kind: str, max_position: int, original_length: int, *, rotated: int) -> Scaling | None:
     match kind:
         case "default":
             return None
@@ -211,8 +272,24 @@ def _read_scaling(own: Fields, kind: str, max_position: int, original_length: in
                 low_frequency_factor=low,
                 high_frequency_factor=high,
             )
+        case "longrope":
+            return _long_scaling(own, max_position, original_length, num_factors=rotated // 2)
         case _:
-            raise ValueError(f"{own.source}: rope_type must be default, linear, dynamic, yarn or llama3, got {kind!r}")
+            raise ValueError(
+                f"{own.source}: rope_type must be default, linear, dynamic, yarn, llama3 or longrope, got {kind!r}"
+            )
+
+
+def _long_scaling(own: Fields, max_position: int, original_length: int, *, num_factors: int) -> LongScaling:
+    factor = own.number("factor", max_position / original_length, low=1e-3, high=_MAX_FACTOR)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 and original_length > 1 else 1.0
+    return LongScaling(
+        short_factors=own.numbers("short_factor", num_factors, low=1e-3, high=1e6),
+        long_factors=own.numbers("long_factor", num_factors, low=1e-3, high=1e6),
+        original_length=original_length,
+        attention_factor=own.number("attention_factor", usual, low=1e-3, high=1e3),
+        is_long=max_position > original_length,
+    )
 
 
 def _factor(own: Fields) -> float:

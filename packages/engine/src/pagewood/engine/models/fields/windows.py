@@ -21,10 +21,9 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
         ValueError: a field is of another type or out of its range, or contradicts another one.
     """
     kinds = _layer_types(fields, num_layers)
-    if kinds is None and family.windows == "periodic":
-        period = fields.integer("sliding_window_pattern", _PERIOD, low=1, high=_LONGEST_WINDOW)
-        kinds = tuple("sliding_attention" if layer % period else "full_attention" for layer in range(1, num_layers + 1))
     window = _window(fields, family)
+    if kinds is None and family.windows == "periodic" and (window is not None or family.has_local_rope):
+        kinds = _periodic(fields, num_layers)
     if kinds is None:
         first = 0 if family.windows == "all" else fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)
         return tuple(window if layer >= first else None for layer in range(num_layers))
@@ -39,6 +38,22 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
             f"use_sliding_window is not false, got {asked!r:.80}"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _periodic(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Return the kinds of layers that `sliding_window_pattern` describes: a period, or as in "LLLG"."""
+    pattern = fields.values.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            raise ValueError(
+                f"{fields.source}: sliding_window_pattern must consist of L and G, or be a number, got {pattern!r:.80}"
+            )
+        return tuple(
+            "sliding_attention" if pattern[layer % len(pattern)] == "L" else "full_attention"
+            for layer in range(num_layers)
+        )
+    period = fields.integer("sliding_window_pattern", _PERIOD, low=1, high=_LONGEST_WINDOW)
+    return tuple("sliding_attention" if layer % period else "full_attention" for layer in range(1, num_layers + 1))
 
 
 def _window(fields: Fields, family: Family) -> int | None:

@@ -6,14 +6,17 @@ Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
+import numpy as np
+
+from pagewood.engine.models.head_order import RowOrder, head_order, in_all_heads
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, HeadSplit, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.rope import RopeConfig
+from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
 from pagewood.kvpool import MultiHeadLayout
 
 Order = Literal["NHD", "HND"]
@@ -30,7 +33,8 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None: nothing is rotated."""
     scale: float
     """Multiplies the products of queries and keys."""
     window: int | None = None
@@ -43,10 +47,19 @@ class AttentionConfig:
     """Whether every query head has a score without a value in its softmax, the parameter `sinks`."""
     qkv_bias: bool = False
     output_bias: bool = False
+    qkv_is_fused: bool = False
+    """Whether checkpoints store one matrix, `qkv_proj`, with the rows of all queries, all keys and all values."""
+    has_neighbours: bool = False
+    """Whether elements 2i and 2i + 1 of a head are rotated together in checkpoints, rather than its two halves."""
+    temperature: TemperatureConfig | None = None
+    """The factor of queries; None: there is none."""
     qk_norm: NormConfig | None = None
-    """The norm of each head of q and k before rotation; None: there is no norm."""
+    """The norm of each head of q and k; None: there is no norm."""
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_is_whole: bool = False
     """Whether that norm is of all heads together."""
+    qk_norm_follows: bool = False
+    """Whether it is computed behind the rotation, rather than before."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -58,6 +71,8 @@ class AttentionConfig:
             raise ValueError(f"head_dim must be a multiple of 4, got {self.head_dim}")
         if self.qk_norm_is_whole and self.qk_norm is None:
             raise ValueError("qk_norm_is_whole must be False without qk_norm, got True")
+        if self.qk_norm_follows and self.qk_norm_is_whole:
+            raise ValueError("qk_norm_follows must be False for the norm of all heads together, got True")
         if self.window is not None and self.window < 1:
             raise ValueError(f"windows must be >= 1, got {self.window}")
         if self.is_chunked and self.window is None:
@@ -79,6 +94,22 @@ class AttentionConfig:
     def group(self) -> int:
         """Query heads per key head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def position_configs(self) -> tuple[PositionConfig, ...]:
+        """What it needs to know of positions."""
+        return tuple(one for one in (self.rope, self.temperature) if one is not None)
+
+    def for_length(self, length: int) -> AttentionConfig:
+        """Return the attention of a model whose sequences have at most `length` positions."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_length(length))
+
+    @property
+    def head_order(self) -> RowOrder | None:
+        """The order of the elements of a head; see `models.head_order`."""
+        if self.rope is None:
+            return None
+        return head_order(self.head_dim, rotated=self.rope.size, has_neighbours=self.has_neighbours)
 
     def memory(self, *, page_size: int, dtype: str, order: Order) -> MultiHeadLayout:
         """Return the layout of its keys and values; see `MultiHeadLayout` for the arguments."""
@@ -118,20 +149,25 @@ class SelfAttention(Generic[A]):
             inputs: columns of the projections to q, k and v; None: E.
         """
         qkv = [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)]
+        if config.qkv_is_fused:
+            qkv = [("qkv_proj", config.q_size + 2 * config.kv_size)]
         self._config = config
         self._ops = ops
-        self._qkv = read_linear(weights, ops, prefix, qkv, inputs or hidden_size, has_bias=config.qkv_bias)
-        sizes = (config.q_size, config.kv_size) if config.qk_norm_is_whole else (config.head_dim, config.head_dim)
+        self._qkv = read_linear(
+            weights, ops, prefix, qkv, inputs or hidden_size, has_bias=config.qkv_bias, order=_order(config)
+        )
         norms = [
-            None if config.qk_norm is None else read_norm(config.qk_norm, weights, f"{prefix}{name}", size).folded()
-            for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)
+            _read_norm(config, weights, f"{prefix}{name}", num_heads)
+            for name, num_heads in zip(config.qk_norm_names, (config.num_heads, config.num_kv_heads), strict=True)
         ]
         self._split = HeadSplit(
+            head_dim=config.head_dim,
             q_size=config.q_size,
             kv_size=config.kv_size,
             q_norm=norms[0],
             k_norm=norms[1],
             norms_are_whole=config.qk_norm_is_whole,
+            norms_follow=config.qk_norm_follows,
         )
         self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)]) if config.sinks else None
         self._output: Linear[A] = read_linear(
@@ -140,8 +176,32 @@ class SelfAttention(Generic[A]):
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its KV memory."""
-        q, k, v = self._ops.split_heads(self._qkv(x), step.rotations[self._config.rope], self._split)
+        config, ops = self._config, self._ops
+        rotation = None if config.rope is None else step.rotations[config.rope]
+        q, k, v = ops.split_heads(self._qkv(x), rotation, self._split)
+        if config.temperature is not None:
+            q = ops.scale_rows(q, step.rotations[config.temperature])
         attended = step.attention.run(q, k, v, layer, self._sinks)
         if wanted is not None:
-            attended = self._ops.take(attended, wanted)
+            attended = ops.take(attended, wanted)
         return self._output(attended)
+
+
+def _order(config: AttentionConfig) -> RowOrder | None:
+    """Return the order of the rows of all queries, keys and values; None: they stay."""
+    order = config.head_order
+    if order is None:
+        return None
+    rotated = in_all_heads(order, config.num_heads + config.num_kv_heads)
+    return np.concatenate([rotated, len(rotated) + np.arange(config.kv_size)])
+
+
+def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: int) -> Norm | None:
+    """Return the norm of queries or keys."""
+    norm, order = config.qk_norm, config.head_order
+    if norm is None:
+        return None
+    if not config.qk_norm_is_whole:
+        return read_norm(norm, weights, name, config.head_dim, order=order).folded()
+    whole = None if order is None else in_all_heads(order, num_heads)
+    return read_norm(norm, weights, name, num_heads * config.head_dim, order=whole).folded()

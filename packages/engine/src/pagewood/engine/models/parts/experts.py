@@ -115,6 +115,11 @@ class ExpertsConfig:
         if self.has_shared_gate and self.shared is None:
             raise ValueError("has_shared_gate must be False without shared experts, got True")
 
+    def num_idle(self, hidden_size: int) -> int:
+        """Return the number of parameters of the experts that a token does not use."""
+        of_expert = 3 * self.size * hidden_size + (2 * self.size + hidden_size if self.has_bias else 0)
+        return (self.router.num_experts - self.router.num_chosen) * of_expert
+
 
 class Experts(Generic[A]):
     """A mixture of experts with its parameters."""

@@ -12,7 +12,8 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
 from pagewood.engine.models.parts.linear import read_linear
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped"]
+"""Of the gate; "clamped": both projections are limited, and the other one is added to 1; see `Ops.clamped_mul`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class FeedForwardConfig:
     """Outputs of the gate, which is also the number of inputs of the last projection."""
     activation: Activation = "silu"
     has_bias: bool = False
+    is_fused: bool = False
+    """Whether checkpoints store one matrix, `gate_up_proj`, with the rows of the gate before the others."""
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
@@ -42,6 +45,8 @@ class FeedForward(Generic[A]):
     ) -> None:
         """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
         gate_up = [("gate_proj", config.size), ("up_proj", config.size)]
+        if config.is_fused:
+            gate_up = [("gate_up_proj", 2 * config.size)]
         self._gate_up: Linear[A] = read_linear(weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias)
         self._down: Linear[A] = read_linear(
             weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
@@ -51,13 +56,15 @@ class FeedForward(Generic[A]):
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`."""
-        return self._down(activated(self._ops, self._activation, self._gate_up(x)))
+        return self._down(gated(self._ops, self._activation, self._gate_up(x)))
 
 
-def activated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
+def gated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
     """Return `[T, I]` of the two projections `gate_up` `[T, 2I]`."""
     match activation:
         case "silu":
             return ops.silu_mul(gate_up)
         case "gelu_tanh":
             return ops.gelu_mul(gate_up)
+        case "clamped":
+            return ops.clamped_mul(gate_up)

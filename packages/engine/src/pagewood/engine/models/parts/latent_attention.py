@@ -11,14 +11,14 @@ Source: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1 and appendix C.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, LatentShape, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.rope import RopeConfig
+from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig
 from pagewood.kvpool import LatentLayout
 
 
@@ -55,6 +55,15 @@ class LatentAttentionConfig:
                 raise ValueError(f"{name} must be >= 1, got {size}")
         if self.rope.head_dim != shape.rope_dim:
             raise ValueError(f"rope must be of qk_rope_head_dim {shape.rope_dim}, got {self.rope.head_dim}")
+
+    @property
+    def position_configs(self) -> tuple[PositionConfig, ...]:
+        """What it needs to know of positions."""
+        return (self.rope,)
+
+    def for_length(self, length: int) -> LatentAttentionConfig:
+        """Return the attention of a model whose sequences have at most `length` positions."""
+        return replace(self, rope=self.rope.for_length(length))
 
     @property
     def window(self) -> None:

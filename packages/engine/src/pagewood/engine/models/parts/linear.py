@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
 
 
 def read_linear(
-    weights: Weights, ops: Ops[A], prefix: str, parts: Sequence[tuple[str, int]], inputs: int, *, has_bias: bool = False
+    weights: Weights,
+    ops: Ops[A],
+    prefix: str,
+    parts: Sequence[tuple[str, int]],
+    inputs: int,
+    *,
+    has_bias: bool = False,
+    order: RowOrder | None = None,
 ) -> Linear[A]:
     """Take the matrices `parts`, one below the other, and their biases from `weights`.
 
@@ -19,7 +27,8 @@ def read_linear(
         parts: name and number of outputs of each.
         inputs: number of inputs of all.
         has_bias: whether each has a bias.
+        order: of the rows of all; see `Weights.stack`.
     """
-    weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs)
-    bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts]) if has_bias else None
+    weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order)
+    bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts], order=order) if has_bias else None
     return ops.linear(weight, bias)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import Norm, Weights
 
 
@@ -35,15 +36,15 @@ class NormConfig:
             raise ValueError("has_bias must be False in a norm without is_centred, got True")
 
 
-def read_norm(config: NormConfig, weights: Weights, name: str, size: int) -> Norm:
+def read_norm(config: NormConfig, weights: Weights, name: str, size: int, *, order: RowOrder | None = None) -> Norm:
     """Take the norm `name` of `size` elements from `weights`.
 
     An offset is added here if the weights are float32, or the norm is centred. Otherwise the device adds it, without
     rounding the sum.
     """
     norm = Norm(
-        weight=weights.stack([(f"{name}.weight", size)]) if config.has_weight else None,
-        bias=weights.stack([(f"{name}.bias", size)]) if config.has_bias else None,
+        weight=weights.stack([(f"{name}.weight", size)], order=order) if config.has_weight else None,
+        bias=weights.stack([(f"{name}.bias", size)], order=order) if config.has_bias else None,
         epsilon=config.epsilon,
         offset=config.offset,
         is_centred=config.is_centred,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,60 @@ class Llama3Scaling:
     high_frequency_factor: float
 
 
-Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongScaling:
+    """Every frequency is divided by a factor of its own, from one of two sets.
+
+    Keys of both sets cannot be mixed. So a model has the same set for all its sequences, chosen by the longest one that
+    it is used for.
+
+    Source: Ding et al., LongRoPE, 2024.
+    """
+
+    short_factors: tuple[float, ...]
+    """For sequences of at most the original length."""
+    long_factors: tuple[float, ...]
+    original_length: int
+    attention_factor: float
+    """Multiplies every cosine and sine."""
+    is_long: bool
+    """Which set is used."""
+
+
+Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """The numbers that determine the rotation of a position."""
+    """The numbers that determine the rotation of a position.
+
+    Element i of a head is rotated with element i + head_dim / 2. Where only a part of a head is rotated, these are the
+    first pairs, and the frequencies of all others are zero.
+
+    Raises:
+        ValueError: a part of a head cannot be rotated.
+    """
 
     head_dim: int
     theta: float
     scaling: Scaling | None = None
+    rotated: int | None = None
+    """Elements of a head that are rotated; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.rotated is not None and not (2 <= self.rotated <= self.head_dim and self.rotated % 2 == 0):
+            raise ValueError(f"rotated must be an even number in [2, {self.head_dim}], got {self.rotated}")
+
+    @property
+    def size(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_dim if self.rotated is None else self.rotated
+
+    def for_length(self, length: int) -> RopeConfig:
+        """Return the rope of a model whose sequences have at most `length` positions."""
+        if not isinstance(self.scaling, LongScaling):
+            return self
+        return replace(self, scaling=replace(self.scaling, is_long=length > self.scaling.original_length))
 
     def longest(self, max_position: int) -> int:
         """Return the number of usable positions.
@@ -75,3 +119,27 @@ class RopeConfig:
                 return max(max_position, int(scaling.original_length * scaling.factor))
             case _:
                 return max_position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureConfig:
+    """A factor of queries that grows with their position: 1 + scale * ln(1 + floor((position + offset) / length)).
+
+    Source: Nakanishi, Scalable-Softmax Is Superior for Attention, 2025.
+    """
+
+    scale: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionNumbers:
+    """The positions themselves, for embeddings of positions."""
+
+    length: int
+    """Positions that have an embedding. A step may compute one more and drop its result; it gets the last one's."""
+
+
+PositionConfig = RopeConfig | TemperatureConfig | PositionNumbers
+"""What depends on the position of a token only."""

@@ -25,10 +25,9 @@ from pagewood.engine.models.ops import (
     Norm,
     PlainActivation,
 )
-from pagewood.engine.models.parts import feed_forward
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation
-from pagewood.engine.models.torch_experts import choose
+from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.torch_experts import choose, clamped_mul
 from pagewood.engine.models.torch_ops import activated, normed
 from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
@@ -142,33 +141,49 @@ class CUDAOps:
 
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        if norm.is_centred or norm.weight is None:
-            residual.add_(normed(x, norm))
-            return
-        self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
+        self._norm_inside(x, norm)
         residual.add_(x)
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Add `x` to `residual`."""
         residual.add_(x)
 
+    def _norm_inside(self, x: Tensor, norm: Norm) -> None:
+        """Replace `x` by its norm."""
+        if norm.is_centred or norm.weight is None:
+            x.copy_(normed(x, norm))
+            return
+        self._rms_norm(norm)(x, norm.weight, norm.epsilon, out=x)
+
     def _rms_norm(self, norm: Norm) -> Callable[..., Tensor]:
         """Return the kernel of a norm: Gemma's adds 1 to weights in float32."""
         return self._flashinfer.gemma_rmsnorm if norm.offset else self._flashinfer.rmsnorm
 
     def split_heads(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, as views of `qkv`."""
-        positions, table = rotation
-        head_dim = table.shape[1]
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        if not split.norms_follow:
+            self._norm_heads(q, k, split)
+        if rotation is not None:
+            positions, table = rotation
+            self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, split.head_dim, table)
+        if split.norms_follow:
+            self._norm_heads(q, k, split)
+        return q, k, v
+
+    def _norm_heads(self, q: Tensor, k: Tensor, split: HeadSplit) -> None:
+        """Norm q and k in their memory, if they have norms."""
         for x, norm in ((q, split.q_norm), (k, split.k_norm)):
             if norm is not None:
-                heads = x if split.norms_are_whole else x.view(x.shape[0], -1, head_dim)
-                self._flashinfer.rmsnorm(heads, norm.weight, norm.epsilon, out=heads)
-        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_dim, table)
-        return q, k, v
+                heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
+                self._norm_inside(heads, norm)
+
+    def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+        """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
+        positions, table = factors
+        return x.mul_(table.index_select(0, positions)[:, :1].to(x.dtype))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
@@ -177,6 +192,18 @@ class CUDAOps:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         return self._flashinfer.gelu_tanh_and_mul(gate_up)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """Return an activation of `x`."""
+        return activated(x, activation)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
+        return x.div_(cap).tanh_().mul_(cap)
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """Return the product of the two halves, which are limited first."""
+        return clamped_mul(gate_up)
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
@@ -188,7 +215,7 @@ class CUDAOps:
         """Return experts whose matrices stay where they are."""
 
         def activate(gate_up: Tensor) -> Tensor:
-            return feed_forward.activated(self, activation, gate_up)
+            return gated(self, activation, gate_up)
 
         return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
 
@@ -196,13 +223,10 @@ class CUDAOps:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
         return x.add_(y) if gate is None else x.addcmul_(y, torch.sigmoid(gate).to(x.dtype))
 
-    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
-        """Return an activation of `x`."""
-        return activated(x, activation)
-
-    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """Return `cap` times the hyperbolic tangent of `x` over `cap`, in its memory."""
-        return x.div_(cap).tanh_().mul_(cap)
+    def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the position of each token, from the table with the bits of those that have an embedding."""
+        positions, table = numbers
+        return table.index_select(0, positions)[:, 0].contiguous().view(torch.int32)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any, cast
 
 from pagewood.engine.json_fields import Fields
+from pagewood.engine.weights.gguf.architectures import ARCHITECTURES, Architecture
 from pagewood.engine.weights.gguf.file import GGUFFile
-from pagewood.engine.weights.gguf.keys import check_keys
+from pagewood.engine.weights.gguf.keys import Keys, check_keys
 from pagewood.engine.weights.gguf.rope import rope_scaling_of
 
-ARCHITECTURES = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }
-)
-_INTERLEAVED = ("llama",)
-"""Architectures whose rows llama.cpp reorders. It stores Mistral's models as llama; `transformers` reads others as
-mistral."""
-_LARGEST = 1 << 28
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"}
@@ -29,9 +17,17 @@ _END_TOKENS = frozenset(
 _CONTROL = 3
 
 
-def has_interleaved_heads(file: GGUFFile) -> bool:
-    """Whether rows of queries and keys are in the order of pairs that llama.cpp rotates."""
-    return file.metadata.get("general.architecture") in _INTERLEAVED
+def architecture_of(file: GGUFFile) -> Architecture:
+    """Return the architecture of a file.
+
+    Raises:
+        ValueError: it is not supported.
+    """
+    name = Fields(str(file.path), file.metadata).text("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{file.path}: general.architecture must be one of {known}, got {name[:80]!r}")
+    return ARCHITECTURES[name]
 
 
 def config_of(file: GGUFFile) -> dict[str, Any]:
@@ -40,59 +36,45 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     Raises:
         ValueError: the architecture or something else is not supported, or a key is missing or wrong.
     """
+    own = architecture_of(file)
     fields = Fields(str(file.path), file.metadata)
     name = fields.text("general.architecture")
-    if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"{file.path}: general.architecture must be one of {known}, got {name[:80]!r}")
-    if fields.integer(f"{name}.expert_count", 0, high=1 << 16):
-        raise ValueError(f"{file.path}: {name}.expert_count must be 0, got {file.metadata[f'{name}.expert_count']}")
-
-    def size(key: str, default: int | None = None) -> int:
-        return fields.integer(f"{name}.{key}", default, low=1, high=_LARGEST)
-
-    heads, hidden = size("attention.head_count"), size("embedding_length")
-    rotated = size("rope.dimension_count", hidden // heads or 1)
-    head_dim = size("attention.key_length", rotated)
+    keys = Keys(file, name)
+    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    rotated = keys.size("rope.dimension_count", hidden // heads or 1)
+    head_dim = keys.size("attention.key_length", rotated)
     for key, value in (
         ("rope.dimension_count", rotated),
-        ("attention.value_length", size("attention.value_length", head_dim)),
+        ("attention.value_length", keys.size("attention.value_length", head_dim)),
     ):
         if value != head_dim:
             raise ValueError(f"{file.path}: {name}.{key} must be {head_dim}, the size of a head, got {value}")
-    check_keys(file, name, head_dim=head_dim)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
-    length = size("context_length")
-    window = fields.integer(f"{name}.attention.sliding_window", 0, high=_LARGEST)
-    windows: dict[str, Any] = {"sliding_window": window} if window else {}
-    if window and name == "llama":
-        architecture = "MistralForCausalLM"
-    else:
-        architecture = ARCHITECTURES[name]
-        if window and name.startswith("qwen"):
-            windows |= {"use_sliding_window": True, "max_window_layers": 0}
-    return {
-        "architectures": [architecture],
-        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+    length = keys.size("context_length")
+    config: dict[str, Any] = {
+        "architectures": [own.family],
+        "model_type": own.model_type,
         "vocab_size": table.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": size("feed_forward_length"),
-        "num_hidden_layers": size("block_count"),
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
-        "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon", low=1e-30, high=1),
-        "rope_theta": fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12),
+        "rms_norm_eps": keys.number(own.epsilon, low=1e-30, high=1),
+        "rope_theta": keys.number("rope.freq_base", 10000.0, low=2, high=1e12),
         "rope_scaling": rope_scaling_of(file, fields, name, length, head_dim),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": _ends(fields, table.shape[0]),
-        **windows,
     }
+    config |= own.more(keys, config)
+    check_keys(file, keys, head_dim=head_dim)
+    return config
 
 
 def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import cast
 
+from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.gguf.file import GGUFFile
 
 _log = logging.getLogger(__name__)
 
+LARGEST = 1 << 28
+"""The largest size that a key may name."""
+
 _READ = frozenset(
     {
         "context_length", "embedding_length", "block_count", "feed_forward_length", "expert_count",
+        "expert_used_count", "expert_weights_norm", "expert_feed_forward_length",
         "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-        "attention.layer_norm_rms_epsilon", "attention.sliding_window",
+        "attention.layer_norm_rms_epsilon",
         "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
         "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
         "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
     }
 )  # fmt: skip
-"""Keys that `config_of` reads."""
+"""Keys that are read wherever they have a meaning."""
 _WITHOUT_EFFECT = frozenset(
     {
         "vocab_size",  # the rows of the embedding table count
         "tensor_data_layout", "rope.scaling.finetuned", "pooling_type",
-        "attention.layer_norm_epsilon",  # for norms that these architectures lack
-        "expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
-        "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_chunk_feed_forward_length",
-        "expert_weights_scale", "expert_weights_norm", "expert_gating_func", "expert_group_scale", "experts_per_group",
-        "moe_every_n_layers", "interleave_moe_layer_step", "leading_dense_block_count",  # expert_count is 0
+        "attention.layer_norm_epsilon",  # for norms of another kind than those that the architecture has
     }
 )  # fmt: skip
-_ONE = ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale", "rope.scaling.alpha")
+_OF_EXPERTS: dict[str, tuple[object, ...]] = {
+    "expert_shared_count": (0,), "expert_shared_feed_forward_length": (0,), "expert_chunk_feed_forward_length": (0,),
+    "expert_group_count": (0, 1), "expert_group_used_count": (0, 1), "expert_group_scale": (0, 1),
+    "experts_per_group": (0, 1), "expert_weights_scale": (0, 1), "expert_gating_func": (0, 1),
+    "moe_every_n_layers": (0, 1), "interleave_moe_layer_step": (0, 1), "leading_dense_block_count": (0,),
+}  # fmt: skip
+"""Keys without effect if there are no experts, with the values that stand for nothing or for softmax."""
+_ONE: tuple[str, ...] = (
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attention.output_scale",
+    "rope.scaling.alpha",
+)
 """Factors; llama.cpp ignores a factor of 0."""
-_ZERO = (
-    "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers", "attn_logit_softcapping",
+_ZERO: tuple[str, ...] = (
+    "attention.sliding_window", "embedding_length_out", "nextn_predict_layers", "n_deepstack_layers", "attn_logit_softcapping",
     "router_logit_softcapping", "final_logit_softcapping", "rescale_every_n_layers", "token_shift_count",
     "full_attention_interval", "activation_sparsity_scale", "embedding_length_per_layer_input", "swiglu_clamp_exp",
     "swiglu_clamp_shexp", "moe_latent_size", "use_parallel_residual", "swin_norm",
@@ -47,30 +62,88 @@ _ZERO = (
     "attention.indexer.key_length", "attention.indexer.top_k", "attention.group_norm_groups",
     "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base_swa",
 )  # fmt: skip
-"""Features that these architectures lack: the value must be 0, false or a list of these."""
+"""Features that most architectures lack: the value must then be 0, false or a list of these."""
 
 
-def check_keys(file: GGUFFile, name: str, *, head_dim: int) -> None:
-    """Refuse keys of an architecture that would change the result and are not supported.
+class Keys:
+    """The keys of a file's architecture. Invariant: a key that was asked for is not refused for its value."""
+
+    __slots__ = ("_fields", "_read", "name", "source")
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        """Show the keys that begin with `name` and a dot."""
+        self.source = str(file.path)
+        self.name = name
+        self._fields = Fields(self.source, file.metadata)
+        self._read: set[str] = set()  # written by: _named
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The keys that were asked for, without the name."""
+        return frozenset(self._read)
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int = LARGEST) -> int:
+        """Return a whole number.
+
+        Raises:
+            ValueError: it is missing, of another type, or out of its range; so do all methods.
+        """
+        return self._fields.integer(self._named(key), default, low=low, high=high)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1."""
+        return self.integer(key, default, low=1)
+
+    def number(self, key: str, default: float | None = None, *, low: float, high: float) -> float:
+        """Return a number."""
+        return self._fields.number(self._named(key), default, low=low, high=high)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return whether something is so."""
+        return self._fields.flag(self._named(key), default)
+
+    def integers(self, key: str) -> Sequence[int]:
+        """Return a list of whole numbers, or of flags; one for a number alone, none for an absent key."""
+        value = self._fields.values.get(self._named(key), [])
+        values = cast("list[object]", value) if isinstance(value, list) else [value]
+        if not all(isinstance(one, int) and 0 <= one <= LARGEST for one in values):
+            raise ValueError(f"{self.source}: {self.name}.{key} must be whole numbers, got {value!r:.80}")
+        return cast("list[int]", values)
+
+    def _named(self, key: str) -> str:
+        self._read.add(key)
+        return f"{self.name}.{key}"
+
+
+def check_keys(file: GGUFFile, keys: Keys, *, head_dim: int) -> None:
+    """Refuse keys of an architecture that would change the result and were not read.
 
     Args:
         file: with the keys.
-        name: the architecture, with which they begin.
+        keys: after the configuration was read from them.
         head_dim: elements of a head, from which the usual scale of attention follows.
 
     Raises:
         ValueError: a key asks for something that is not supported.
     """
+    name, read = keys.name, keys.read
     metadata = file.metadata
-    for key, plain, rule in (*((key, (0, 1), "1") for key in _ONE), *((key, (0,), "0") for key in _ZERO)):
+    plain_values: dict[str, tuple[object, ...]] = {**dict.fromkeys(_ONE, (0, 1)), **dict.fromkeys(_ZERO, (0,))}
+    if metadata.get(f"{name}.expert_count", 0):
+        plain_values |= _OF_EXPERTS
+    for key, plain in plain_values.items():
+        if key in read:
+            continue
         value = metadata.get(f"{name}.{key}", plain[0])
         values = cast("list[object]", value) if isinstance(value, list) else [value]
         if any(one not in plain for one in values):
-            raise ValueError(f"{file.path}: {name}.{key} must be absent or {rule}, got {value!r:.80}")
+            raise ValueError(f"{file.path}: {name}.{key} must be absent or {plain[-1]}, got {value!r:.80}")
     if metadata.get(f"{name}.attention.causal", True) is not True:
         raise ValueError(
             f"{file.path}: {name}.attention.causal must be absent or true, got {metadata[f'{name}.attention.causal']!r}"
         )
+    if "attention.scale" in read:
+        return
     usual = head_dim**-0.5
     scale = metadata.get(f"{name}.attention.scale", 0)
     if scale and not (isinstance(scale, float) and math.isclose(scale, usual, rel_tol=1e-5)):
@@ -82,7 +155,7 @@ def check_keys(file: GGUFFile, name: str, *, head_dim: int) -> None:
 
 def unknown_keys(file: GGUFFile, name: str) -> list[str]:
     """Return the unknown keys of an architecture."""
-    known = {*_READ, *_WITHOUT_EFFECT, *_ONE, *_ZERO, "attention.causal", "attention.scale"}
+    known = {*_READ, *_WITHOUT_EFFECT, *_OF_EXPERTS, *_ONE, *_ZERO, "attention.causal", "attention.scale"}
     own = (key.removeprefix(f"{name}.") for key in file.metadata if key.startswith(f"{name}."))
     return [f"{name}.{key}" for key in own if key not in known]
 

@@ -3,77 +3,98 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 
 from pagewood.engine.weights.checkpoint_formats import Array, Format
+from pagewood.engine.weights.gguf.architectures import MODULES
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
-from pagewood.engine.weights.gguf.config import config_of, has_interleaved_heads
+from pagewood.engine.weights.gguf.config import architecture_of, config_of
+from pagewood.engine.weights.gguf.file import GGUFFile
 from pagewood.engine.weights.gguf.parts import open_gguf
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
-_IN_LAYER = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
 _OUTSIDE = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
+        "output_norm.bias": "model.norm.bias",
         "output.weight": "lm_head.weight",
     }
 )
 _PLAIN = MappingProxyType({"F32": "<f4", "F16": "<f2", "BF16": "<u2"})
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""The parameters of an activation, which are keys in GGUF, with a number for each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor is stored."""
+
+    stored: str
+    expert: int | None = None
+    """Which part of the tensor of all experts; None: it is not of several experts."""
+    is_row: bool = False
+    """Whether it is stored as a vector, and is a matrix of one row."""
 
 
 class GGUFTensors:
     """The tensors of a decoder. Invariant: rows of queries and keys are in the order of halves, not of pairs."""
 
-    __slots__ = ("_file", "_heads", "_names")
+    __slots__ = ("_adds_one", "_file", "_heads", "_numbers", "_places")
 
     def __init__(self, path: Path) -> None:
         """Read the header.
 
         Raises:
             FileNotFoundError: there is no such file, or a part of it is missing.
-            ValueError: see `open_gguf` and `config_of`.
+            ValueError: see `open_gguf` and `config_of`; or a tensor is not one of all experts.
         """
         self._file = open_gguf(path)
-        self._names = {_decoder_name(name): name for name in self._file.tensors}
-        config = config_of(self._file)
-        self._heads = {}
-        if has_interleaved_heads(self._file):
+        config, own = config_of(self._file), architecture_of(self._file)
+        count = cast("int", self._file.metadata.get(f"{self._file.metadata['general.architecture']}.expert_count", 0))
+        modules = {**MODULES, **own.modules}
+        self._places = {
+            name: place for stored in self._file.tensors for name, place in _places(self._file, stored, modules, count)
+        }
+        self._numbers = _parameters(self._file, config["num_hidden_layers"])
+        self._adds_one = own.adds_one
+        self._heads: dict[str, int] = {}
+        if own.has_pairs:
             self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
 
     def names(self) -> Collection[str]:
         """Return all names."""
-        return self._names
+        return self._places.keys() | self._numbers.keys()
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return the shape and the type of a tensor."""
-        stored = self._file.tensors[self._names[name]]
-        return stored.shape, stored.kind
+        if name in self._numbers:
+            return (1,), "F32"
+        place = self._places[name]
+        stored = self._file.tensors[place.stored]
+        shape = stored.shape if place.expert is None else stored.shape[1:]
+        return ((1, *shape) if place.is_row else shape), stored.kind
 
     def array(self, name: str) -> Array:
         """Return plain numbers (BF16 as uint16), or the bytes of blocks, one row of them for each row of a matrix."""
-        own = self._names[name]
-        stored, raw = self._file.tensors[own], self._file.raw(own)
+        if name in self._numbers:
+            return self._numbers[name]
+        place = self._places[name]
+        stored, raw = self._file.tensors[place.stored], self._file.raw(place.stored)
         if stored.kind in _PLAIN:
             raw = raw.view(_PLAIN[stored.kind]).reshape(stored.shape)
+        if place.expert is not None:
+            raw = raw[place.expert]
+        if place.is_row:
+            raw = raw[None]
+        if self._adds_one and name.endswith("norm.weight"):
+            return _as_float32(raw) - np.float32(1)
         heads = self._heads.get(name.split(".")[-2]) if "." in name else None
         if heads is None or len(raw) % (2 * heads):
             return raw
@@ -83,7 +104,7 @@ class GGUFTensors:
 
     def format_of(self, name: str) -> Format | None:
         """Return the format of a matrix; None: plain numbers."""
-        kind = self.header(name)[1] if name in self._names else "F32"
+        kind = self.header(name)[1] if name in self._places else "F32"
         return None if kind in _PLAIN else GGUFBlocks(kind=kind)
 
     def is_unneeded(self, name: str) -> bool:
@@ -91,9 +112,49 @@ class GGUFTensors:
         return name == "rope_freqs.weight"
 
 
-def _decoder_name(name: str) -> str:
-    """Return the name of a tensor in Hugging Face's decoders; an unknown name stays unchanged."""
-    found = _LAYER.fullmatch(name)
-    if found and found[2] in _IN_LAYER:
-        return f"model.layers.{int(found[1])}.{_IN_LAYER[found[2]]}.{found[3]}"
-    return _OUTSIDE.get(name, name)
+def _places(file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts: int) -> Iterator[tuple[str, _Place]]:
+    """Yield the tensors in a stored one by their names in Hugging Face's decoders; an unknown name stays unchanged.
+
+    Raises:
+        ValueError: a tensor of all experts has not one part for each.
+    """
+    found = _LAYER.fullmatch(stored)
+    if found is None or found[2] not in modules:
+        yield _OUTSIDE.get(stored, stored), _Place(stored)
+        return
+    name = f"model.layers.{int(found[1])}.{modules[found[2]]}.{found[3]}"
+    shape = file.tensors[stored].shape
+    if "{}" not in name:
+        yield name, _Place(stored, is_row=found[2] == "ffn_gate_inp_shexp" and len(shape) == 1)
+        return
+    if len(shape) < 2 or shape[0] != num_experts:
+        raise ValueError(f"{file.path}: {stored} must hold one part for each of {num_experts} experts, got {shape}")
+    for expert in range(num_experts):
+        yield name.format(expert), _Place(stored, expert)
+
+
+def _parameters(file: GGUFFile, num_layers: int) -> dict[str, Array]:
+    """Return the parameters of activations that are keys, by their names in Hugging Face's decoders.
+
+    Raises:
+        ValueError: there is not one number for each layer.
+    """
+    found: dict[str, Array] = {}
+    for parameter in _XIELU:
+        key = f"xielu.{parameter}"
+        if key not in file.metadata:
+            continue
+        value: object = file.metadata[key]
+        numbers = cast("list[object]", value) if isinstance(value, list) else [value] * num_layers
+        if len(numbers) != num_layers or not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"{file.path}: {key} must be a number for each of {num_layers} layers, got {value!r:.80}")
+        for layer, number in enumerate(numbers):
+            found[f"model.layers.{layer}.mlp.act_fn.{parameter}"] = np.array([number], np.float32)
+    return found
+
+
+def _as_float32(numbers: Array) -> Array:
+    """Return plain numbers (BF16 as uint16) as float32."""
+    if numbers.dtype == np.uint16:
+        return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return numbers.astype(np.float32)

@@ -218,6 +218,52 @@ def norm_columns(
 
 @instruction(blocks_of_rows)
 @inlined
+def norm_heads(
+    x_at: Any, weight_at: Any, x_size: Any, column: Any, size: Any, dim: Any, epsilon: Real, first: First, last: Last
+) -> None:
+    """Like `norm_columns`, for every `dim` of the `size` columns on their own, with `weight` `[dim]`."""
+    x, weight = floats(x_at, 0, x_size), vector(weight_at, dim)
+    dim, column = _U(dim), _U(column)
+    for row in range(_U(first), _U(last)):
+        for head in range(_U(size) // dim):
+            start = column + head * dim
+            total = _F(0.0)
+            for i in range(dim):
+                total += x[row, start + i] * x[row, start + i]
+            scale = _inverse_root(total, dim, epsilon)
+            for i in range(dim):
+                x[row, start + i] = _product(x[row, start + i], weight[i], scale)
+
+
+@instruction(blocks_of_rows)
+@inlined
+def split(
+    qkv_at: Any, q_at: Any, k_at: Any, v_at: Any, q_size: Any, k_size: Any, first: First, last: Last
+) -> None:  # fmt: skip
+    """Copy the columns of `qkv` `[T, q_size + 2 k_size]` to `q` `[T, q_size]`, `k` and `v` `[T, k_size]`."""
+    qkv = floats(qkv_at, 0, q_size + 2 * k_size)
+    q, k, v = floats(q_at, 0, q_size), floats(k_at, 0, k_size), floats(v_at, 0, k_size)
+    q_size, k_size = _U(q_size), _U(k_size)
+    for row in range(_U(first), _U(last)):
+        for i in range(q_size):
+            q[row, i] = qkv[row, i]
+        for i in range(k_size):
+            k[row, i] = qkv[row, q_size + i]
+            v[row, i] = qkv[row, q_size + k_size + i]
+
+
+@instruction(blocks_of_rows)
+@inlined
+def scale_rows(x_at: Any, factors_at: Any, size: Any, first: First, last: Last) -> None:
+    """Multiply each row of `x` `[T, size]` by its number in `factors` `[T]`."""
+    x, factors = floats(x_at, 0, size), floats(factors_at, 0, 1)
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(size)):
+            x[row, i] *= factors[row, 0]
+
+
+@instruction(blocks_of_rows)
+@inlined
 def silu_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
     """Write silu of the first half of `gate_up` `[T, 2 size]`, times the second half, to `out`."""
     gate_up, out = floats(gate_up_at, 0, 2 * size), floats(out_at, 0, size)

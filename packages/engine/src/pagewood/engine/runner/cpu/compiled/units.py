@@ -22,8 +22,8 @@ from pagewood.engine.runner.cpu.compiled.products import matmul
 COMMON = (
     Unit(
         "rows", rows.gather, rows.gather_panels, rows.take, rows.put, rows.columns, rows.clear_first, rows.norm,
-        rows.add_norm, rows.norm_add, rows.norm_columns, rows.layer_norm, rows.add, rows.silu_mul, rows.gelu_mul,
-        rows.scale, pool, clock,
+        rows.add_norm, rows.norm_add, rows.norm_columns, rows.norm_heads, rows.layer_norm, rows.add, rows.split,
+        rows.scale_rows, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
     ),
     Unit(
         "activations", activations.gelu, activations.gelu_tanh, activations.gelu_quick, activations.relu_squared,

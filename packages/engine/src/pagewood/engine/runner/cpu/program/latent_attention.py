@@ -27,6 +27,7 @@ from pagewood.engine.runner.cpu.compiled.attention.latents import (
     store_latents,
 )
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.program.norm_arrays import weight_of
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.kvpool.latent_storage import LatentStorage
@@ -57,11 +58,9 @@ class CPULatentHeads:
         tape, shape, has_pairs = q.tape, self._shape, int(self._shape.has_pairs)
         cosines, sines = rotation
         latents, queries = tape.buffer(x.rows, x.size), tape.buffer(q.rows, shape.num_heads * shape.latent_size)
-        assert norm.weight is not None
-        weight = np.ascontiguousarray(norm.weight.numpy(), np.float32)
         tape.write(
-            make_latents, x.rows, x=x, cosines=cosines, sines=sines, weight=weight, out=latents, size=x.size,
-            rank=shape.rank, has_pairs=has_pairs, epsilon=norm.epsilon,
+            make_latents, x.rows, x=x, cosines=cosines, sines=sines, weight=weight_of(norm, shape.rank), out=latents,
+            size=x.size, rank=shape.rank, has_pairs=has_pairs, epsilon=norm.epsilon,
         )  # fmt: skip
         tape.write(
             rotate_queries, q.rows, q=q, cosines=cosines, sines=sines, out=queries, num_heads=shape.num_heads,

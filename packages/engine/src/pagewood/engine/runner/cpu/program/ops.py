@@ -29,7 +29,7 @@ from pagewood.engine.models.ops import (
     PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, activated
+from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.experts import route
@@ -49,6 +49,7 @@ from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program import experts
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
+from pagewood.engine.runner.cpu.program.norm_arrays import bias_of, weight_of
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
@@ -213,7 +214,7 @@ class CPUExperts:
         before, behind = (shares, None) if self._weighs_inputs else (None, shares)
         grouping = experts.group(chosen, self._count)
         own = experts.spread(x, grouping, before, self._gate_up.depth)
-        own = activated(self._ops, self._activation, self._gate_up(own, grouping))
+        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
         return experts.collect(self._down(own, grouping), grouping, behind)
 
 
@@ -287,7 +288,7 @@ class CPUOps:
         if norm.is_centred:
             return _layer_norm(None, x, norm)
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.write(rows.norm, x.rows, x=x, weight=_weight(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
+        x.tape.write(rows.norm, x.rows, x=x, weight=weight_of(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
@@ -296,7 +297,7 @@ class CPUOps:
             return _layer_norm(x, residual, norm)
         out = x.tape.buffer(x.rows, x.size)
         x.tape.write(
-            rows.add_norm, x.rows, x=x, residual=residual, weight=_weight(norm, x.size), out=out, size=x.size,
+            rows.add_norm, x.rows, x=x, residual=residual, weight=weight_of(norm, x.size), out=out, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
         return out
@@ -307,7 +308,7 @@ class CPUOps:
             self.add(_layer_norm(None, x, norm), residual)
             return
         x.tape.write(
-            rows.norm_add, x.rows, x=x, weight=_weight(norm, x.size), residual=residual, size=x.size,
+            rows.norm_add, x.rows, x=x, weight=weight_of(norm, x.size), residual=residual, size=x.size,
             epsilon=norm.epsilon,
         )  # fmt: skip
 
@@ -316,27 +317,37 @@ class CPUOps:
         x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
     def split_heads(
-        self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
+        self, qkv: Buffer, rotation: tuple[Buffer, Buffer] | None, split: HeadSplit
     ) -> tuple[Buffer, Buffer, Buffer]:
         """Return rotated q and k, and v."""
         tape = qkv.tape
-        if split.norms_are_whole:
-            for norm, start, size in ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size)):
-                assert norm is not None
-                tape.write(
-                    rows.norm_columns, qkv.rows, x=qkv, weight=_weight(norm, size), x_size=qkv.size, column=start,
-                    size=size, epsilon=norm.epsilon,
-                )  # fmt: skip
+        if split.norms_are_whole or (rotation is None and split.q_norm is not None):
+            _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
+            _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
-        dim = 2 * rotation[0].size
-        q_norm, k_norm = (None if norm is None else _weight(norm, dim) for norm in (split.q_norm, split.k_norm))
+        if rotation is None:
+            tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size)
+            return q, k, v
+        follows = split.norms_follow and split.q_norm is not None
+        q_norm, k_norm = (
+            None if norm is None or follows else weight_of(norm, split.head_dim)
+            for norm in (split.q_norm, split.k_norm)
+        )
         tape.write(
-            heads.split(dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+            heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
             q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
             epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
         )  # fmt: skip
+        if follows:
+            _norm_heads(q, split.q_norm, 0, split.q_size, split)
+            _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
+
+    def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
+        """Return each row times its factor, in its memory."""
+        x.tape.write(rows.scale_rows, x.rows, x=x, factors=factors[0], size=x.size)
+        return x
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
@@ -368,6 +379,12 @@ class CPUOps:
         x.tape.write(activations.soft_cap, x.rows, x=x, size=x.size, cap=cap)
         return x
 
+    def clamped_mul(self, gate_up: Buffer) -> Buffer:
+        """Return the product of the two halves, which are limited first."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(route.clamped_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
+
     def choose(self, logits: Buffer, router: RouterConfig, bias: Tensor | None) -> tuple[Buffer, Buffer]:
         """Return the chosen experts and their shares."""
         return experts.choose(logits, router, None if bias is None else np.ascontiguousarray(bias, np.float32))
@@ -397,6 +414,10 @@ class CPUOps:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
         x.tape.write(route.add_gated, x.rows, x=x, y=y, gate=gate, size=x.size)
         return x
+
+    def positions(self, numbers: tuple[Buffer, Buffer]) -> Buffer:
+        """Return the position of each token, whose bits stand in the place of cosines."""
+        return numbers[0]
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""
@@ -432,20 +453,23 @@ class CPUOps:
 def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
     """Return the norm of `x` around its mean, after `added` was added to it."""
     out = x.tape.buffer(x.rows, x.size)
-    bias = np.zeros(x.size, np.float32) if norm.bias is None else _array(norm.bias)
     x.tape.write(
-        rows.layer_norm, x.rows, added=added, x=x, weight=_weight(norm, x.size), bias=bias, out=out, size=x.size,
-        epsilon=norm.epsilon,
+        rows.layer_norm, x.rows, added=added, x=x, weight=weight_of(norm, x.size), bias=bias_of(norm, x.size), out=out,
+        size=x.size, epsilon=norm.epsilon,
     )  # fmt: skip
     return out
 
 
-def _weight(norm: Norm, size: int) -> Float32:
-    """Return the weights of a norm of `size` elements."""
-    weight = norm.folded().weight
-    return np.ones(size, np.float32) if weight is None else _array(weight)
-
-
-def _array(vector: Tensor) -> Float32:
-    """Return a vector as contiguous float32, because instructions refer to it by address."""
-    return np.ascontiguousarray(vector.numpy(), np.float32)
+def _norm_heads(x: Buffer, norm: Norm | None, column: int, size: int, split: HeadSplit) -> None:
+    """Write the instruction that norms `size` columns of `x` from `column` on, as whole rows or head by head."""
+    assert norm is not None
+    if split.norms_are_whole:
+        x.tape.write(
+            rows.norm_columns, x.rows, x=x, weight=weight_of(norm, size), x_size=x.size, column=column, size=size,
+            epsilon=norm.epsilon,
+        )  # fmt: skip
+    else:
+        x.tape.write(
+            rows.norm_heads, x.rows, x=x, weight=weight_of(norm, split.head_dim), x_size=x.size, column=column,
+            size=size, dim=split.head_dim, epsilon=norm.epsilon,
+        )  # fmt: skip

@@ -48,7 +48,7 @@ class LoadedModel:
     @property
     def mark(self) -> str:
         """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
-        form = "" if self.form in ("auto", "float32") else f" {self.form}"
+        form = self.model.config.length_mark + ("" if self.form in ("auto", "float32") else f" {self.form}")
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
@@ -62,6 +62,7 @@ def load_cpu_model(
     activations: ActivationFormat = "auto",
     digest: ModelDigest,
     num_threads: int = 1,
+    max_length: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the decoder in `folder`; see `load_model` for errors.
@@ -75,10 +76,11 @@ def load_cpu_model(
         activations: see `Packer`.
         digest: of the folder; weights are kept under it.
         num_threads: that lay out weights.
+        max_length: see `load_model`.
         progress: called for every tensor.
     """
     if form not in _CACHED:
-        return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
+        return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress, max_length)
     digest.begin()
     started = time.monotonic()
     path = _kept_file(digest, form)
@@ -89,7 +91,9 @@ def load_cpu_model(
             def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
 
-            loaded = _load(folder, Packer(form, activations=activations, memory=take), progress, reads_matrices=False)
+            loaded = _load(
+                folder, Packer(form, activations=activations, memory=take), progress, max_length, reads_matrices=False
+            )
             reader.finish()
             _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
             return loaded
@@ -103,7 +107,9 @@ def load_cpu_model(
             def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
 
-            loaded = _load(folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress)
+            loaded = _load(
+                folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress, max_length
+            )
             identity = digest.wait()  # reading a model takes less time than quantising it
             if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
@@ -118,7 +124,7 @@ def load_cpu_model(
             error,
             REMEDY,
         )
-    return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
+    return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress, max_length)
 
 
 def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
@@ -132,10 +138,20 @@ def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
     return None if identity is None else weights_file(_LAYOUT + identity, form)
 
 
-def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:
+def _load(
+    folder: Path, packer: Packer, progress: Progress | None, max_length: int | None, *, reads_matrices: bool = True
+) -> LoadedModel:
     ops = CPUOps(packer)
     dtype = torch.float32 if packer.form == "float32" else None
-    model = load_model(folder, ops, dtype=dtype, maps_plain=True, reads_matrices=reads_matrices, progress=progress)
+    model = load_model(
+        folder,
+        ops,
+        dtype=dtype,
+        maps_plain=True,
+        reads_matrices=reads_matrices,
+        max_length=max_length,
+        progress=progress,
+    )
     return LoadedModel(model=model, variants=frozenset(ops.variants), units=tuple(ops.units), form=packer.form)
 
 

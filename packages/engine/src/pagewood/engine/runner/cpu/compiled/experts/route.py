@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT
 from pagewood.engine.runner.cpu.compiled.instruction import (
     Count,
     First,
@@ -38,6 +39,7 @@ NUM_RUN_COLUMNS = 3
 """Of the table of runs: expert, first slot, number of slots."""
 _F, _U = np.float32, np.uint64  # the last is for indices: numba does not test it for negative values
 _LEAST = np.float32(-np.inf)
+_ALPHA, _LIMIT = np.float32(CLAMP_ALPHA), np.float32(CLAMP_LIMIT)
 
 
 @inlined
@@ -259,5 +261,18 @@ def add_gated(x_at: Any, y_at: Any, gate_at: Any, size: Any, first: First, last:
             x[row, i] += y[row, i] * share
 
 
-ROUTING = Unit("routing", choose, group, spread, fill_up, collect, add_gated)
+@instruction(blocks_of_rows)
+@inlined
+def clamped_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Write g sigmoid(alpha g) (u + 1), of limited halves g and u of `gate_up` `[S, 2 size]`, to `out`."""
+    gate_up, out = floats(gate_up_at, 0, 2 * size), floats(out_at, 0, size)
+    size = _U(size)
+    for row in range(_U(first), _U(last)):
+        for i in range(size):
+            gate = min(gate_up[row, i], _LIMIT)
+            other = min(max(gate_up[row, size + i], -_LIMIT), _LIMIT)
+            out[row, i] = gate / (_F(1.0) + exp(-_ALPHA * gate)) * (other + _F(1.0))
+
+
+ROUTING = Unit("routing", choose, group, spread, fill_up, collect, add_gated, clamped_mul)
 """For models with experts."""

@@ -1,0 +1,129 @@
+"""The table of all families in the engine's README, made from the families and from the cases that tests compare.
+
+`python packages/engine/tests/support/families/table.py` writes it, where the packages and the test tools are installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+_TESTS = Path(__file__).parents[2]
+README = _TESTS.parent / "README.md"
+_NO_CASE = "no case of its own"
+BEGIN, END = "<!-- families: made by tests/support/families/table.py -->", "<!-- end of families -->"
+_KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": ("Llama 1 to 3.3, and many others", "linear, dynamic, yarn and llama3 ropes; biases"),
+        "MistralForCausalLM": ("Mistral 7B, Nemo, Small", "windows in all layers or in those of `layer_types`"),
+        "Qwen2ForCausalLM": ("Qwen 1.5, 2, 2.5", "biases of q, k and v; windows in some layers"),
+        "Qwen3ForCausalLM": ("Qwen 3", "norms of q and k"),
+        "Olmo2ForCausalLM": ("OLMo 2", "norms behind the parts, of q and k over all heads together"),
+        "Gemma3ForCausalLM": ("Gemma 3 1B", "four norms a layer; windows, with a rope of their own"),
+        "Gemma3ForConditionalGeneration": ("Gemma 3 4B to 27B", "the text model alone"),
+        "Ministral3ForCausalLM": ("Ministral 3", "queries times a factor that grows with their position"),
+        "Mistral3ForConditionalGeneration": ("Mistral Small 3.1, Ministral 3", "the text model alone"),
+        "Qwen2_5_VLForConditionalGeneration": ("Qwen 2.5 VL", "the text model alone"),
+        "Qwen3VLForConditionalGeneration": ("Qwen 3 VL", "the text model alone"),
+        "SmolLM3ForCausalLM": ("SmolLM 3", "no rotation in each fourth layer"),
+        "SeedOssForCausalLM": ("Seed-OSS 36B", "biases of q, k and v"),
+        "Olmo3ForCausalLM": ("OLMo 3", "windows in three of four layers, and yarn in the fourth"),
+        "Exaone4ForCausalLM": ("EXAONE 4", "windows in three of four layers, and no rotation in the fourth"),
+        "GlmForCausalLM": ("GLM-4 9B", "rotation of neighbours, in half of a head"),
+        "Glm4ForCausalLM": ("GLM-4 0414", "rotation of neighbours, in half of a head; norms behind the parts too"),
+        "Ernie4_5ForCausalLM": ("Ernie 4.5 0.3B", "rotation of neighbours"),
+        "Phi3ForCausalLM": ("Phi-3, Phi-4", "fused projections, rotation of a part of a head, longrope"),
+        "HunYuanDenseV1ForCausalLM": ("HunYuan dense", "norms of q and k behind the rotation"),
+        "GemmaForCausalLM": ("Gemma 1", "gelu, embeddings times the root of their size"),
+        "OlmoForCausalLM": ("OLMo 1", "norms without weights; q, k and v clipped"),
+        "GraniteMoeSharedForCausalLM": ("Granite 4 tiny previews", "experts and a shared one; Granite's multipliers"),
+        "Gemma2ForCausalLM": ("Gemma 2", "soft caps of scores and logits; windows in every other layer"),
+        "GptOssForCausalLM": ("gpt-oss 20B and 120B", "experts, sinks; windows in every other layer"),
+        "Qwen3MoeForCausalLM": ("Qwen 3 30B-A3B, 235B-A22B", "experts"),
+        "Qwen2MoeForCausalLM": ("Qwen 1.5 and 2 with experts", "experts, and a shared one with a gate"),
+        "MixtralForCausalLM": ("Mixtral 8x7B, 8x22B", "experts"),
+        "OlmoeForCausalLM": ("OLMoE", "experts"),
+        "GraniteMoeForCausalLM": ("Granite 3 with experts", "experts; Granite's multipliers"),
+        "MiMoForCausalLM": (
+            "MiMo 7B",
+            "Qwen2's decoder, not in `transformers`; its layer for multi-token prediction drafts",
+        ),
+        "GraniteForCausalLM": ("Granite 3", "multipliers of embeddings, residuals, attention and logits"),
+        "Starcoder2ForCausalLM": ("StarCoder 2", "feed-forwards without a gate, norms with a bias"),
+        "ApertusForCausalLM": ("Apertus", "xIELU without a gate"),
+        "CohereForCausalLM": (
+            "Command R",
+            "attention and feed-forward beside each other, scaled logits; QK norm is refused",
+        ),
+        "Cohere2ForCausalLM": ("Command R7B and A", "as Command R; windows, and rotation in layers with a window only"),
+        "GPTNeoXForCausalLM": ("GPT-NeoX, Pythia", "attention and feed-forward beside each other or in turn"),
+        "GPT2LMHeadModel": ("GPT-2", "learned positions"),
+        "NemotronForCausalLM": ("Nemotron 3 and 4, Minitron", "squared relu, a half of each head rotated"),
+        "Glm4MoeLiteForCausalLM": ("GLM-4.7 Flash", "latent attention; experts, dense layers first"),
+        "DeepseekV2ForCausalLM": ("DeepSeek V2", "latent attention; experts, dense layers first"),
+        "DeepseekV3ForCausalLM": ("DeepSeek V3, R1, Kimi K2", "latent attention; experts, dense layers first"),
+        "DeepseekV32ForCausalLM": ("DeepSeek V3.2", "texts up to `index_topk`, where attention sees all tokens"),
+    }
+)
+"""Checkpoints, and remarks, by class; a class that is not here has neither in the table."""
+
+
+def markdown() -> str:
+    """Return the table."""
+    from families.registry import CASES
+    from pagewood.engine.models.families.registry import FAMILIES
+    from pagewood.engine.weights.gguf.config import ARCHITECTURES
+
+    compared = {f"{one.kind}For{'ConditionalGeneration' if one.is_inside else 'CausalLM'}" for one in CASES.values()}
+    stand_ins = {f"{kind}ForCausalLM" for kind in _on_stand_ins()}
+    gguf: dict[str, list[str]] = {}
+    for name, kind in ARCHITECTURES.items():
+        gguf.setdefault(kind, []).append(f"`{name}`")
+    lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
+    for kind in sorted(FAMILIES):
+        checkpoints, remarks = _KNOWN.get(kind, ("", ""))
+        cells = (
+            f"`{kind}`",
+            checkpoints,
+            "compared" if kind in compared else _NO_CASE,
+            "compared" if kind in stand_ins else _NO_CASE,
+            ", ".join(gguf.get(kind, ())),
+            remarks,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def written() -> str:
+    """Return the table that the README has."""
+    return _parts()[1].strip()
+
+
+def write() -> None:
+    """Write the table to the README."""
+    before, _, after = _parts()
+    README.write_text(f"{before}{BEGIN}\n{markdown()}\n{END}{after}")
+
+
+def _parts() -> tuple[str, str, str]:
+    before, _, rest = README.read_text().partition(BEGIN)
+    table, _, after = rest.partition(END)
+    return before, table, after
+
+
+def _on_stand_ins() -> set[str]:
+    """Return the kinds in `MODELS` of the test of the CUDA runner, whose source is read."""
+    for node in ast.parse((_TESTS / "test_runner_cuda.py").read_text()).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "MODELS":
+            assert isinstance(node.value, ast.Dict)
+            pairs = [one for one in node.value.values if isinstance(one, ast.Tuple)]
+            return {str(ast.literal_eval(one.elts[0])) for one in pairs}
+    raise AssertionError("test_runner_cuda.py must have MODELS")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(_TESTS / "support"))
+    write()

@@ -1,0 +1,78 @@
+"""Seeds faults into parts and fields that a model would survive, which the comparison of logits must notice."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models import config as model_config
+from pagewood.engine.models.fields import windows
+from pagewood.engine.models.parts.layer import Layer
+from pagewood.engine.models.parts.output import Output
+from pagewood.engine.models.stored_tensors import StoredTensors
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from seeded_faults import Edit, seed_fault
+
+FAULTS: dict[str, tuple[str, Edit]] = {
+    "a window is longer by one": (
+        "gemma2",
+        (windows, "_window", "return fields.integer(", "return 1 + fields.integer("),
+    ),
+    "the feed-forward reads what the mixer has added": (
+        "gpt-neox",
+        (Layer, "_beside", "rms_norm(residual, self", "rms_norm(residual + mixed, self"),
+    ),
+    "a norm behind a part is applied to the sum": (
+        "gemma2",
+        (
+            Layer,
+            "_leave",
+            "self._ops.norm_add(x, residual, norm)",
+            "residual.copy_(self._ops.rms_norm(residual + x, norm))",
+        ),
+    ),
+    "the multiplier of what parts add is left out": (
+        "granite",
+        (Layer, "_scaled", "x if self._multiplier == 1 else self._ops.scale(x, self._multiplier)", "x"),
+    ),
+    "logits have no cap": ("gemma2", (Output, "__call__", "self._config.soft_cap is not None", "False")),
+    "logits are not scaled": ("granite", (Output, "__call__", "self._config.multiplier != 1", "False")),
+    "embeddings are not scaled": (
+        "granite",
+        (model_config, "_embedding_multiplier", 'read_multiplier(fields, "embedding_multiplier")', "1.0"),
+    ),
+    "queries, keys and values of all heads stand together": (
+        "gpt-neox",
+        (StoredTensors, "read", "if self._layout.fused_by_head:", "if False:"),
+    ),
+}
+
+
+@torch.inference_mode()
+def difference(folder: Path, expected: torch.Tensor, tokens: list[int]) -> float:
+    """Return the largest difference of the oracle's logits from those of `transformers`."""
+    model = load_model(folder, TorchOps())
+    positions, every = torch.arange(len(tokens)), torch.arange(len(tokens))
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
+    logits = model(torch.tensor(tokens), [rope(positions) for rope in model.ropes], attention, every)
+    return (logits - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, edit = FAULTS[name]
+    reference = build(CASES[case], tmp_path)
+    tokens = torch.randint(0, 97, (24,), generator=torch.Generator().manual_seed(5)).tolist()
+    with torch.inference_mode():
+        expected = reference(torch.tensor(tokens)[None]).logits[0]
+    assert difference(tmp_path, expected, tokens) < 1e-4
+    seed_fault([edit], monkeypatch)
+    assert difference(tmp_path, expected, tokens) > 1e-2

@@ -1,0 +1,181 @@
+"""GGUF files of every architecture: their logits are those of `transformers`, and experts stay in blocks."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gguf_files
+from families.case import build
+from families.registry import CASES
+from families.ropes import rope
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.weights.gguf import folder
+from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
+
+LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A GGUF file of one of `CASES`."""
+
+    architecture: str
+    case: str
+    keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keys that only this architecture has."""
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the configuration in place of those that GGUF cannot say."""
+
+
+_MOE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+FILES = {
+    "llama": File(architecture="llama", case="llama-biases"),
+    "mixtral": File(architecture="llama", case="mixtral", extra={"sliding_window": None}),
+    "mixtral with a window": File(
+        architecture="llama", case="mixtral", keys={"attention.sliding_window": 9}, extra={"sliding_window": 9}
+    ),
+    "mistral": File(architecture="llama", case="mistral-window", keys={"attention.sliding_window": 9}),
+    "qwen2": File(architecture="qwen2", case="qwen2"),
+    "qwen3": File(architecture="qwen3", case="qwen3"),
+    "qwen2moe": File(architecture="qwen2moe", case="qwen2-moe", extra={**_MOE, "norm_topk_prob": False}),
+    "qwen2moe with other weights": File(
+        architecture="qwen2moe", case="qwen2-moe", keys={"expert_weights_norm": True},
+        extra={**_MOE, "norm_topk_prob": True},
+    ),
+    "qwen3moe": File(architecture="qwen3moe", case="qwen3-moe", extra=_MOE),
+    "olmoe": File(architecture="olmoe", case="olmoe"),
+    "olmo2": File(architecture="olmo2", case="olmo2"),
+    "gemma": File(architecture="gemma", case="gemma"),
+    "gemma2": File(
+        architecture="gemma2", case="gemma2", extra={"query_pre_attn_scalar": 16},
+        keys={"attention.sliding_window": 9, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0},
+    ),
+    "olmo": File(architecture="olmo", case="olmo"),
+    "gemma3": File(
+        architecture="gemma3", case="gemma3",
+        keys={
+            "attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, False],
+            "rope.freq_base": 5e5, "rope.freq_base_swa": 2e4, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+        },
+        extra={"query_pre_attn_scalar": 16},
+    ),
+    "gemma3 by default": File(
+        architecture="gemma3", case="gemma3", keys={"attention.sliding_window": 9, "rope.freq_base": 1e6},
+        extra={
+            "query_pre_attn_scalar": 16, "sliding_window_pattern": 6, "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "granite": File(
+        architecture="granite", case="granite-tied",
+        keys={"attention.scale": 0.11, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 2.5},
+    ),
+    "starcoder2": File(architecture="starcoder2", case="starcoder2"),
+    "starcoder2 without biases": File(
+        architecture="starcoder2", case="starcoder2-window", keys={"attention.sliding_window": 9}
+    ),
+    "apertus": File(architecture="apertus", case="apertus", extra=rope("linear", factor=2.0),
+                    keys={"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "cache_root", lambda: tmp_path / "cache")
+
+
+def write(file: File, path: Path, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Write a file; return the model of `transformers` and the weights in the file."""
+    case = CASES[file.case]
+    made = path / "model"
+    reference = build(replace(case, extra={**case.extra, **file.extra}), made)
+    keys = {f"{file.architecture}.{key}": value for key, value in file.keys.items()}
+    weights = gguf_files.write_gguf(made, path / "m.gguf", architecture=file.architecture, keys=keys, **options)
+    return reference, weights
+
+
+@torch.inference_mode()
+def logits(made: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of a text, and its logits by a model."""
+    model = load_model(made, TorchOps())
+    tokens = torch.arange(LENGTH) * 7 % model.config.vocab_size
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], LENGTH)
+    ropes = [rotation(torch.arange(LENGTH)) for rotation in model.ropes]
+    return tokens, model(tokens, ropes, attention, torch.arange(LENGTH))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference, _ = write(FILES[name], tmp_path)
+    tokens, found = logits(model_folder(tmp_path / "m.gguf"))
+    with torch.inference_mode():
+        torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+
+
+def test_every_architecture_has_a_file() -> None:
+    assert {file.architecture for file in FILES.values()} | {"mistral"} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16"])
+def test_experts_stay_in_their_blocks(kind: str, tmp_path: Path) -> None:
+    file = File(architecture="qwen3moe", case="qwen3-moe", extra={**_MOE, **_SIZES})
+    _, weights = write(file, tmp_path, kinds=[kind])
+    checkpoint = Checkpoint(model_folder(tmp_path / "m.gguf"), dtype=None)
+    for expert in range(_SIZES["num_experts"]):
+        for projection, shape in (("gate_proj", (32, 64)), ("up_proj", (32, 64)), ("down_proj", (64, 32))):
+            name = f"model.layers.1.mlp.experts.{expert}.{projection}.weight"
+            [form] = checkpoint.forms([(name, shape[0])], shape[1])
+            assert type(form).__name__ == _FORMS[kind]
+            torch.testing.assert_close(torch.from_numpy(form.dequantised()), weights[name], atol=2e-7, rtol=2**-20)
+
+
+_SIZES = {"num_experts": 4, "moe_intermediate_size": 32, "intermediate_size": 96}
+_FORMS = {"Q8_0": "Int8Group", "Q4_0": "Int4", "Q4_1": "Int4", "F16": "Float16", "BF16": "BFloat16"}
+
+
+REFUSED = {
+    "a factor of experts": ("qwen3moe", {"expert_weights_scale": 2.5}, r"expert_weights_scale must be absent or 1, got 2"),
+    "sigmoid": ("qwen3moe", {"expert_gating_func": 2}, r"expert_gating_func must be absent or 1, got 2"),
+    "dense layers": ("qwen3moe", {"leading_dense_block_count": 1}, r"leading_dense_block_count must be absent or 0, got 1"),
+    "groups": ("qwen3moe", {"expert_group_count": 2}, r"expert_group_count must be absent or 1, got 2"),
+    "shared": ("qwen3moe", {"expert_shared_count": 1}, r"expert_shared_count must be absent or 0, got 1"),
+    "another count": ("qwen3moe", {"expert_count": 5}, r"ffn_\w+_exps.weight must hold one part for each of 5 experts"),
+    "nobody": ("qwen3moe", {"expert_count": 0}, r"qwen3moe.expert_count must be in \[1, 65536\], got 0"),
+    "norm of Mixtral": ("llama", {"expert_weights_norm": False}, r"norm_topk_prob must be absent or .*, got False"),
+    "windows of OLMo 3": ("olmo2", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
+    "no rope": ("granite", {"rope.scaling.finetuned": False}, r"granite.rope.scaling.finetuned must be true, got False"),
+    "a long pattern": ("gemma3", {"attention.sliding_window_pattern": [True, False]},
+                       r"sliding_window_pattern must be a number or have 3 items, got 2"),
+    "a wrong pattern": ("gemma3", {"attention.sliding_window_pattern": "all"}, "must be whole numbers, got 'all'"),
+    "too few parameters": ("apertus", {"xielu.beta": [0.5, 0.5]}, r"xielu.beta must be a number for each of 3 layers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_that_change_the_computation(name: str, tmp_path: Path) -> None:
+    architecture, keys, message = REFUSED[name]
+    file = FILES["mixtral" if architecture == "llama" else architecture]
+    named = {key if key.startswith("xielu") else f"{architecture}.{key}": value for key, value in keys.items()}
+    case = CASES[file.case]
+    build(replace(case, extra={**case.extra, **file.extra}), tmp_path / "model")
+    gguf_files.write_gguf(tmp_path / "model", tmp_path / "m.gguf", architecture=architecture, keys=named)
+    with pytest.raises(ValueError, match=message):
+        made = model_folder(tmp_path / "m.gguf")
+        ModelConfig.from_folder(made)
+        Checkpoint(made, dtype=None)

@@ -1,0 +1,96 @@
+"""`pagewood check`, on the embedded model, on a damaged copy of it, and on one that has no table."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.server.cli import main
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Path:
+    return model_folder(None)
+
+
+def damaged(healthy: Path, folder: Path, name: str) -> Path:
+    """Return a copy in which one number of a tensor is another one."""
+    shutil.copytree(healthy, folder, dirs_exist_ok=True)
+    tensors = load_file(healthy / WEIGHTS)
+    tensors[name] = tensors[name].clone()
+    tensors[name].view(-1)[5] += 8
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+def test_a_healthy_model_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--prompt", "What is 12 + 7?"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens by the CPU program in float32" in shown
+    assert shown.endswith("the same, with a tolerance of 0.001\n")
+    assert main(["check", "--tokens", "3,1,4,1,5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_tokens"], found["first"], found["num_equal"]) == (5, None, 5)
+    names = [one["what"] for one in found["states"]]
+    assert names == ["embeddings", "layer 0", "layer 1", "layer 2", "layer 3 and the last norm"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "first"),
+    [
+        ("model.embed_tokens.weight", "embeddings"),
+        ("model.layers.1.mlp.down_proj.weight", "layer 1"),
+        ("model.layers.1.self_attn.q_proj.weight", "layer 1"),
+        ("model.norm.weight", "layer 3 and the last norm"),
+    ],
+)
+def test_the_first_layer_that_differs_is_named(
+    healthy: Path, tmp_path: Path, tensor: str, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = damaged(healthy, tmp_path, tensor)
+    tokens = ",".join(map(str, range(40)))
+    assert main(["check", str(folder), "--reference", str(healthy), "--tokens", tokens]) == 1
+    shown = capsys.readouterr().out
+    assert f"differs first in {first}, by " in shown
+    assert "<- differs" in shown
+    assert main(["check", str(folder), "--reference", str(folder), "--tokens", tokens]) == 0
+
+
+def test_a_model_that_transformers_computes_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    config: Any = transformers.StableLmConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    transformers.StableLmForCausalLM(config).save_pretrained(tmp_path)
+    assert main(["check", str(tmp_path)]) == 0
+    assert "48 tokens by StableLmForCausalLM of transformers over our pages" in capsys.readouterr().out
+    assert main(["check", str(tmp_path), "--dtype", "bfloat16", "--json"]) == 0
+    assert 1e-4 < json.loads(capsys.readouterr().out)["logits"]["error"] < 0.1
+    assert main(["check", str(tmp_path), "--dtype", "bfloat16", "--tolerance", "1e-5"]) == 1
+    assert "differs first in logits" in capsys.readouterr().out
+
+
+def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--dtype", "float16"]) == 2
+    assert "dtype must be float32 or bfloat16 on a CPU" in capsys.readouterr().err
+    assert main(["check", "--tokens", "999999"]) == 2
+    assert "tokens must be in [0, " in capsys.readouterr().err
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert main(["check", str(tmp_path / "model.gguf")]) == 2
+    assert "reference must be the folder that a GGUF file was made from" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", "--tokens", "a,b"])
