@@ -172,7 +172,7 @@ def test_each_plan_uses_the_memory_that_it_is_given() -> None:
     attention = FlashInferAttention(flashinfer_torch, storage, AttentionShape(num_heads=4, windows=[None]))
     one, zero = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     places = Places(grants=zero, positions=zero, kv_indptr=one, kv_indices=zero, last_page_len=zero + 1)
-    kernels = attention.kernels_of_graph(places)
+    kernels, _ = attention.of_graph(places)
     for staging in (torch.empty(1), torch.empty(2)):
         host = HostArrays(is_decode=True, qo_indptr=one, kv_indptr=one, last_page_len=zero + 1, kv_lens=zero + 1)
         kernels.plan(host, zero, {-1: staging})

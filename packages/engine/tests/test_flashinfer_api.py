@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, LatentWrapper, PrefillWrapper
 from stand_ins import flashinfer_torch
 
 FUNCTIONS = [name for name in vars(FlashInfer) if not name.startswith("_")]
 WRAPPERS = {
     "BatchDecodeWithPagedKVCacheWrapper": DecodeWrapper,
     "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
+    "BatchMLAPagedAttentionWrapper": LatentWrapper,
 }
 
 
@@ -61,6 +62,7 @@ def test_installed_functions_accept_what_is_declared(flashinfer: Any, name: str)
 def test_installed_wrappers_accept_what_is_declared(flashinfer: Any) -> None:
     assert_accepts(decode_plan(flashinfer), DecodeWrapper.plan)
     assert_accepts(flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan, PrefillWrapper.plan)
+    assert_accepts(flashinfer.BatchMLAPagedAttentionWrapper.plan, LatentWrapper.plan)
     for name, wrapper in WRAPPERS.items():
         assert_accepts(getattr(flashinfer, name).run, wrapper.run)
 

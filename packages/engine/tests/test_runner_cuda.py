@@ -17,14 +17,20 @@ import transformers
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.ops import LatentShape
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.latent_attention import attention_over
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.kvpool import MultiHeadLayout
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
+from pagewood.kvpool import LatentLayout, MultiHeadLayout
 from row_driver import DrivenSequence, RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
@@ -33,6 +39,15 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 
 PAGE_SIZE, NUM_PAGES, DIM = 4, 200, 8
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
@@ -58,7 +73,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
-    "olmo": ("Olmo", {"eos_token_id": 0, "pad_token_id": 0}),
+    "deepseek2": ("DeepseekV2", LATENT),
+    "deepseek3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "rope_interleave": False,
+            "num_mtp_layers": 0,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "cohere2": (
@@ -132,11 +161,16 @@ class Bench:
             return self.runner.launch(batch)
 
 
+def has_latents(folder: Path) -> bool:
+    return isinstance(ModelConfig.from_folder(folder).layers[0].mixer, LatentAttentionConfig)
+
+
 def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool = False) -> Bench:
+    if batch_invariant and has_latents(folder):
+        pytest.skip("refused, see test_latents_are_not_computed_batch_invariantly")
     device = RecordingDevice()
     model = load_model(folder, CUDAOps(flashinfer_torch))
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE)
-    storage = KVStorage(layout, NUM_PAGES + 1)
+    storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), NUM_PAGES + 1)
     for layer in range(2):
         storage.layer(layer).fill_(1e3)  # unwritten positions must not count
     runner = CUDARunner(
@@ -159,12 +193,13 @@ def driver_of(runner: Any) -> RowDriver:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[CPURunner]:
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE, order="HND")
     ops = CPUOps()
+    model = load_model(folder, ops)
+    layout = model.config.memory_layout(page_size=PAGE_SIZE, order="HND")
     runner = CPURunner(
-        load_model(folder, ops),
-        KVStorage(layout, NUM_PAGES),
-        warm_up(DIM, others=ops.units),
+        model,
+        storage_for(layout, NUM_PAGES),
+        warm_up(layout, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,
@@ -310,6 +345,29 @@ def test_an_error_while_queueing_is_raised_by_launch(folder: Path) -> None:
     model.head = head
     assert mine.launch(driver.batch([(driver.add([1]), 8)])).wait().tokens.shape == (1,)
     mine.runner.close()
+
+
+def test_latents_are_not_computed_batch_invariantly_and_not_with_masks() -> None:
+    layout = LatentLayout(num_layers=1, latent_dim=16, rope_dim=4, page_size=4)
+    shape = LatentShape(num_heads=2, plain_dim=8, rope_dim=4, value_dim=8, rank=16)
+    layer = LatentAttentionConfig(
+        shape=shape, rope=RopeConfig(head_dim=4, theta=100.0), scale=1.0, norm=NormConfig(epsilon=1e-6)
+    )
+    storage, other = storage_for(layout, 2), storage_for(replace(layout, dtype="bfloat16"), 2)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"batch_invariant": True}, "batch_invariant must be False for a model with latent attention on CUDA"),
+        ({"verifies": True}, "speculative must be off for a model with latent attention on CUDA"),
+    )
+    for options, message in refused:
+        with pytest.raises(ValueError, match=message):
+            attention_over(flashinfer_torch, storage, [layer], dtype="float32", **options)
+    with pytest.raises(ValueError, match="latents must have the dtype of queries, float32, on CUDA, got bfloat16"):
+        attention_over(flashinfer_torch, other, [layer], dtype="float32")
+    with pytest.raises(ValueError, match="layers must have the same shape and scale on CUDA"):
+        attention_over(flashinfer_torch, storage, [layer, replace(layer, scale=0.5)], dtype="float32")
+    heads = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=20, page_size=4)
+    with pytest.raises(ValueError, match="memory must be a LatentStorage for layers of latents"):
+        attention_over(flashinfer_torch, storage_for(heads, 2), [layer], dtype="float32")
 
 
 def test_waits_are_recorded() -> None:

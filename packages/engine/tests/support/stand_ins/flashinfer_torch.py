@@ -299,6 +299,87 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return bits.bool().view(num_tokens, -1)
 
 
+class BatchMLAPagedAttentionWrapper:
+    """Attention over latents. Invariant: `run` follows the latest `plan`."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self._pin_memory_int_workspace_buffer = torch.empty(1 << 12, dtype=torch.uint8)  # written by: cuda.attention
+        self._qo_indptr = qo_indptr
+        self._graph = _GraphMemory.of(kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
+        self._plan: _Plan | None = None
+        self._sizes, self._indices = (0, 0), torch.empty(0, dtype=torch.int32)
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        use_profiler: bool = False,
+    ) -> None:
+        """Take the arrays of a step."""
+        offsets, pages, lengths = (_host(array) for array in (qo_indptr, kv_indptr, kv_len_arr))
+        needed = [-(-length // page_size) for length in lengths]
+        if np.diff(pages).tolist() != needed or pages[-1] != len(kv_indices):
+            raise ValueError(f"grants of {lengths} positions must have {needed} pages, got {pages}")
+        if self._graph is not None:
+            kv_indices = self._graph.take(kv_indptr, kv_indices, kv_len_arr)
+            assert self._qo_indptr is not None
+            self._qo_indptr.copy_(qo_indptr, non_blocking=True)
+        self._sizes, self._indices = (head_dim_ckv, head_dim_kpe), kv_indices
+        self._plan = _Plan(
+            offsets=offsets, pages=pages, lengths=lengths, page_size=page_size, window_left=-1,
+            soft_cap=None, scale=sm_scale, causal=causal, dtype=q_data_type, kv_dtype=kv_data_type,
+            piece=_piece(len(lengths), tile=64),
+        )  # fmt: skip
+
+    def run(self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor) -> Tensor:
+        """Return the planned attention."""
+        plan = self._plan
+        assert plan is not None
+        for x, size, dtype in (
+            (q_nope, self._sizes[0], plan.dtype), (q_pe, self._sizes[1], plan.dtype),
+            (ckv_cache, self._sizes[0], plan.kv_dtype), (kpe_cache, self._sizes[1], plan.kv_dtype),
+        ):  # fmt: skip
+            if x.ndim != 3 or x.shape[-1] != size or x.dtype != dtype:
+                raise ValueError(f"a tensor must be planned with its size and dtype, got {x.shape} {x.dtype}")
+        if len(q_nope) != plan.offsets[-1]:
+            raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q_nope)}")
+        queries, memory = torch.cat([q_nope, q_pe], -1).double(), torch.cat([ckv_cache, kpe_cache], -1)
+        return torch.cat([self._attend(queries, memory, plan, grant) for grant in range(len(plan.lengths))]).to(
+            q_nope.dtype
+        )
+
+    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
+        pages = self._indices[plan.pages[grant] : plan.pages[grant + 1]].long()
+        length, mine = plan.lengths[grant], q[plan.offsets[grant] : plan.offsets[grant + 1]]
+        latents = memory.index_select(0, pages).double().flatten(0, 1)[:length]
+        scores = torch.einsum("qhd,kd->hqk", mine, latents) * plan.scale
+        if plan.causal:
+            distance = torch.arange(length - len(mine), length)[:, None] - torch.arange(length)
+            scores = scores.masked_fill(distance.to(q.device) < 0, -torch.inf)
+        pieces = zip(scores.softmax(-1).split(plan.piece, -1), latents.split(plan.piece), strict=True)
+        rank = self._sizes[0]
+        return reduce(torch.add, (torch.einsum("hqk,kd->qhd", one, own[:, :rank]).float() for one, own in pieces))
+
+
 def _check_lengths(seq_lens: Tensor | None, indptr: Tensor, last_page_len: Tensor, page_size: int) -> None:
     if seq_lens is None:
         return
@@ -351,13 +432,14 @@ def apply_rope_with_cos_sin_cache_inplace(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> None:
     """Rotate heads in place."""
-    if cos_sin_cache.dtype != torch.float32 or not is_neox:
-        raise ValueError(f"cos_sin_cache must be float32 and is_neox True, got {cos_sin_cache.dtype} and {is_neox}")
+    if cos_sin_cache.dtype != torch.float32:
+        raise ValueError(f"cos_sin_cache must be float32, got {cos_sin_cache.dtype}")
     cosines, sines = cos_sin_cache.index_select(0, positions)[:, None].chunk(2, -1)
     for x in (query, key):
         heads = x.view(x.shape[0], -1, head_size)
-        first, second = heads.float().chunk(2, -1)
-        heads.copy_(torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1))
+        first, second = heads.float().chunk(2, -1) if is_neox else (heads[..., ::2].float(), heads[..., 1::2].float())
+        rotated = first * cosines - second * sines, second * cosines + first * sines
+        heads.copy_(torch.cat(rotated, -1) if is_neox else torch.stack(rotated, -1).flatten(-2))
 
 
 def append_paged_kv_cache(
@@ -380,6 +462,27 @@ def append_paged_kv_cache(
     places = (positions % page_size).long()
     paged_kv_cache.index_put_((pages, torch.zeros_like(pages), places), append_key)
     paged_kv_cache.index_put_((pages, torch.ones_like(pages), places), append_value)
+
+
+def append_paged_mla_kv_cache(
+    append_ckv: Tensor,
+    append_kpe: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
+    """Write latents and their rotated keys to their positions."""
+    page_size = ckv_cache.shape[1]
+    first = kv_indptr.index_select(0, batch_indices)
+    pages = kv_indices.index_select(0, first + positions // page_size).long()
+    for values, memory in ((append_ckv, ckv_cache), (append_kpe, kpe_cache)):
+        if values.dtype != memory.dtype:
+            raise ValueError(f"latents must be of the dtype of the memory, got {values.dtype} and {memory.dtype}")
+        memory.index_put_((pages, (positions % page_size).long()), values)
 
 
 def softmax(logits: Tensor, temperature: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
-from pagewood.engine.runner.cpu.program.attention import CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
@@ -70,7 +70,7 @@ def write_down(
 class GrantedAttention:
     """Attention, and the grants that attend: grant g computes `counts[g]` tokens of a row from `starts[g]` on."""
 
-    attention: CPUAttention
+    attention: AnyCPUAttention
     page_table: Int32
     rows: Int32
     starts: Int32

@@ -36,9 +36,9 @@ from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LayerGroups
-from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         page_size=config.page_size, dtype=config.resolved().kv_cache_dtype, order="HND", groups=groups
     )
     kernel = warm_up(
-        layout.head_dim,
-        int8=config.kv_cache_dtype == "int8",
+        layout,
         draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
         others=units,
@@ -157,7 +156,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
     control = draft_control(config, are_cores_taken=TakenCores())
     if drafter is None:
-        storage, make_drafter, beside = KVStorage(layout, num_pages * num_groups), None, None
+        storage, make_drafter, beside = storage_for(layout, num_pages * num_groups), None, None
         memory = storage.memory
     else:
         num_frames = num_pages * num_groups

@@ -33,16 +33,18 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
+from pagewood.engine.runner.cuda.latent_attention import refuse_latents
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.storage import AnyLayout, storage_for
 from pagewood.kvpool import JointLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
@@ -186,6 +188,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
     attention = model.layers[0].mixer
+    if isinstance(attention, LatentAttentionConfig):
+        return _latent_needs(config, model, attention)
     if attention.head_dim not in HEAD_DIMS:
         raise ValueError(
             f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {attention.head_dim}"
@@ -197,8 +201,7 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
             f"sliding window, and the order of summation depends on where the window starts; got {longest}"
         )
-    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig)]
-    chunk = min((one.window or longest for one in mixers if one.is_chunked), default=longest)
+    chunk = min((one.window or longest for one in model.attentions if one.is_chunked), default=longest)
     if chunk < longest:
         raise ValueError(
             f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
@@ -217,15 +220,34 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
     )
 
 
+def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAttentionConfig) -> KernelNeeds:
+    """Return the attention kernels that an engine for a model with latents needs; see `kernel_needs`."""
+    dims = (attention.shape.rank, attention.shape.rope_dim)
+    if dims != LATENT_DIMS:
+        raise ValueError(
+            f"kv_lora_rank and qk_rope_head_dim must be {LATENT_DIMS} on CUDA, where FlashInfer attends, got {dims}"
+        )
+    refuse_latents(batch_invariant=config.batch_invariant, verifies=config.speculative != "off")
+    if _kv_dtype_of(config) != _dtype_of(config):
+        raise ValueError(
+            f"kv_cache_dtype must be auto or {_dtype_of(config)} for a model with latent attention on CUDA, "
+            f"got {config.kv_cache_dtype}"
+        )
+    return KernelNeeds(
+        dtype=_dtype_of(config), head_dim=dims[0], group=attention.shape.num_heads, has_windows=(False,),
+        latent_rope_dim=dims[1], activations=_activations(model),
+    )  # fmt: skip
+
+
 def _activations(model: ModelConfig) -> tuple[str, ...]:
     """Return the activations that are multiplied by a gate; torch computes the others."""
     parts = (layer.feed_forward for layer in model.layers)
-    return tuple(sorted({part.activation for part in parts if isinstance(part, FeedForwardConfig)}))
+    return tuple(sorted({part.activation for part in parts if not isinstance(part, PlainFeedForwardConfig)}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
     """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
-    attention = layer.layers[0].mixer
+    attention = layer.attentions[0]
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
@@ -359,7 +381,7 @@ class _Parts:
     flashinfer: FlashInfer
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
-    layout: MultiHeadLayout
+    layout: AnyLayout
     """Of a page, or of a frame."""
     groups: LayerGroups
     config: EngineConfig
@@ -367,7 +389,10 @@ class _Parts:
     @property
     def draft_layout(self) -> MultiHeadLayout | None:
         """The layout of the drafter's KV; None: it has no KV."""
-        return None if self.drafter is None else self.drafter.layout(self.layout)
+        if self.drafter is None:
+            return None
+        assert isinstance(self.layout, MultiHeadLayout)
+        return self.drafter.layout(self.layout)
 
     @property
     def has_drafts_beside(self) -> bool:
@@ -407,11 +432,12 @@ class _Parts:
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
         draft_storage = None
         if more is None or self.has_drafts_beside:
-            storage = KVStorage(self.layout, num_frames + 1, device=where)
+            storage = storage_for(self.layout, num_frames + 1, device=where)
             memory = storage.memory
             if more is not None:
                 draft_storage = KVStorage(more, self.num_drafted(num_frames) + 1, device=where)
         else:
+            assert isinstance(self.layout, MultiHeadLayout)
             layouts = (self.layout, more)
             memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (

@@ -76,7 +76,7 @@ def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> Mo
 
 
 def _head_dim(layer: ModelConfig) -> int:
-    return layer.layers[0].mixer.head_dim
+    return layer.attentions[0].head_dim
 
 
 def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:
@@ -124,7 +124,9 @@ class LoadedDrafter:
         config = self._config
         if config is None:
             return None
-        return config.memory_layout(page_size=target.page_size, dtype=target.dtype)
+        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype)
+        assert isinstance(layout, MultiHeadLayout), "refused by `drafter_needs`"
+        return layout
 
     def make(
         self,

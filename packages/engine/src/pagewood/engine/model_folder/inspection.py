@@ -26,6 +26,7 @@ from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packer import Packer, packed_bytes, rounded
 from pagewood.engine.text import Tokenizer
@@ -169,8 +170,8 @@ def inspect_model(
             )
         ],
         weights_bytes={str(name): size for name, size in sizes.items()},
-        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in ("float32", "int8")},
-        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in ("float32", "int8")},
+        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _kv_dtypes(config)},
+        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _kv_dtypes(config)},
         tokenizer=_tokenizer(folder, config),
         form=form,
         activations=activations,
@@ -251,6 +252,12 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
             return torch.from_numpy(values)
         case _:
             raise AssertionError(f"plain numbers are floating point, got {type(weight).__name__}")
+
+
+def _kv_dtypes(config: ModelConfig) -> Sequence[str]:
+    """Return the dtypes that the KV memory of a model can have on a CPU."""
+    has_latents = any(isinstance(layer.mixer, LatentAttentionConfig) for layer in config.layers)
+    return ("float32",) if has_latents else ("float32", "int8")
 
 
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:

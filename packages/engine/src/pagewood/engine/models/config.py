@@ -14,7 +14,7 @@ from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
-from pagewood.engine.models.parts.attention import Order
+from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
@@ -93,6 +93,19 @@ class ModelConfig:
         found = dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs)
         numbers = (PositionNumbers(length=self.max_position),) if self.has_learned_positions else ()
         return (*numbers, *found)
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The attention of each layer of a model that drafts.
+
+        Raises:
+            ValueError: a layer has latents instead of heads.
+        """
+        mixers = tuple(layer.mixer for layer in self.layers)
+        heads = tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
+        if len(heads) < len(mixers):
+            raise ValueError(f"a draft model must not have latent attention, got {self.architecture}")
+        return heads
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -102,7 +102,7 @@ PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | X
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """The sizes of a latent attention: H heads, N and R elements without and with rotation, V of values, C latents."""
+    """The sizes of a latent attention: H heads, N elements without and R with rotation, V of values, C of latents."""
 
     num_heads: int
     plain_dim: int
@@ -136,15 +136,21 @@ class LatentHeads(Protocol[A]):
     """The matrix `[H (N + V), C]` that would make the keys and values of all heads of latents, absorbed on both sides.
 
     The rotation is that of `Ops.split_heads`. The order in which a device leaves rotated elements is the same in
-    latents and queries, so that it does not change their products.
+    queries and latents, so that it does not change their products.
     """
 
-    def latents(self, x: A, rotation: tuple[A, A], norm: Norm) -> A:
-        """Return `[T, C + R]` of `x` `[T, C + R]`: the norm of the first C columns, and the others rotated."""
-        ...
+    def absorb(self, q: A, x: A, rotation: tuple[A, A], norm: Norm) -> tuple[A, A]:
+        """Return the queries of latents and the latents of some tokens.
 
-    def queries(self, q: A, rotation: tuple[A, A]) -> A:
-        """Return `[T, H (C + R)]` of `q` `[T, H (N + R)]`: of each head what latents are multiplied with."""
+        Args:
+            q: `[T, H (N + R)]`, the last R elements of each head not rotated yet; not read again.
+            x: `[T, C + R]`, latents that are neither normed nor rotated yet; not read again.
+            rotation: of each token.
+            norm: of the first C elements of latents.
+
+        Returns:
+            `[T, H (C + R)]` and `[T, C + R]`.
+        """
         ...
 
     def values(self, attended: A) -> A:

@@ -69,17 +69,15 @@ class TorchLatentHeads:
         self._weight = weight
         self._shape = shape
 
-    def latents(self, x: Tensor, rotation: tuple[Tensor, Tensor], norm: Norm) -> Tensor:
-        """Return the norm of the first columns, and the others rotated."""
-        plain, rotated = x.split([self._shape.rank, self._shape.rope_dim], dim=-1)
-        return torch.cat([normed(plain, norm), self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
-
-    def queries(self, q: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return absorbed queries."""
+    def absorb(self, q: Tensor, x: Tensor, rotation: tuple[Tensor, Tensor], norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return absorbed queries, and latents."""
         shape = self._shape
         plain, rotated = q.unflatten(1, (shape.num_heads, -1)).split([shape.plain_dim, shape.rope_dim], dim=-1)
         absorbed = torch.einsum("thn,hnc->thc", plain, self._heads[:, : shape.plain_dim])
-        return torch.cat([absorbed, self._rotated(rotated, rotation)], dim=-1).flatten(1)
+        queries = torch.cat([absorbed, self._rotated(rotated, rotation)], dim=-1).flatten(1)
+        plain, rotated = x.split([shape.rank, shape.rope_dim], dim=-1)
+        plain = functional.rms_norm(plain, (shape.rank,), norm.weight, norm.epsilon)
+        return queries, torch.cat([plain, self._rotated(rotated[:, None], rotation)[:, 0]], dim=-1)
 
     def values(self, attended: Tensor) -> Tensor:
         """Return the values of sums of latents."""

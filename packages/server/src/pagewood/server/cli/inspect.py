@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pagewood.engine.model_folder.inspection import Inspection
     from pagewood.engine.models.config import ModelConfig
+    from pagewood.engine.models.parts.choice import AnyMixer
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,6 +63,19 @@ def _show(what: str, done: int, total: int) -> None:
     print(f"{what}: {done} of {total}", end="\n" if done == total else "\r", file=sys.stderr, flush=True)
 
 
+def _heads(attention: AnyMixer) -> str:
+    from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+
+    if isinstance(attention, LatentAttentionConfig):
+        shape = attention.shape
+        of_heads = shape.num_heads * (shape.plain_dim + shape.rope_dim + shape.value_dim)
+        return (
+            f"{shape.num_heads} heads over latents of {shape.latent_size} numbers (their keys and values would be "
+            f"{of_heads:,})"
+        )
+    return f"{attention.num_heads} heads of {attention.head_dim} ({attention.num_kv_heads} for keys and values)"
+
+
 def _described(found: Inspection) -> str:
     """Return the report for a reader."""
     model = found.model
@@ -69,7 +83,7 @@ def _described(found: Inspection) -> str:
     attention, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
     shape = (
         f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
-        f"{attention.num_heads} heads of {attention.head_dim} ({attention.num_kv_heads} for keys and values), "
+        f"{_heads(attention)}, "
         f"{model.vocab_size} tokens{', tied embeddings' if model.tied_embeddings else ''}"
     )
     size = f"{found.num_parameters / 1e6:.1f} million parameters"

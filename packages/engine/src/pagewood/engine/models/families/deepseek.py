@@ -1,4 +1,4 @@
-"""DeepSeek, and Kimi K2, whose class has the name of DeepSeek V3's."""
+"""DeepSeek, Kimi K2, whose class has the name of DeepSeek V3's, and GLM with latents."""
 
 from __future__ import annotations
 
@@ -36,5 +36,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "DeepseekV2ForCausalLM": Family(mixer="latents", mlp_bias=None, mixture=_MIXTURE2),
         "DeepseekV3ForCausalLM": Family(mixer="latents", mixture=MIXTURE3, defaults=_DEFAULTS3),
         "DeepseekV32ForCausalLM": Family(mixer="indexed latents", mixture=MIXTURE3, defaults=_DEFAULTS3),
+        "Glm4MoeLiteForCausalLM": Family(
+            mixer="latents",
+            mixture=MIXTURE3,
+            defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "rms_norm_eps": 1e-5},
+        ),
     }
 )

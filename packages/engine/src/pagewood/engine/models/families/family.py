@@ -98,7 +98,7 @@ class Family:
     def reads(self) -> frozenset[str]:
         """Fields that other families refuse, or know by another name."""
         scale = set[str]() if self.scale_field is None else {self.scale_field}
-        latent = set[str]() if self.mixer == "attention" else {"rope_interleave", "n_routed_experts"}
+        latent = set[str]() if self.mixer == "attention" else {"rope_interleave"}
         mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
         flags = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
         if self.windows == "chunks":

@@ -107,6 +107,13 @@ def _sparse_layers(fields: Fields, mixture: Mixture, num_layers: int) -> Sequenc
             step = fields.integer("decoder_sparse_step", 1, low=1, high=_LARGEST_LAYER)
             dense = fields.integers("mlp_only_layers", high=_LARGEST_LAYER)
             return [layer not in dense and (layer + 1) % step == 0 for layer in layers]
+        case "first" if (kinds := fields.texts("mlp_layer_types")) is not None:
+            if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
+                raise ValueError(
+                    f"{fields.source}: mlp_layer_types must call each of {num_layers} layers dense or sparse, "
+                    f"got {kinds!r:.80}"
+                )
+            return [kind == "sparse" for kind in kinds]
         case "first":
             must_be(fields, "moe_layer_freq", 1)
             first = fields.integer("first_k_dense_replace", 0, high=_LARGEST_LAYER)

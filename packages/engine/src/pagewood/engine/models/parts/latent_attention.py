@@ -51,7 +51,8 @@ class LatentAttentionConfig:
             if size < 4 or size % 4:
                 raise ValueError(f"{name} must be a multiple of 4, got {size}")
         for name, size in (("qk_nope_head_dim", shape.plain_dim), ("v_head_dim", shape.value_dim)):
-            check_size("head_dim", size) if size > 0 else _refuse(name, size)
+            if size < 1:
+                raise ValueError(f"{name} must be >= 1, got {size}")
         if self.rope.head_dim != shape.rope_dim:
             raise ValueError(f"rope must be of qk_rope_head_dim {shape.rope_dim}, got {self.rope.head_dim}")
 
@@ -87,10 +88,6 @@ class LatentAttentionConfig:
         )
 
 
-def _refuse(name: str, size: int) -> None:
-    raise ValueError(f"{name} must be >= 1, got {size}")
-
-
 class LatentAttention(Generic[A]):
     """A latent attention with its parameters."""
 
@@ -124,8 +121,8 @@ class LatentAttention(Generic[A]):
         query = self._query(x)
         if self._wide_query is not None and self._query_norm is not None:
             query = self._wide_query(self._ops.rms_norm(query, self._query_norm))
-        latents = self._heads.latents(self._latent(x), rotation, self._norm)
-        attended = step.attention.run(self._heads.queries(query, rotation), latents, None, layer)
+        query, latents = self._heads.absorb(query, self._latent(x), rotation, self._norm)
+        attended = step.attention.run(query, latents, None, layer)
         if wanted is not None:
             attended = self._ops.take(attended, wanted)
         return self._output(self._heads.values(attended))

@@ -40,7 +40,7 @@ def warm_up(
         others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = set() if draft_head_dim is None else {draft_head_dim}
+    dims = set[int]() if draft_head_dim is None else {draft_head_dim}
     units = [*COMMON]
     if isinstance(memory, LatentLayout):
         units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))

@@ -20,7 +20,7 @@ from torch import Tensor
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.drafts.masks import Masks
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, LatentWrapper, PrefillWrapper
 from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
 from pagewood.kvpool import LayerGroups, MultiHeadLayout
 from pagewood.kvpool.codes import encode
@@ -201,7 +201,7 @@ class DecodeKernels:
         """Plan a step in which every grant has one token; wrappers of a graph copy the arrays to its memory."""
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
-            _lend(wrapper, staging[window])
+            lend(wrapper, staging[window])
             wrapper.plan(
                 host.kv_indptr,
                 kv_indices,
@@ -255,7 +255,7 @@ class PrefillKernels:
         """Plan a step; wrappers of a graph copy the arrays to its memory."""
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
-            _lend(wrapper, staging[window])
+            lend(wrapper, staging[window])
             wrapper.plan(
                 host.qo_indptr,
                 host.kv_indptr,
@@ -324,7 +324,7 @@ class VerifyKernels:
         """
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
-            _lend(wrapper, staging[window])
+            lend(wrapper, staging[window])
             wrapper.plan(
                 host.qo_indptr,
                 host.kv_indptr,
@@ -398,11 +398,12 @@ class PlannedAttention:
         self._layer_places = shape.layer_places
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`.
 
         The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
         """
+        assert v is not None
         group, number = self._layer_places[layer]
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(number)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
@@ -513,13 +514,15 @@ class FlashInferAttention:
         """Return kernels for steps with masks, with exactly the number of grants of `memory`."""
         return self._verify_kernels(memory, masks)
 
-    def kernels_of_graph(self, memory: Places) -> Kernels:
+    def of_graph(self, memory: Places) -> tuple[Kernels, PlannedAttention]:
         """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""
-        if self._batch_invariant:
-            return PrefillKernels(
-                self._flashinfer, self._storage.layout, self.shape, self._workspace, memory, batch_invariant=True
-            )
-        return DecodeKernels(self._flashinfer, self._storage.layout, self.shape, self._workspace, memory)
+        layout, arguments = self._storage.layout, (self.shape, self._workspace, memory)
+        kernels = (
+            PrefillKernels(self._flashinfer, layout, *arguments, batch_invariant=True)
+            if self._batch_invariant
+            else DecodeKernels(self._flashinfer, layout, *arguments)
+        )
+        return kernels, self.over(kernels, memory)
 
     def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
         """Return how many empty grants must be added to a step without a graph."""
@@ -543,7 +546,7 @@ class FlashInferAttention:
         return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
 
 
-def _lend(wrapper: Wrapper, staging: Tensor) -> None:
+def lend(wrapper: Wrapper | LatentWrapper, staging: Tensor) -> None:
     """Make the next plan of `wrapper` use `staging`.
 
     FlashInfer copies a plan to the device from one pinned buffer of the wrapper and does not wait for the copy, so the

@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cuda.attention import (
-    FlashInferAttention,
-    HostArrays,
-    Kernels,
-    Places,
-    PlannedAttention,
-    Staging,
-)
+from pagewood.engine.models.ops import Attention
+from pagewood.engine.runner.cuda.attention import HostArrays, Places, Staging
 from pagewood.engine.runner.cuda.device import Device
 
-Forward = Callable[[Tensor, Tensor, PlannedAttention, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor, Attention[Tensor], Tensor], Tensor]
 """(sources, positions, attention, wanted) -> logits; the arrays are those of `StepArrays`."""
+
+
+class Planner(Protocol):
+    """Kernels that are planned for each step. Invariant: all layers use the latest plan."""
+
+    def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
+        """Plan a step; kernels of a graph copy the arrays to its memory."""
+        ...
+
+
+class GraphAttention(Protocol):
+    """The attention of a model."""
+
+    def of_graph(self, memory: Places) -> tuple[Planner, Attention[Tensor]]:
+        """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""
+        ...
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -47,7 +58,7 @@ class DecodeGraph:
     __slots__ = ("_kernels", "_logits", "_memory", "_replay", "_sources")
 
     def __init__(
-        self, memory: Places, sources: Tensor, kernels: Kernels, logits: Tensor, replay: Callable[[], None]
+        self, memory: Places, sources: Tensor, kernels: Planner, logits: Tensor, replay: Callable[[], None]
     ) -> None:
         self._memory = memory
         self._sources = sources
@@ -99,7 +110,7 @@ class DecodeGraphs:
 
 def capture_graphs(
     sizes: Sequence[int],
-    attention: FlashInferAttention,
+    attention: GraphAttention,
     forward: Forward,
     *,
     device: Device,
@@ -143,14 +154,13 @@ def capture_graphs(
             more_indices=tuple(more_indices),
         )
         sources = torch.full((size,), padding_source, **options)
-        kernels = attention.kernels_of_graph(memory)
+        kernels, planned = attention.of_graph(memory)
         kernels.plan(
             HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones, kv_lens=ones),
             all_indices[:size],
             staging,
         )
         device.finish()  # the next plan uses the same staging
-        planned = attention.over(kernels, memory)
         logits, replay = device.capture(
             lambda sources=sources, memory=memory, planned=planned: forward(
                 sources, memory.positions, planned, memory.grants

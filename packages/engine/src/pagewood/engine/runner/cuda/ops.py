@@ -19,6 +19,8 @@ from pagewood.engine.models.ops import (
     Embedding,
     ExpertMatrices,
     HeadSplit,
+    LatentHeads,
+    LatentShape,
     Linear,
     Norm,
     PlainActivation,
@@ -29,6 +31,7 @@ from pagewood.engine.models.torch_experts import choose, clamped_mul
 from pagewood.engine.models.torch_ops import activated, normed
 from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x `[T, in]`, weight `[out, in]`, bias `[out]`) -> `[T, out]`."""
@@ -236,6 +239,10 @@ class CUDAOps:
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the columns of all `parts` side by side, in new memory."""
         return torch.cat(list(parts), dim=-1)
+
+    def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Tensor]:
+        """Return the heads of a latent attention with `weight` `[H (N + V), C]`."""
+        return CUDALatentHeads(self._flashinfer, weight, shape)
 
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0."""

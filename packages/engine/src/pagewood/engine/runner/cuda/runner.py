@@ -26,7 +26,6 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.attention import (
     AttentionPlanner,
-    AttentionShape,
     FlashInferAttention,
     HostArrays,
     Places,
@@ -55,12 +54,13 @@ from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
+from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool import LayerGroups
-from pagewood.kvpool.storage import KVStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class CUDARunner:
     def __init__(
         self,
         model: StatesModel,
-        storage: KVStorage,
+        storage: AnyStorage,
         flashinfer: FlashInfer | None,
         device: Device,
         *,
@@ -246,7 +246,7 @@ class CUDARunner:
 
         Args:
             model: to compute, on `device`.
-            storage: its KV memory, in a layout of order NHD; the runner uses the last page itself.
+            storage: its KV memory, heads in the order NHD; the runner uses the last page itself.
             flashinfer: the module, or a stand-in; None: tokens are drawn by torch alone, and `attention` is given.
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
@@ -319,10 +319,11 @@ class CUDARunner:
             if attention is None:
                 assert isinstance(model, Decoder)
                 assert flashinfer is not None
-                shape = AttentionShape.of([layer.mixer for layer in model.config.layers], dtype=dtype, groups=groups)
-                attention = planned = FlashInferAttention(
-                    flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
-                )
+                layers = [layer.mixer for layer in model.config.layers]
+                attention = planned = attention_over(
+                    flashinfer, storage, layers, dtype=dtype, batch_invariant=batch_invariant,
+                    verifies=drafter is not None, groups=groups,
+                )  # fmt: skip
             self._attention: AttentionPlanner = attention
             self._mask_windows = sorted({*attention.windows, *(self._head.windows if self._head else ())})
             self._staging = StagingPool(
@@ -333,7 +334,7 @@ class CUDARunner:
 
     def _capture(
         self,
-        attention: FlashInferAttention,
+        attention: AnyAttention,
         sizes: Sequence[int],
         widths: Sequence[int],
         progress: Progress | None,
@@ -355,20 +356,21 @@ class CUDARunner:
                 staging=slot.plans,
                 progress=progress,
             )
-            self._verify_graphs = capture_verify_graphs(
-                sizes if widths else (),
-                widths,
-                attention,
-                self._forward_in_graph,
-                device=device,
-                padding_source=tables.max_rows * tables.tokens_per_row,
-                padding_page=self._storage.num_pages - 1,
-                pages_per_row=tables.pages_per_row,
-                page_size=tables.page_size,
-                num_groups=len(tables.windows),
-                staging=slot.plans,
-                progress=progress,
-            )
+            if isinstance(attention, FlashInferAttention):
+                self._verify_graphs = capture_verify_graphs(
+                    sizes if widths else (),
+                    widths,
+                    attention,
+                    self._forward_in_graph,
+                    device=device,
+                    padding_source=tables.max_rows * tables.tokens_per_row,
+                    padding_page=self._storage.num_pages - 1,
+                    pages_per_row=tables.pages_per_row,
+                    page_size=tables.page_size,
+                    num_groups=len(tables.windows),
+                    staging=slot.plans,
+                    progress=progress,
+                )
         device.finish()
         self._staging.give_back(slot)
 

@@ -97,6 +97,8 @@ class Column(IntEnum):
     """`[1 + rows] int64`: the address of the masks of the step, 0 until they are there; then, for each row that waits
     for some, 1 plus the index of its first mask, and 0 for the others. Not there: no row waits. `lay_out` does not fill
     it."""
+    LONGEST = 38
+    """An upper bound of the positions that a grant sees; filled by `lay_out`."""
 
 
 class Adjustment(IntEnum):
@@ -197,6 +199,7 @@ def lay_out_scope(
     if end > scope[Column.NUM_ROTATIONS]:
         scope[Column.NUM_ROTATIONS] = end
         return Outcome.TOO_FAR
+    scope[Column.LONGEST] = end
     lengths = integers(scope[Column.LENGTHS], 0)
     width, half, vocab_size = scope[Column.TOKENS_PER_ROW], scope[Column.HALF], scope[Column.VOCAB_SIZE]
     cosine_table, sine_table = scope[Column.COSINE_TABLE], scope[Column.SINE_TABLE]

@@ -96,7 +96,7 @@ class EagleDrafter:
         self._head = head
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, [one.mixer for one in layer.layers])
+        self._attention = CPUAttention(storage, layer.attentions)
         self._rotations = Rotations(head.ropes)
         self._slots = ValidSlots(tags, rows, root=root)
         self._states = np.zeros((num_rows, layer.hidden_size), np.float32)  # contents written by: the program

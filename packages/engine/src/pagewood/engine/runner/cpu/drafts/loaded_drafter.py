@@ -28,7 +28,8 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
+from pagewood.kvpool import JointLayout, LatentLayout, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
@@ -41,7 +42,7 @@ class JointMemory:
     """Memory of whole pages, or of the frames of the target: for tiers and for the `Populator`."""
     beside: PageMemory | None = None
     """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
-    target: KVStorage
+    target: AnyStorage
     drafter: KVStorage
     tags: PageMemory
 
@@ -59,20 +60,27 @@ class LoadedDrafter:
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
-    def memory_layout(self, target: MultiHeadLayout) -> MultiHeadLayout:
-        """Return the layout of its keys and values beside those of the target."""
-        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order=target.order)
+    def memory_layout(self, target: AnyLayout) -> MultiHeadLayout:
+        """Return the layout of its keys and values beside the memory of the target.
 
-    def layout(self, target: MultiHeadLayout) -> JointLayout:
+        Raises:
+            ValueError: it has latent attention.
+        """
+        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
+        if isinstance(layout, LatentLayout):
+            raise ValueError(f"a draft model must not have latent attention, got {config.architecture}")
+        return layout
+
+    def layout(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
         return JointLayout(parts=(target, *drafter_layouts(self.memory_layout(target))))
 
-    def layout_beside(self, target: MultiHeadLayout) -> JointLayout:
+    def layout_beside(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the drafter's KV and its tags only."""
         return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
 
-    def allocate(self, target: MultiHeadLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+    def allocate(self, target: AnyLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
         """Allocate the memory of `layout`.
 
         Args:
@@ -83,14 +91,14 @@ class LoadedDrafter:
         """
         own = self.memory_layout(target)
         if num_frames is not None:
-            storage = KVStorage(target, num_frames)
+            storage = storage_for(target, num_frames)
             beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
             drafter = KVStorage(own, num_pages, memory=for_drafter)
             return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
         whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         return JointMemory(
             whole=whole,
-            target=KVStorage(target, num_pages, memory=for_target),
+            target=storage_for(target, num_pages, memory=for_target),
             drafter=KVStorage(own, num_pages, memory=for_drafter),
             tags=tags,
         )

@@ -53,29 +53,24 @@ class CPULatentHeads:
         self._keys = _panels(heads[:, : shape.plain_dim].transpose(1, 2), packer)
         self._values = _panels(heads[:, shape.plain_dim :], packer)
 
-    def latents(self, x: Buffer, rotation: tuple[Buffer, Buffer], norm: Norm) -> Buffer:
-        """Return the norm of the first C columns, and the others rotated."""
-        out = x.tape.buffer(x.rows, x.size)
-        x.tape.write(
-            make_latents, x.rows, x=x, cosines=rotation[0], sines=rotation[1],
-            weight=weight_of(norm, self._shape.rank), out=out, size=x.size, rank=self._shape.rank,
-            has_pairs=int(self._shape.has_pairs), epsilon=norm.epsilon,
+    def absorb(self, q: Buffer, x: Buffer, rotation: tuple[Buffer, Buffer], norm: Norm) -> tuple[Buffer, Buffer]:
+        """Return absorbed queries, and latents."""
+        tape, shape, has_pairs = q.tape, self._shape, int(self._shape.has_pairs)
+        cosines, sines = rotation
+        latents, queries = tape.buffer(x.rows, x.size), tape.buffer(q.rows, shape.num_heads * shape.latent_size)
+        tape.write(
+            make_latents, x.rows, x=x, cosines=cosines, sines=sines, weight=weight_of(norm, shape.rank), out=latents,
+            size=x.size, rank=shape.rank, has_pairs=has_pairs, epsilon=norm.epsilon,
         )  # fmt: skip
-        return out
-
-    def queries(self, q: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
-        """Return absorbed queries."""
-        shape = self._shape
-        out = q.tape.buffer(q.rows, shape.num_heads * shape.latent_size)
-        q.tape.write(
-            rotate_queries, q.rows, q=q, cosines=rotation[0], sines=rotation[1], out=out, num_heads=shape.num_heads,
-            plain_dim=shape.plain_dim, half=shape.rope_dim // 2, rank=shape.rank, has_pairs=int(shape.has_pairs),
+        tape.write(
+            rotate_queries, q.rows, q=q, cosines=cosines, sines=sines, out=queries, num_heads=shape.num_heads,
+            plain_dim=shape.plain_dim, half=shape.rope_dim // 2, rank=shape.rank, has_pairs=has_pairs,
         )  # fmt: skip
-        q.tape.write(
-            multiply_heads, q.rows, x=q, panels=self._keys, out=out, num_heads=shape.num_heads,
+        tape.write(
+            multiply_heads, q.rows, x=q, panels=self._keys, out=queries, num_heads=shape.num_heads,
             x_size=shape.plain_dim + shape.rope_dim, depth=shape.plain_dim, out_size=shape.latent_size, size=shape.rank,
         )  # fmt: skip
-        return out
+        return queries, latents
 
     def values(self, attended: Buffer) -> Buffer:
         """Return the values of sums of latents."""
@@ -118,6 +113,7 @@ class CPULatentAttention:
         Positions and pages are those of the scope of `q`.
         """
         assert v is None, "latents are values too"
+        assert sinks is None
         tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
         shape, page_size = own.shape, self._storage.layout.page_size
         out = tape.buffer(q.rows, shape.num_heads * shape.rank)

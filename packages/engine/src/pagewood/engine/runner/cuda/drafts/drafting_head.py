@@ -73,7 +73,7 @@ class EagleDrafter:
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=where)
             self._rotations = [torch.cat(rope(points), -1) for rope in head.ropes]
-            shape = AttentionShape.of([one.mixer for one in layer.layers], dtype=dtype)
+            shape = AttentionShape.of(layer.attentions, dtype=dtype)
             self._attention = FlashInferAttention(
                 flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
             )

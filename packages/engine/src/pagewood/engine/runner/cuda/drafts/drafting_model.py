@@ -91,7 +91,7 @@ class DraftModel:
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
-            shape = AttentionShape.of([layer.mixer for layer in config.layers], dtype=dtype or storage.layout.dtype)
+            shape = AttentionShape.of(config.attentions, dtype=dtype or storage.layout.dtype)
             self._attention = FlashInferAttention(
                 flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
             )

@@ -15,6 +15,10 @@ HEAD_DIMS = (64, 128, 256)
 """Head dimensions for which all kernels used here exist."""
 
 
+LATENT_DIMS = (512, 64)
+"""Elements of a latent, and of its rotated key, for which FlashInfer has kernels."""
+
+
 class DecodeWrapper(Protocol):
     """Attention for one token per grant."""
 
@@ -123,6 +127,53 @@ class PrefillWrapper(Protocol):
         ...
 
 
+class LatentWrapper(Protocol):
+    """Attention over latents, for any number of tokens per grant.
+
+    Legend: C elements of a latent, R elements of its rotated key.
+    """
+
+    _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
+    """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        """Decide how the work of a step is split.
+
+        Args:
+            qo_indptr: `[G + 1] int32` on the host, first token of each grant.
+            kv_indptr: `[G + 1] int32` on the host, first page of each grant in `kv_indices`.
+            kv_indices: `[N] int32` on the device, page ids.
+            kv_len_arr: `[G] int32` on the host, positions of each grant.
+            num_heads: H.
+            head_dim_ckv: C.
+            head_dim_kpe: R.
+            page_size: P.
+            causal: whether the last token of a grant is at its last position, and a token sees none behind its own.
+            sm_scale: multiplies the products of queries and latents.
+            q_data_type: dtype of the queries.
+            kv_data_type: dtype of the latents.
+        """
+        ...
+
+    def run(self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor) -> Tensor:
+        """Return the attention `[T, H, C]` of `[T, H, C]` and `[T, H, R]` over `[pages, P, C]` and `[pages, P, R]`."""
+        ...
+
+
 class FlashInfer(Protocol):
     """The functions and classes of the module that are used here."""
 
@@ -177,6 +228,21 @@ class FlashInfer(Protocol):
         """Write keys and values `[T, K, D]` to `positions` `[T]` of grants `batch_indices` `[T]`; all on the device."""
         ...
 
+    def append_paged_mla_kv_cache(
+        self,
+        append_ckv: Tensor,
+        append_kpe: Tensor,
+        batch_indices: Tensor,
+        positions: Tensor,
+        ckv_cache: Tensor,
+        kpe_cache: Tensor,
+        kv_indices: Tensor,
+        kv_indptr: Tensor,
+        kv_last_page_len: Tensor,
+    ) -> None:
+        """Like `append_paged_kv_cache`, for latents `[T, 512]` with rotated keys `[T, 64]`; rows may have strides."""
+        ...
+
     def softmax(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
         """Return the probabilities `[S, V] float32` of logits divided by `temperature` `[S] float32`."""
         ...
@@ -221,4 +287,17 @@ class FlashInfer(Protocol):
 
         A wrapper with a graph and a mask reads the mask in every run, regardless of its plan.
         """
+        ...
+
+    def BatchMLAPagedAttentionWrapper(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> LatentWrapper:
+        """Return a wrapper; with `use_cuda_graph`, its steps have exactly the number of grants of the buffers."""
         ...

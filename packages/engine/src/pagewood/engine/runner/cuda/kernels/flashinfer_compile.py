@@ -41,6 +41,8 @@ class KernelNeeds:
     """Dtype of the KV memory; None means `dtype`."""
     verifies: bool = False
     """Whether some steps have masks, in which windows are hidden too."""
+    latent_rope_dim: int | None = None
+    """Elements of the rotated key of a latent, whose other elements are `head_dim`; None: there are heads."""
     activations: tuple[str, ...] = ("silu",)
     """The activations of feed-forwards, by FlashInfer's names."""
 
@@ -64,6 +66,10 @@ def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[
     for need in needs:
         dtype = getattr(torch, need.dtype)
         kv_dtype = getattr(torch, need.kv_dtype) if need.kv_dtype else dtype
+        if need.latent_rope_dim is not None:
+            dims = (need.head_dim, need.latent_rope_dim)
+            specs.append(jit.gen_batch_mla_module(prefill_backend, dtype, dtype, dtype, torch.int32, *dims, False))
+            continue
         prefill = "fa2" if need.batch_invariant or kv_dtype != dtype else prefill_backend
         if need.verifies:
             shape = (dtype, kv_dtype, dtype, torch.int32, need.head_dim, need.head_dim, 0, False,
@@ -87,13 +93,15 @@ def compile_kernels(needs: Sequence[KernelNeeds], *, progress: Progress | None =
     Raises:
         RuntimeError: the compiler failed; the message contains its output.
     """
-    choose = importlib.import_module("flashinfer.utils").determine_attention_backend
+    choices = importlib.import_module("flashinfer.utils")
     device = torch.device("cuda", torch.cuda.current_device())
     backends = {
-        need: choose(
+        need: choices.determine_attention_backend(
             device, 0, False, False, getattr(torch, need.dtype), getattr(torch, need.dtype),
             head_dim_qk=need.head_dim, head_dim_vo=need.head_dim,
         )
+        if need.latent_rope_dim is None
+        else choices.determine_mla_backend(device)
         for need in needs
     }  # fmt: skip
     specs = {

@@ -197,14 +197,11 @@ def store_latents(
 
 @inlined
 def _num_segments(scope: Any, num_rows: Any) -> Any:
-    """Return how many segments are items of their own; 0: one item goes through all of them."""
-    if num_rows > MOST_PARTIALS:
-        return 0
-    _, _, starts, offsets = _grants(scope)
-    longest = 0
-    for grant in range(starts.shape[0]):
-        longest = max(longest, starts[grant] + offsets[grant + 1] - offsets[grant])
-    count = (longest + SEGMENT - 1) // SEGMENT
+    """Return how many segments are items of their own; 0: one item goes through all of them.
+
+    A thread that is late asks for a step whose tables are those of the next one already. So this must not read any.
+    """
+    count = (scope[Column.LONGEST] + SEGMENT - 1) // SEGMENT
     return count if count > 1 and count * num_rows <= MOST_PARTIALS else 0
 
 
