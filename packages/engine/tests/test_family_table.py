@@ -10,7 +10,9 @@ from families import table
 
 
 def test_the_table_of_families_is_up_to_date() -> None:
-    assert table.written() == table.markdown(), "write it: python packages/engine/tests/support/families/table.py"
+    assert table.written() == table.markdown(), (
+        "write it: PYTHONPATH=packages/engine/tests/support python -m families.table"
+    )
 
 
 def test_the_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

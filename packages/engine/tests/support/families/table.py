@@ -1,12 +1,11 @@
 """The table of all families in the engine's README, made from the families and from the cases that tests compare.
 
-`python packages/engine/tests/support/families/table.py` writes it, where the packages and the test tools are installed.
+`PYTHONPATH=packages/engine/tests/support python -m families.table` writes it.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -130,5 +129,4 @@ def _on_stand_ins() -> set[str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(_TESTS / "support"))
     write()
