@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.text import ResponseParser, ResponseTemplate, StopExpressions, StopStrings
+from responses.formats import FORMATS
 from responses.writers import WRITERS, Message
 from scale import scaled
 
@@ -33,7 +34,9 @@ MESSAGES = {
 
 
 def can_say(name: str, key: str) -> bool:
-    return not name.startswith("llama") or key in ("content", "calls")
+    message, form = MESSAGES[key], FORMATS[name]
+    is_both = bool(message.content and message.calls)
+    return not ((message.reasoning and not form.reasoning_ends) or (is_both and form.is_either))
 
 
 CASES = [(name, key) for name in NAMES for key in MESSAGES if can_say(name, key)]

@@ -18,6 +18,7 @@ from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 from transformers.utils.chat_parsing import parse_response
 
 from pagewood.engine.text import Part, ResponseParser, ResponseTemplate
+from responses.formats import FORMATS
 from responses.writers import WRITERS, Message
 
 PARAMETERS = {
@@ -52,12 +53,13 @@ MESSAGES = {
 
 
 def can_say(name: str, key: str) -> bool:
-    """Llama writes content or calls, without reasoning; calls without a mark must be known; marks are not text."""
-    message = MESSAGES[key]
-    if name.startswith("llama"):
-        is_both = bool(message.content and message.calls)
-        return not (message.reasoning or is_both or (name == "llama4" and key == "unknown"))
-    return key != "markup" or name in ("mistral", "harmony", "gemma_4")
+    """Some write no reasoning, or content or calls; calls without a mark must be known; marks are not text."""
+    message, form = MESSAGES[key], FORMATS[name]
+    if (message.reasoning and not form.reasoning_ends) or (message.content and message.calls and form.is_either):
+        return False
+    if key == "unknown" and name == "llama4":
+        return False
+    return key != "markup" or "</think>" not in form.reasoning_ends
 
 
 CASES = [(name, key) for name in NAMES for key in MESSAGES if can_say(name, key)]
@@ -110,6 +112,63 @@ MALFORMED = {
     "glm_4": ["<tool_call>now<arg_key>a</arg_key><arg_value>b", "<tool_call>{}</tool_call>", "<tool_call>now"],
     "harmony": ["plain text", "<|channel|>final", "<|channel|>commentary to=functions.now<|message|>{"],
     "gemma_4": ['<|tool_call>call:now{a:<|"|>x', "<|tool_call>call:now[", '<|tool_call>call:now{a:1,"b":{c:[tru'],
+    "granite_3": [
+        '<tool_call>[{"name": "now", "arguments": {}}] so',
+        '<|tool_call|>{"name": "now", "arguments": {}}',
+        '<|tool_call|>[{"name": "now", "arguments": {}}, {"name',
+        "<|tool_call|>[]",
+    ],
+    "granite_3_2": [
+        "Here is my thought",
+        "Here's my thought process: so\nHere's my response: <b>",
+        "Here is my response: x",
+    ],
+    "granite_3_3": [
+        '<think>so</think><response><|tool_call|>[{"name": "now", "arguments": {}}]</response>',
+        "<respons",
+    ],
+    "cohere_command": [
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "now", "param',
+        '<|START_ACTION|>[{"tool_name": "now"}]<|END_ACTION|>so',
+        '<|START_ACTION|>[{"tool_name": "now", "parameters": {"a": 1}},\n]<|END_ACTION|>',
+        "<|START_TEXT|>so<|END_TEXT|>",
+        "<|START_RESPONSE|>so",
+    ],
+    "phi_4_mini": ['<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>so', "<|tool_call|>[<|/tool_call|>"],
+    "functools": [
+        "import functools\nfunctools.reduce(f, x)",
+        'functools [{"name": "now", "arguments": {}}]',
+        "functool",
+    ],
+    "seed_oss": [
+        "<seed:think><seed:cot_budget_reflect>none</seed:cot_budget_reflect>\n</seed:think>so",
+        "<seed:tool_call>\n<function=now>\n<parameter=a>\n5\n</parameter>\n</function>\n</seed:tool_call>so",
+        "<seed:tool_call><function=now><parameter=a>5",
+    ],
+    "ernie_4_5": ["so</response>", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<response>\nso'],
+    "hunyuan": [
+        "<answer>\na <b>\n</answer>",
+        "<answer><tool_calls>[1]</tool_calls></answer>",
+        '<tool_calls>[{"name": "now", "arguments": "{\\"a\\": 1}"}]',
+    ],
+    "nemotron": ['<TOOLCALL>[{"name": "now", "arguments": {"a": [}]</TOOLCALL>so', "<TOOLCALL>{}</TOOLCALL>"],
+    "olmo_3": [
+        "<function_calls>now(a=1)\nnow(",
+        "<function_calls>now(a=1) is it</function_calls>so",
+        "<function_calls>[now()]</function_calls>",
+        "<function_calls></function_calls>",
+        "<function_calls>\nnow(a=true, b=None)\n\nnow()\n</function_calls>so",
+        "<function_calls>now(a=1), now()</function_calls>",
+    ],
+    "apertus": [
+        '<|tools_prefix|>[{"now": {}, "x": 1}]<|tools_suffix|>so',
+        "<|tools_prefix|>[{}]<|tools_suffix|>so",
+        '<|tools_prefix|>[{"now": {"a": tru',
+        '<|tools_prefix|>[{"now": "{\\"a\\": 1}"}, {"now": null}]',
+        '<|tools_prefix|>[{"now": {"a": 1}}, {"now": [1]}]<|tools_suffix|>so',
+        '<|tools_prefix|>{"now": {}}<|tools_suffix|>so',
+        '<|tools_prefix|>[{"now": {"a": 1}]<|tools_suffix|>so',
+    ],
 }
 
 
@@ -154,12 +213,6 @@ def summary(parts: list[tuple]) -> tuple[str, str, list[tuple[str, dict]]]:
 def test_messages_come_back(name: str, key: str) -> None:
     message = MESSAGES[key]
     content, reasoning, calls = summary(parse(name, [WRITERS[name](message)]))
-    if (
-        key == "markup"
-        and "<think>" in message.content
-        and name in {"hermes", "qwen3_coder", "deepseek_v3", "deepseek_v3_2", "minimax_m2", "kimi_k2", "glm_4"}
-    ):
-        return  # a mark of the format
     assert (content, reasoning) == (message.content, message.reasoning)
     assert calls == message.calls
 
@@ -198,7 +251,6 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-TEXT_FORMATS = ("qwen3_coder", "glm_4", "minimax_m2")
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,7 +258,7 @@ TEXT_FORMATS = ("qwen3_coder", "glm_4", "minimax_m2")
     st.sampled_from(NAMES), st.dictionaries(st.text("xyz", min_size=1, max_size=3), VALUES, max_size=3), st.randoms()
 )
 def test_random_arguments_in_random_pieces(name: str, arguments: dict, draws: random.Random) -> None:
-    if name in TEXT_FORMATS:
+    if not FORMATS[name].is_typed:
         arguments = {key: json.dumps(value) for key, value in arguments.items()}
     text = WRITERS[name](Message("", "", [("now", arguments)]))
     pieces = []
@@ -306,6 +358,20 @@ def test_templates_of_transformers(model_type: str, key: str) -> None:
         ("minimax_m2", "[e~[\n]~b]ai\n<think>\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
         ("mistral", "[INST]x[/INST][THINK]", "so[/THINK]Yes", ("Yes", "so", [])),
         ("harmony", "<|start|>assistant", "<|channel|>final<|message|>Yes", ("Yes", "", [])),
+        ("granite_3_3", "<think>?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>", "Yes", ("Yes", "", [])),
+        ("cohere_command", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>", "so<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>", ("Yes", "so", [])),
+        ("seed_oss", "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", "so</seed:cot_budget_reflect>\n</seed:think>Yes", ("Yes", "so</seed:cot_budget_reflect>", [])),
+        ("ernie_4_5", "<|im_start|>assistant\n<think>\n", "so\n</think>\n\n<response>\nYes\n</response>\n", ("Yes", "so", [])),
+        ("hunyuan", "<|startoftext|><think>?<|extra_0|><think>\n\n</think>\n", "<answer>\nYes\n</answer>", ("Yes", "", [])),
+        ("olmo_3", "<|im_start|>assistant\n<think>", "so</think>Yes", ("Yes", "so", [])),
+        ("apertus", "<|user_start|><|inner_prefix|>?<|user_end|><|assistant_start|>", "Yes", ("Yes", "", [])),
+        ("nemotron", "<SPECIAL_11>Assistant\n<think>\n\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
+        ("nemotron", "<|start_header_id|>assistant<|end_header_id|>\n\n<think>\n\n</think>\n\n", "Yes", ("Yes", "", [])),
+        ("phi_4_mini", "<|user|><think>?<|end|><|assistant|>", "Yes", ("Yes", "", [])),
+        ("hermes", "[|user|]\n<think>?[|endofturn|]\n[|assistant|]\n<think>\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
+        ("hermes", "<think>?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>", "Yes", ("Yes", "", [])),
+        ("glm_4", "<|user|>\n<think>?<|assistant|>\n<think></think>", "\nYes", ("Yes", "", [])),
+        ("llama4", "<|start_header_id|>assistant<|end_header_id|>\n\n", "[now()]", ("", "", [("now", {})])),
         ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "now", "parameters": {}}', ("", "", [("now", {})])),
     ],
 )  # fmt: skip
@@ -385,6 +451,30 @@ def test_what_malformed_answers_give() -> None:
         ("glm_4", 1): ("<tool_call>{}</tool_call>", "", []),
         ("harmony", 0): ("plain text", "", []),
         ("gemma_4", 1): ("<|tool_call>call:now[", "", []),
+        ("granite_3", 0): ("so", "", [("now", {})]),
+        ("granite_3", 1): ("", "", [("now", {})]),
+        ("granite_3", 3): ("<|tool_call|>[]", "", []),
+        ("granite_3_2", 1): ("<b>", "so", []),
+        ("granite_3_2", 2): ("Here is my response: x", "", []),
+        ("granite_3_3", 0): ("", "so", [("now", {})]),
+        ("cohere_command", 1): ("so", "", [("now", {})]),
+        ("cohere_command", 3): ("so", "", []),
+        ("phi_4_mini", 0): ("so", "", [("now", {})]),
+        ("functools", 0): ("import functools\nfunctools.reduce(f, x)", "", []),
+        ("functools", 1): ("", "", [("now", {})]),
+        ("seed_oss", 1): ("so", "", [("now", {"a": "\n5\n"})]),
+        ("ernie_4_5", 1): ("so", "", [("now", {})]),
+        ("hunyuan", 0): ("a <b>", "", []),
+        ("hunyuan", 2): ("", "", [("now", {"a": 1})]),
+        ("nemotron", 1): ("<TOOLCALL>{}</TOOLCALL>", "", []),
+        ("olmo_3", 0): ("now(", "", [("now", {"a": 1})]),
+        ("olmo_3", 1): ("is it\nso", "", [("now", {"a": 1})]),
+        ("olmo_3", 2): ("<function_calls>[now()]</function_calls>", "", []),
+        ("olmo_3", 4): ("so", "", [("now", {"a": True, "b": None}), ("now", {})]),
+        ("apertus", 1): ("<|tools_prefix|>[{}]<|tools_suffix|>so", "", []),
+        ("apertus", 3): ("", "", [("now", {"a": 1}), ("now", {})]),
+        ("apertus", 5): ("so", "", [("now", {})]),
+        ("apertus", 6): ("]\nso", "", []),
     }
     for (name, index), result in expected.items():
         assert summary(parse(name, [MALFORMED[name][index]])) == result, MALFORMED[name][index]
@@ -403,6 +493,8 @@ def test_ids_of_calls() -> None:
         ("tool_call", "now", 0, "a1"),
         ("tool_call", "now", 1, ""),  # it comes too late
     ]
+    cohere = WRITERS["cohere_command"](MESSAGES["several calls"])
+    assert [part[3] for part in parse("cohere_command", [cohere]) if part[0] == "tool_call"] == ["0", "1", "2"]
     kimi = WRITERS["kimi_k2"](MESSAGES["one call"])
     assert parse("kimi_k2", [kimi])[0] == ("tool_call", "get_weather", 0, "functions.get_weather:0")
 
@@ -421,5 +513,8 @@ def test_long_sections_are_given_up() -> None:
     parser = ResponseParser(ResponseTemplate.named("hermes"))
     given = [parser.feed(piece) for piece in pieces]
     assert given[60] == [] != given[68]
+    for name, mark in (("hermes", "<tool_call>"), ("apertus", "<|tools_prefix|>[")):
+        key = f'{mark}{{"{"x" * 70_000}'
+        assert ResponseParser(ResponseTemplate.named(name)).feed(key) == [Part("content", key)]
     deep = f'<tool_call>{{"name": "now", "arguments": {{"a": {"[" * 100_000}'
     assert [part[0] for part in parse("hermes", [deep])] == ["tool_call", "arguments", "content"]

@@ -1,7 +1,7 @@
 """Templates: what is refused, where they are found, and expressions that would take long elsewhere."""
 
 # pyright: basic
-# ruff: noqa: E501, RUF001 (marks of models)
+# ruff: noqa: E501 (marks of models)
 from __future__ import annotations
 
 import json
@@ -16,6 +16,7 @@ import regex
 from pagewood.engine.text import ResponseParser, ResponseTemplate
 from pagewood.engine.text.response import expressions
 from pagewood.engine.text.response.expressions import Expression
+from responses.formats import FORMATS
 
 CALL = {"open": "<c>", "close": "</c>", "content": "json", "transform": {"function": "{content}"}}
 XML = {
@@ -69,6 +70,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unbalanced": (template(content={"close_pattern": "(a"}), "an unbalanced parenthesis"),
     "open class": (template(content={"close_pattern": "[a"}), "without an end"),
     "escape": (template(content={"close_pattern": r"a\b"}), r"the escape \b"),
+    "transform of keys": (
+        template(tool_calls={**CALL, "content_args": {"name_as_key": True}}),
+        "tool_calls must have no transform and no groups, because name_as_key says where names are",
+    ),
+    "bare lines": (
+        template(tool_calls={"bare": True, "content": "pythonic", "content_args": {"in_lines": True}}),
+        "tool_calls must not be bare",
+    ),
+    "lines of JSON": (
+        template(tool_calls={**CALL, "content_args": {"in_lines": True}}),
+        "content_args must have only keys",
+    ),
+    "flag of arguments": (
+        template(tool_calls={"open": "<c>", "content": "pythonic", "content_args": {"in_lines": 1}}),
+        "content_args.in_lines must be true or false, got 1",
+    ),
     "write": (template(tool_calls={**CALL, "write": {"x": ""}}), "tool_calls.write must have only keys"),
     "detect": (template(content={}) | {"detect": {"chat_template": "x"}}, "must be a list of lists"),
 }
@@ -82,7 +99,7 @@ def test_what_is_refused(name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match=r"must be one of deepseek_v3, .*, got 'x'"):
+    with pytest.raises(ValueError, match=r"must be one of apertus, .*, got 'x'"):
         ResponseTemplate.named("x")
 
 
@@ -136,31 +153,54 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
-CHAT_TEMPLATES = {
-    "hermes": '<tool_call>\\n{"name": <function-name>',
-    "qwen3_coder": "<tool_call>\\n<function=example>",
-    "glm_4": "<tool_call>{name}<arg_key>",
-    "llama3": '<|start_header_id|> {"name": function name, "parameters": x}',
-    "llama4": "<|header_start|>assistant",
-    "mistral": "[TOOL_CALLS] [",
-    "deepseek_v3": "<｜tool▁calls▁begin｜>",
-    "deepseek_v3_2": "<｜Assistant｜><｜DSML｜invoke name=",
-    "minimax_m2": "<minimax:tool_call>",
-    "kimi_k2": "<|tool_calls_section_begin|>",
-    "harmony": "<|start|>assistant<|channel|>final<|message|>",
-    "gemma_4": "<|turn>model <|tool_call>call:",
-}
-
-
 @pytest.mark.parametrize("name", ResponseTemplate.names())
 def test_a_chat_template_shows_the_format(tmp_path: Path, name: str) -> None:
-    write(tmp_path, tokenizer_config={"chat_template": CHAT_TEMPLATES[name]}, config={"model_type": "qwen2"})
+    write(tmp_path, tokenizer_config={"chat_template": FORMATS[name].chat_template}, config={"model_type": "qwen2"})
     assert ResponseTemplate.from_folder(tmp_path) is ResponseTemplate.named(name)
-    write(tmp_path, tokenizer_config={"chat_template": [{"name": "default", "template": CHAT_TEMPLATES[name]}]})
+    write(tmp_path, tokenizer_config={"chat_template": [{"name": "default", "template": FORMATS[name].chat_template}]})
     assert ResponseTemplate.from_folder(tmp_path) is ResponseTemplate.named(name)
     write(tmp_path, tokenizer_config={})
-    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATES[name], encoding="utf-8")
+    (tmp_path / "chat_template.jinja").write_text(FORMATS[name].chat_template, encoding="utf-8")
     assert ResponseTemplate.from_folder(tmp_path) is ResponseTemplate.named(name)
+
+
+COVERED = {
+    "Granite 4": ("hermes", '<|start_of_role|>system<|end_of_role|> <tool_call>\\n{"name": <function-name>'),
+    "EXAONE 4": ("hermes", '[|assistant|] \'[|endofturn|]\' <tool_call>{"name": "function_1" </think>'),
+    "SmolLM3": ("hermes", '<|im_start|>system <tool_call>\\n{"name": <function-name> python_tools <code> </think>'),
+    "GLM 4.5": ("glm_4", "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value> </think>"),
+    "GLM 4.7": ("glm_4", "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value> </think>"),
+    "Nemotron 3": ("qwen3_coder", "<|im_start|>assistant <tool_call>\\n<function=example_function_name> </think>"),
+    "Ministral 3": (
+        "mistral",
+        "[SYSTEM_PROMPT] [AVAILABLE_TOOLS] '[TOOL_CALLS]' + name + '[ARGS]' + arguments [THINK]",
+    ),
+    "Llama 3.2 with calls in Python": (
+        "llama4",
+        "<|start_header_id|>system Respond in the format [func_name1(params_name1=params_value1, params_name2=x), f()]",
+    ),
+}
+"""Families that write as another one does, and what their chat templates have."""
+
+
+@pytest.mark.parametrize("family", COVERED)
+def test_families_that_another_format_covers(tmp_path: Path, family: str) -> None:
+    name, chat_template = COVERED[family]
+    write(tmp_path, tokenizer_config={"chat_template": chat_template})
+    assert ResponseTemplate.from_folder(tmp_path) is ResponseTemplate.named(name)
+
+
+MODEL_TYPES = {
+    "apertus": "apertus", "cohere2": "cohere_command", "granite": "granite_3", "granitemoehybrid": "hermes",
+    "exaone4": "hermes", "smollm3": "hermes", "hunyuan_v1_moe": "hunyuan", "olmo3": "olmo_3", "seed_oss": "seed_oss",
+    "ministral3": "mistral", "glm4_moe": "glm_4",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_type_of_model_shows_the_format(tmp_path: Path, model_type: str) -> None:
+    write(tmp_path, config={"model_type": model_type}, tokenizer_config={"chat_template": "plain"})
+    assert ResponseTemplate.from_folder(tmp_path) is ResponseTemplate.named(MODEL_TYPES[model_type])
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 # pyright: basic
-# ruff: noqa: RUF001 (marks of models)
 # The bindings of `tokenizers` carry no usable annotations.
 """Calls that a grammar allows, drawn at random, and calls as they are read."""
 
@@ -12,17 +11,7 @@ from grammars.vocabularies import Vocabulary
 from grammars.walks import allowed, new_row
 from pagewood.engine.grammar import Matcher
 from pagewood.engine.text import Part
-
-CLOSERS = {
-    "qwen3_coder": "\n</parameter>\n",
-    "minimax_m2": "</parameter>\n",
-    "deepseek_v3_2": "</｜DSML｜parameter>\n",
-    "glm_4": "</arg_value>\n",
-    "gemma_4": '<|"|>',
-}
-"""What closes a string."""
-ENDS = {"minimax_m2": ["</minimax:tool_call>"], "deepseek_v3_2": ["</｜DSML｜function_calls>"]}
-"""What closes all calls of formats whose calls are long."""
+from responses.formats import FORMATS
 
 
 def calls_of(parts: list[Part]) -> list[tuple[str, dict]]:
@@ -40,7 +29,7 @@ def say(name: str, matcher: Matcher, vocabulary: Vocabulary, seed: int) -> str:
     draws = random.Random(seed)
     row = new_row(vocabulary)
     ends = set(vocabulary.eos_token_ids)
-    closing = [CLOSERS.get(name, '"'), *ENDS.get(name, []), *'"]}),\n']
+    closing = [*FORMATS[name].closers, *'"]}),\n']
     closers = [vocabulary.tokenizer.encode(text, add_special_tokens=False).ids for text in closing]
     tokens: list[int] = []
     while len(tokens) < 1000:

@@ -165,10 +165,112 @@ def _marked(value: Any) -> str:
             return json.dumps(value)
 
 
+def _json_list(message: Message) -> str:
+    """Return calls as a list in JSON, with the keys of OpenAI."""
+    return json.dumps([{"name": name, "arguments": arguments} for name, arguments in message.calls], ensure_ascii=False)
+
+
+def granite_3(message: Message) -> str:
+    """Return a message of Granite 3.0 or 3.1."""
+    return message.content + (f"<|tool_call|>{_json_list(message)}" if message.calls else "") + "<|end_of_text|>"
+
+
+def granite_3_2(message: Message) -> str:
+    """Return a message of Granite 3.2."""
+    reasoning = f"Here is my thought process:\n{message.reasoning}\nHere is my response:\n" if message.reasoning else ""
+    return reasoning + granite_3(message)
+
+
+def granite_3_3(message: Message) -> str:
+    """Return a message of Granite 3.3."""
+    if not message.reasoning:
+        return granite_3(message)
+    answer = granite_3(message).removesuffix("<|end_of_text|>")
+    return f"<think>{message.reasoning}</think><response>{answer}</response><|end_of_text|>"
+
+
+def cohere_command(message: Message) -> str:
+    """Return a message of Command R7B or Command A."""
+    reasoning = f"<|START_THINKING|>{message.reasoning}<|END_THINKING|>" if message.reasoning else ""
+    content = f"<|START_RESPONSE|>{message.content}<|END_RESPONSE|>" if message.content else ""
+    calls = [
+        f'    {{"tool_call_id": "{index}", "tool_name": {json.dumps(name)}, "parameters": {json.dumps(arguments)}}}'
+        for index, (name, arguments) in enumerate(message.calls)
+    ]
+    joined = ",\n".join(calls)
+    action = f"<|START_ACTION|>[\n{joined}\n]<|END_ACTION|>" if calls else ""
+    return f"{reasoning}{content}{action}<|END_OF_TURN_TOKEN|>"
+
+
+def phi_4_mini(message: Message) -> str:
+    """Return a message of Phi-4 mini."""
+    calls = f"<|tool_call|>{_json_list(message)}<|/tool_call|>" if message.calls else ""
+    return f"{_think(message)}{message.content}{calls}<|end|>"
+
+
+def functools(message: Message) -> str:
+    """Return a message of Phi-4 mini with the chat template that asks for a word before calls."""
+    return _think(message) + message.content + (f"functools{_json_list(message)}" if message.calls else "") + "<|end|>"
+
+
+def seed_oss(message: Message) -> str:
+    """Return a message of Seed-OSS."""
+    reasoning = f"<seed:think>{message.reasoning}</seed:think>\n" if message.reasoning else ""
+    calls = [
+        f"\n<seed:tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{_text(value)}</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</seed:tool_call>"
+        for name, arguments in message.calls
+    ]
+    return f"{reasoning}{message.content}{''.join(calls)}<seed:eos>"
+
+
+def ernie_4_5(message: Message) -> str:
+    """Return a message of ERNIE 4.5 Thinking."""
+    content = f"<response>\n{message.content}\n</response>\n" if message.content else ""
+    calls = [
+        f"\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>\n"
+        for name, arguments in message.calls
+    ]
+    return f"{_think(message)}{content}{''.join(calls)}<|im_end|>"
+
+
+def hunyuan(message: Message) -> str:
+    """Return a message of Hunyuan A13B."""
+    calls = f"<tool_calls>{_json_list(message)}</tool_calls>" if message.calls else ""
+    return f"<think>\n{message.reasoning}\n</think>\n<answer>\n{message.content}{calls}\n</answer><|eos|>"
+
+
+def olmo_3(message: Message) -> str:
+    """Return a message of OLMo 3."""
+    calls = [
+        f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})"
+        for name, arguments in message.calls
+    ]
+    joined = "\n".join(calls)
+    section = f"<function_calls>{joined}</function_calls>" if calls else ""
+    return f"{_think(message)}{message.content}{section}<|im_end|>"
+
+
+def apertus(message: Message) -> str:
+    """Return a message of Apertus."""
+    reasoning = f"<|inner_prefix|>{message.reasoning}<|inner_suffix|>" if message.reasoning else ""
+    calls = json.dumps([{name: arguments} for name, arguments in message.calls], ensure_ascii=False)
+    section = f"<|tools_prefix|>{calls}<|tools_suffix|>" if message.calls else ""
+    return f"{reasoning}{message.content}{section}<|assistant_end|>"
+
+
+def nemotron(message: Message) -> str:
+    """Return a message of Nemotron Nano 2 or Llama Nemotron."""
+    calls = f"\n\n<TOOLCALL>{_json_list(message)}</TOOLCALL>" if message.calls else ""
+    return f"{_think(message)}{message.content}{calls}\n<SPECIAL_12>"
+
+
 WRITERS: dict[str, Callable[[Message], str]] = {
     writer.__name__: writer
     for writer in (
         hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, harmony,
-        gemma_4,
+        gemma_4, granite_3, granite_3_2, granite_3_3, cohere_command, phi_4_mini, functools, seed_oss, ernie_4_5,
+        hunyuan, olmo_3, apertus, nemotron,
     )
 }  # fmt: skip

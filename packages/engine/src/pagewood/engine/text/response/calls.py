@@ -102,7 +102,7 @@ def read_calls(source: Source, field: Field, captures: Captures, book: CallBook,
         case "json":
             yield from _json(source, field, captures, book, is_bare=is_bare)
         case "pythonic":
-            yield from _pythonic(source, book, is_bare=is_bare)
+            yield from _pythonic(source, field, book, is_bare=is_bare)
         case _:
             name, id_ = _captured(field.shape.name, captures), _captured(field.shape.id, captures)
             if name is not None and book.accepts(name, known=False):
@@ -213,11 +213,12 @@ def _json_call(source: Source, field: Field, captures: Captures, book: CallBook,
     call = _Call(book, name, id_ or "", is_bare=is_bare)
     if (yield from source.peek()) != "{":
         return False
-    if not shape.arguments:
+    if not shape.arguments and not field.name_as_key:
         call.has_arguments = True
         is_complete = call.report() and (yield from read_value(source, call.emit, field.dialect))
     else:
-        is_complete = yield from _object(source, call, field, ())
+        whole = _keyed(source, call, field) if field.name_as_key else _object(source, call, field, ())
+        is_complete = yield from whole
         if is_complete and not call.has_arguments:
             call.has_arguments = True
             call.emit("{}")
@@ -250,16 +251,8 @@ def _object(source: Source, call: _Call, field: Field, path: Key) -> Reading[boo
         source.at += 1
         return True
     while True:
-        fragments: list[str] = []
-        if not (yield from read_string(source, fragments.append, field.dialect)):
-            return False
-        key = (*path, str(decoded("".join(fragments))))
-        yield from source.space()
-        if (yield from source.peek()) != ":":
-            return False
-        source.at += 1
-        yield from source.space()
-        if not (yield from _member(source, call, field, key)):
+        name = yield from _key(source, call, field)
+        if name is None or not (yield from _member(source, call, field, (*path, name))):
             return False
         yield from source.space()
         char = yield from source.peek()
@@ -269,6 +262,41 @@ def _object(source: Source, call: _Call, field: Field, path: Key) -> Reading[boo
         if char == "}":
             return True
         yield from source.space()
+
+
+def _key(source: Source, call: _Call, field: Field) -> Reading[str | None]:
+    """Read a key of a call, up to its value; return None if there is none."""
+    fragments: list[str] = []
+
+    def keep(text: str) -> None:
+        if not call.is_reported:
+            call.weigh(text)
+        fragments.append(text)
+
+    if not (yield from read_string(source, keep, field.dialect)):
+        return None
+    yield from source.space()
+    if (yield from source.peek()) != ":":
+        return None
+    source.at += 1
+    yield from source.space()
+    return str(decoded("".join(fragments)))
+
+
+def _keyed(source: Source, call: _Call, field: Field) -> Reading[bool]:
+    """Read an object whose only key is the name of a call; return whether it is complete."""
+    source.at += 1
+    yield from source.space()
+    name = yield from _key(source, call, field)
+    if name is None:
+        return False
+    call.name = name.strip()
+    if not (yield from _arguments(source, call, field)):
+        return False
+    yield from source.space()
+    is_complete = (yield from source.peek()) == "}"
+    source.at += is_complete
+    return is_complete
 
 
 def _member(source: Source, call: _Call, field: Field, key: Key) -> Reading[bool]:
@@ -411,11 +439,12 @@ def _tags(text: str, parameters: Parameters) -> Iterable[tuple[str, str]]:
         yield groups["key"], groups.get("value", "")
 
 
-def _pythonic(source: Source, book: CallBook, *, is_bare: bool) -> Reading[None]:
+def _pythonic(source: Source, field: Field, book: CallBook, *, is_bare: bool) -> Reading[None]:
     yield from source.space()
-    if (yield from source.peek()) != "[":
-        return
-    source.at += 1
+    if not field.in_lines:
+        if (yield from source.peek()) != "[":
+            return
+        source.at += 1
     while True:
         yield from source.space()
         if book.num_calls and source.mark is None:
@@ -424,6 +453,10 @@ def _pythonic(source: Source, book: CallBook, *, is_bare: bool) -> Reading[None]
             return
         yield from source.space()
         char = yield from source.peek()
+        if field.in_lines:
+            if not char or not _IDENTIFIER.fullmatch(char):
+                return
+            continue
         source.at += char in (",", "]")
         if char != ",":
             return

@@ -13,7 +13,9 @@ Beyond version 1, a template may have these keys, which transformers does not kn
 - `detect` of the template: `model_types`, and lists of strings; a chat template must hold all strings of one list.
 - `as` of a field: the part of the message that it stands for, so that a part can be written in several ways.
 - `bare` of a field: calls may also begin the answer without `open`, if there are tools with their names.
-- `content: "pythonic"`: calls `[f(a=1), g(b="x")]`.
+- `content: "pythonic"`: calls `[f(a=1), g(b="x")]`; with `in_lines` in its `content_args`, lines of calls.
+- `name_as_key` in the `content_args` of json: a call is `{"f": {"a": 1}}`, an object whose only key is the name. Such a
+  field has no `transform`.
 - A group `string` in a `tag_pattern`: the parameter itself marks its value as a text ("true") or as JSON ("false").
 - `write` of a field of calls: the texts that a model writes around names and arguments, for grammars (see `Writing`).
 - Fields with `content` json or pythonic may lack a close: then they end with their value.
@@ -52,10 +54,10 @@ _TEXTS = ("text", "int", "float", "bool")
 _CALLS = ("json", "xml-inline", "kv-lines", "pythonic")
 _ARGUMENTS = {
     "text": {"strip"},
-    "json": {"unquoted_keys", "string_delims", "allow_non_json"},
+    "json": {"unquoted_keys", "string_delims", "allow_non_json", "name_as_key"},
     "xml-inline": {"tag_pattern", "value_parser", "merge_duplicates"},
     "kv-lines": {"line_sep", "kv_sep", "value_parser", "strip"},
-    "pythonic": set[str](),
+    "pythonic": {"in_lines"},
 }
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _MAX_FIELDS = 32
@@ -136,6 +138,10 @@ class Field:
     is_bare: bool = False
     each: bool = False
     """Whether the content is a list of calls."""
+    name_as_key: bool = False
+    """Whether the only key of a call in JSON is its name, and the value has its arguments."""
+    in_lines: bool = False
+    """Whether calls in Python stand one after another, without brackets around them."""
     shape: Shape = Shape(("function", "name"), ("function", "arguments"))
     dialect: Dialect = Dialect()  # noqa: RUF009 (frozen)
     parameters: Parameters | None = None
@@ -390,10 +396,18 @@ def _field(name: str, field: Fields) -> Field:
     each = _flag(field, where, "transform_each")
     if close is None and content not in ("json", "pythonic"):
         raise ValueError(f"{where} must have a close, because its content {content} has no end of its own")
-    shape = Shape((), ()) if content == "pythonic" else _shape(field, where, names, content, each=each)
+    name_as_key = _flag(given, f"{where}.content_args", "name_as_key")
+    if name_as_key and ("transform" in field or names):
+        raise ValueError(f"{where} must have no transform and no groups, because name_as_key says where names are")
+    in_lines = _flag(given, f"{where}.content_args", "in_lines")
+    if in_lines and field.get("bare"):
+        raise ValueError(f"{where} must not be bare, because calls in lines have no bracket that begins them")
+    has_shape = content != "pythonic" and not name_as_key
     return Field(
         name, kind, open_, close, content, join=join, is_bare=bool(field.get("bare")), each=each,
-        shape=shape, dialect=_dialect(given, f"{where}.content_args"), parameters=_parameters(given, where, content),
+        name_as_key=name_as_key, in_lines=in_lines,
+        shape=_shape(field, where, names, content, each=each) if has_shape else Shape((), ()),
+        dialect=_dialect(given, f"{where}.content_args"), parameters=_parameters(given, where, content),
         writing=_writing(field.get("write"), f"{where}.write"),
     )  # fmt: skip
 

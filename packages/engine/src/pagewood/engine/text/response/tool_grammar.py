@@ -135,7 +135,7 @@ def _free(
         shortened = replace(writing, call=writing.call[len(mark) :])
         call = _calls(field, shortened, functions, lark, parallel=False)
     lead = f"({lark.literal(writing.lead)})? " if lark.has_special(writing.lead) else ""
-    outside = TEXT if special is None else _outside(template, field, lark)
+    outside = _outside(template, mark, lark)
     call = lark.rule(f"{lark.text_before(mark, outside, lead)} {call}")
     others = [one for one in template.fields if one.kind != "calls"]
     opened = lark.special_mark([one.open for one in others])
@@ -150,11 +150,12 @@ def _free(
     return lark.grammar(f"{many}({call} {many})? {last}")
 
 
-def _outside(template: ResponseTemplate, field: Field, lark: LarkRules) -> str:
-    """Return a body for text outside of sections. It cannot begin a call in another form, which would not be bound."""
-    forms = [one.open.node for one in template.fields if one.kind == "calls" and one is not field and one.open]
+def _outside(template: ResponseTemplate, mark: str, lark: LarkRules) -> str:
+    """Return a body for text outside of sections. It cannot begin a call without `mark`, which would not be bound."""
+    forms = [one.open.node for one in template.fields if one.kind == "calls" and one.open]
     begins = {lark.beginning(text) for form in forms for text in spellings(form, {"name": "\0", "id": "\0"})} - {""}
-    return lark.text_without(sorted(begins)) if begins else TEXT
+    others = sorted(text for text in begins if not text.startswith(mark))
+    return lark.text_without(others) if others else TEXT
 
 
 def _calls(
@@ -271,13 +272,18 @@ def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
     if field.content == "xml-inline":
         return _derived_parameters(field, opening, closing)
     shape = field.shape
+    if field.name_as_key:
+        return _derived_list(field, opening, "{{name}: ", "}", closing)
     if not shape.arguments:
         return Writing(call=opening, call_end=closing)
     if isinstance(shape.name, Capture) or shape.name[:-1] != shape.arguments[:-1] or not shape.name:
         return None
     outer = "".join(f"{{{json.dumps(key)}: " for key in shape.arguments[:-1])
     call = f"{outer}{{{json.dumps(shape.name[-1])}: {{name}}, {json.dumps(shape.arguments[-1])}: "
-    call_end = "}" * len(shape.arguments)
+    return _derived_list(field, opening, call, "}" * len(shape.arguments), closing)
+
+
+def _derived_list(field: Field, opening: str, call: str, call_end: str, closing: str) -> Writing:
     if field.each:
         return Writing(begin=f"{opening}[", call=call, call_end=call_end, between=", ", end=f"]{closing}")
     return Writing(call=opening + call, call_end=call_end + closing)
