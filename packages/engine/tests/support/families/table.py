@@ -75,13 +75,14 @@ def markdown() -> str:
     """Return the table."""
     from families.registry import CASES
     from pagewood.engine.models.families.registry import FAMILIES
-    from pagewood.engine.weights.gguf.config import ARCHITECTURES
+    from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
     compared = {f"{one.kind}For{'ConditionalGeneration' if one.is_inside else 'CausalLM'}" for one in CASES.values()}
     stand_ins = {f"{kind}ForCausalLM" for kind in _on_stand_ins()}
     gguf: dict[str, list[str]] = {}
-    for name, kind in ARCHITECTURES.items():
-        gguf.setdefault(kind, []).append(f"`{name}`")
+    for name, architecture in ARCHITECTURES.items():
+        for kind in (architecture.family, *architecture.others):
+            gguf.setdefault(kind, []).append(f"`{name}`")
     lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
     for kind in sorted(FAMILIES):
         checkpoints, remarks = _KNOWN.get(kind, ("", ""))
