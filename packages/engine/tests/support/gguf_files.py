@@ -20,12 +20,13 @@ from torch import Tensor
 
 _PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
-_ONE_ADDED = ("gemma", "gemma2", "gemma3")
+_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose norms the converter stores with 1 added."""
+_EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _ROUTER = re.compile(r"(mlp\.gate|moe\.gate|router|router\.layer|shared_expert_gate)\.|_bias$|\.bias$")
 _TOGETHER = re.compile(
-    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>gate_up_proj|(?<=experts\.)down_proj|input_linear|output_linear)"
+    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
     r"(?:\.weight|(?P<bias>_bias)|)"
 )
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
@@ -200,7 +201,9 @@ def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         return {f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
     return {
-        f"{architecture}.attention.layer_norm_epsilon": config.get("norm_epsilon", config.get("layer_norm_eps", 1e-5))
+        f"{architecture}.attention.layer_norm_epsilon": next(
+            (config[name] for name in _EPSILONS if name in config), 1e-5
+        )
     }
 
 

@@ -113,6 +113,10 @@ FILES = {
     "seed_oss": File(architecture="seed_oss", case="seed-oss", extra={"attention_out_bias": False}),
     "ernie4_5": File(architecture="ernie4_5", case="ernie4.5", extra={"use_bias": False}),
     "hunyuan-dense": File(architecture="hunyuan-dense", case="hunyuan", extra=rope("default")),
+    "glm4": File(architecture="glm4", case="glm4", keys={"rope.dimension_count": 4}),
+    "phi3": File(architecture="phi3", case="phi3-window", keys={"attention.sliding_window": 9}),
+    "nemotron": File(architecture="nemotron", case="nemotron", keys={"rope.dimension_count": 8}),
+    "nemotron with biases": File(architecture="nemotron", case="nemotron-biases", keys={"rope.dimension_count": 6}),
     "command-r": File(architecture="command-r", case="cohere", keys={"logit_scale": 0.3, "rope.scaling.type": "none"}),
     "cohere2": File(
         architecture="cohere2", case="cohere2", extra={"tie_word_embeddings": True},

@@ -84,8 +84,9 @@ def markdown() -> str:
     compared = {one.architecture for one in CASES.values()}
     stand_ins = {f"{kind}{end}" for kind in _on_stand_ins() for end in ("ForCausalLM", "LMHeadModel")}
     gguf: dict[str, list[str]] = {}
-    for name, one in ARCHITECTURES.items():
-        gguf.setdefault(one.family, []).append(f"`{name}`")
+    for name, architecture in ARCHITECTURES.items():
+        for kind in (architecture.family, *architecture.others):
+            gguf.setdefault(kind, []).append(f"`{name}`")
     lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
     for kind in sorted(FAMILIES):
         checkpoints, remarks = _KNOWN.get(kind, ("", ""))

@@ -211,7 +211,7 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         dtype=_dtype_of(config),
         head_dim=attention.head_dim,
         group=attention.group,
-        has_windows=tuple(sorted({one.window is not None and not one.is_chunked for one in mixers})),
+        has_windows=tuple(sorted({one.window is not None and not one.is_chunked for one in model.attentions})),
         batch_invariant=config.batch_invariant,
         has_soft_cap=attention.soft_cap is not None,
         kv_dtype=_kv_dtype_of(config),

@@ -31,12 +31,16 @@ class Architecture:
     family: str
     """The class in Hugging Face's configurations."""
     model_type: str
+    others: tuple[str, ...] = ()
+    """Classes of other models with this name, which its keys tell apart; see `more`."""
     more: _ReadKeys = _no_more
     epsilon: str = "attention.layer_norm_rms_epsilon"
     """Key of the epsilon of its norms."""
     has_pairs: bool = False
     """Whether the converter reorders the rows of queries and keys, so that the elements that are rotated together are
     neighbours."""
+    rotates_part: bool = False
+    """Whether a part of each head may be rotated alone."""
     adds_one: bool = False
     """Whether norms are stored with the 1 added that the model adds."""
     modules: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -70,6 +74,11 @@ MODULES: Mapping[str, str] = MappingProxyType(
 )
 """The modules of a layer by llama.cpp's name; "{}" is the number of an expert."""
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
@@ -282,7 +291,12 @@ def _gemma_scalar(config: Config, *, largest: int) -> int:
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
-            family="LlamaForCausalLM", model_type="llama", more=_llama, has_pairs=True, modules=_MIXTRAL
+            family="LlamaForCausalLM",
+            model_type="llama",
+            others=("MistralForCausalLM", "MixtralForCausalLM"),
+            more=_llama,
+            has_pairs=True,
+            modules=_MIXTRAL,
         ),
         "mistral": Architecture(family="MistralForCausalLM", model_type="mistral", more=_window),
         "qwen2": Architecture(family="Qwen2ForCausalLM", model_type="qwen2", more=_qwen),
@@ -300,6 +314,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "granitemoe": Architecture(
             family="GraniteMoeForCausalLM",
             model_type="granitemoe",
+            others=("GraniteMoeSharedForCausalLM",),
             more=_granite_moe,
             has_pairs=True,
             modules=_GRANITE_MOE,
@@ -313,7 +328,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "olmo": Architecture(
             family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
         ),
-        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2", more=_olmo2),
+        "olmo2": Architecture(family="Olmo2ForCausalLM", model_type="olmo2", others=("Olmo3ForCausalLM",), more=_olmo2),
         "smollm3": Architecture(family="SmolLM3ForCausalLM", model_type="smollm3", more=_smollm3, has_pairs=True),
         "exaone4": Architecture(family="Exaone4ForCausalLM", model_type="exaone4", more=_exaone4),
         "seed_oss": Architecture(family="SeedOssForCausalLM", model_type="seed_oss", more=_seed),
@@ -322,6 +337,21 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             family="HunYuanDenseV1ForCausalLM",
             model_type="hunyuan_v1_dense",
             modules={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
+        "glm4": Architecture(family="Glm4ForCausalLM", model_type="glm4", rotates_part=True, modules=_GLM4),
+        "phi3": Architecture(
+            family="Phi3ForCausalLM",
+            model_type="phi3",
+            more=_optional_window,
+            rotates_part=True,
+            modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        ),
+        "nemotron": Architecture(
+            family="NemotronForCausalLM",
+            model_type="nemotron",
+            epsilon="attention.layer_norm_epsilon",
+            rotates_part=True,
+            adds_one=True,
         ),
         "command-r": Architecture(
             family="CohereForCausalLM",

@@ -42,9 +42,9 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     keys = Keys(file, name)
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     rotated = keys.size("rope.dimension_count", hidden // heads or 1)
-    head_dim = keys.size("attention.key_length", rotated)
+    head_dim = keys.size("attention.key_length", (hidden // heads or 1) if own.rotates_part else rotated)
     for key, value in (
-        ("rope.dimension_count", rotated),
+        ("rope.dimension_count", head_dim if own.rotates_part else rotated),
         ("attention.value_length", keys.size("attention.value_length", head_dim)),
     ):
         if value != head_dim:
@@ -72,6 +72,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": _ends(fields, table.shape[0]),
     }
+    if own.rotates_part:
+        config["partial_rotary_factor"] = rotated / head_dim
     config |= own.more(keys, config)
     check_keys(file, keys, head_dim=head_dim)
     return config
