@@ -84,6 +84,19 @@ def test_a_model_that_transformers_computes_is_checked_too(tmp_path: Path, capsy
     assert "differs first in logits" in capsys.readouterr().out
 
 
+def test_a_mixture_with_latents_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV2Config(
+        vocab_size=60, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=16, qk_nope_head_dim=16,
+        v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
+        topk_method="greedy", n_group=None, topk_group=None, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    transformers.DeepseekV2ForCausalLM(config).save_pretrained(tmp_path)
+    assert main(["check", str(tmp_path), "--tokens", "3,1,4,1,5,9,2,6"]) == 0
+    assert capsys.readouterr().out.endswith("the same, with a tolerance of 0.001\n")
+
+
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--dtype", "float16"]) == 2
     assert "dtype must be float32 or bfloat16 on a CPU" in capsys.readouterr().err

@@ -248,7 +248,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
     ops = CPUOps(Packer(dtype, activations="float32"))
     model = load_model(folder, ops)
     layout = model.config.memory_layout(page_size=_PAGE, dtype="float32", order="HND")
-    kernel = warm_up(layout, packed=ops.variants)
+    kernel = warm_up(layout, packed=ops.variants, others=ops.units)
     return CPURunner(
         model,
         storage_for(layout, num_pages),
