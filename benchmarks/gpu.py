@@ -191,9 +191,9 @@ def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
 
 def kernels_of(plan: Plan) -> KernelNeeds:
     """Return the attention kernels that the measured model needs."""
-    mixer = plan.model.layers[0].mixer
+    attention = plan.model.attentions[0]
     return KernelNeeds(
-        dtype=plan.dtype, head_dim=mixer.head_dim, group=mixer.group, has_windows=(False,), verifies=True
+        dtype=plan.dtype, head_dim=attention.head_dim, group=attention.group, has_windows=(False,), verifies=True
     )
 
 

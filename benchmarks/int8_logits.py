@@ -21,8 +21,8 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool.storage import KVStorage
 from row_driver import RowDriver
 
 PAGE_SIZE, NUM_PAGES, CHUNK = 16, 64, 37
@@ -40,8 +40,8 @@ def logits(model: Decoder[Any], prompts: list[list[int]], dtype: str) -> NDArray
     """Return the logits at all positions of the prompts, computed in chunks."""
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
-    kernel = warm_up(layout.head_dim, int8=dtype == "int8")
-    runner = CPURunner(model, KVStorage(layout, NUM_PAGES), kernel, max_rows=1, max_length=1024, num_threads=2)
+    kernel = warm_up(layout)
+    runner = CPURunner(model, storage_for(layout, NUM_PAGES), kernel, max_rows=1, max_length=1024, num_threads=2)
     parts: list[NDArray[np.float32]] = []
     for prompt in prompts:
         driver = RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)

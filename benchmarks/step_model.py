@@ -27,7 +27,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from pagewood.schedpolicy import StepSample
 from pagewood.schedpolicy.steps.latency import pairs_of
 from row_driver import DrivenSequence, RowDriver
@@ -90,8 +90,8 @@ def measure(folder: Path, *, num_threads: int, shapes: Shapes = Shapes()) -> lis
             continue
         runner = CPURunner(
             model,
-            KVStorage(layout, num_pages),
-            warm_up(layout.head_dim),
+            storage_for(layout, num_pages),
+            warm_up(layout),
             max_rows=max(shapes.decodes) + rounds,
             max_length=max(shapes.max_length, max(shapes.contexts) + most_steps) + PAGE_SIZE,
             num_threads=num_threads,

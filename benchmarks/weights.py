@@ -36,7 +36,7 @@ from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
@@ -237,9 +237,9 @@ def _runner(loaded: LoadedModel, num_rows: int, length: int, num_threads: int) -
     config = loaded.model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, order="HND")
     num_pages = num_rows * -(-(length + 1) // PAGE_SIZE)
-    kernel = warm_up(layout.head_dim, packed=loaded.variants)
+    kernel = warm_up(layout, packed=loaded.variants)
     runner = CPURunner(
-        loaded.model, KVStorage(layout, num_pages), kernel, max_rows=num_rows, max_length=length + 1,
+        loaded.model, storage_for(layout, num_pages), kernel, max_rows=num_rows, max_length=length + 1,
         num_threads=num_threads,
     )  # fmt: skip
     return runner, RowDriver(runner, num_pages=num_pages, page_size=PAGE_SIZE)

@@ -43,8 +43,8 @@ from pagewood.engine.quantise.calibration import documentation
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.text import Tokenizer
-from pagewood.kvpool.storage import KVStorage
 from row_driver import RowDriver
 from weight_forms.folders import SHAPES, write_folder
 
@@ -264,9 +264,9 @@ def on_texts(candidate: Candidate, texts: Mapping[str, Sequence[Window]], num_th
     length = longest(texts)
     num_pages = -(-length // PAGE_SIZE)
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=candidate.kv, order="HND")
-    kernel = warm_up(layout.head_dim, int8=candidate.kv == "int8", packed=loaded.variants)
+    kernel = warm_up(layout, packed=loaded.variants)
     runner = CPURunner(
-        loaded.model, KVStorage(layout, num_pages), kernel, max_rows=1, max_length=length, num_threads=num_threads
+        loaded.model, storage_for(layout, num_pages), kernel, max_rows=1, max_length=length, num_threads=num_threads
     )
     found: dict[str, OnText] = {}
     for name, windows in texts.items():

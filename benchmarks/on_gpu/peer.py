@@ -29,11 +29,11 @@ class Peer:
         self._device = device
         self._plan = plan
         model = plan.model
-        mixer, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
+        attention, feed_forward = model.attentions[0], model.layers[0].feed_forward
         config = transformers.LlamaConfig(
             vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=feed_forward.size,
-            num_hidden_layers=model.num_layers, num_attention_heads=mixer.num_heads,
-            num_key_value_heads=mixer.num_kv_heads, head_dim=mixer.head_dim, max_position_embeddings=131_072,
+            num_hidden_layers=model.num_layers, num_attention_heads=attention.num_heads,
+            num_key_value_heads=attention.num_kv_heads, head_dim=attention.head_dim, max_position_embeddings=131_072,
         )  # fmt: skip
         before = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, plan.dtype))

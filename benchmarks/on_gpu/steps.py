@@ -69,7 +69,7 @@ def prefill_seconds(subject: Subject, num_tokens: int) -> float:
 def prefill_flops(plan: Plan, num_tokens: int) -> float:
     """Return the multiplications and additions of a prefill: projections, causal attention, one row of logits."""
     model = plan.model
-    mixer, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
+    mixer, feed_forward = model.attentions[0], model.layers[0].feed_forward
     layer = model.hidden_size * (2 * mixer.q_size + 2 * mixer.kv_size + 3 * feed_forward.size)
     projections = 2 * num_tokens * model.num_layers * layer
     attention = 4 * num_tokens * (num_tokens + 1) / 2 * mixer.q_size * model.num_layers

@@ -25,7 +25,7 @@ from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, count_accepted
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 
 PAGE_SIZE = 16
 NUM_DRAFTS = 4
@@ -104,17 +104,29 @@ TINY = Plan(
 
 
 class RandomWeights:
-    """Random parameters, created on the device when they are requested; satisfies `models.decoder.Weights`."""
+    """Random parameters, created on the device when they are requested; satisfies `models.ops.Weights`."""
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._options = {"dtype": dtype, "device": device}
+        self._dtype = dtype
+        self._device = device
         self.num_bytes = 0
         """Bytes of all parameters created so far."""
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: object = None) -> Tensor:
         """Return small random numbers for a projection, ones for a norm; they have no order."""
-        size = (sum(rows for _, rows in parts), *columns)
-        made = torch.randn(size, **self._options) * 0.02 if columns else torch.ones(size, **self._options)
+        return self._make((sum(rows for _, rows in parts), *columns), self._dtype)
+
+    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return small random numbers."""
+        return self._make((rows, columns), self._dtype)
+
+    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+        """Return small random numbers for a matrix, ones for a vector, in float32."""
+        return self._make((rows, *columns), torch.float32)
+
+    def _make(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        options = {"dtype": dtype, "device": self._device}
+        made = torch.randn(size, **options) * 0.02 if len(size) > 1 else torch.ones(size, **options)
         self.num_bytes += made.numel() * made.element_size()
         return made
 
@@ -163,7 +175,7 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     needed = max(plan.batches) * -(-plan.max_length // PAGE_SIZE)
     room = max(device.free_bytes() - _RESERVE_BYTES, device.free_bytes() // 2)
     num_pages = min(needed, room // layout.bytes_per_page - 1)
-    storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
+    storage = storage_for(layout, num_pages + 1, device=device.torch_device)
     for layer in range(model.num_layers):
         storage.layer(layer).normal_(std=0.5)
     accept_all()

@@ -122,7 +122,7 @@ def transformers(options: dict[str, Any]) -> Generate:
     torch.set_num_threads(options["threads"])
     how = {"experts_implementation": options["experts"]} if options.get("experts") else {}
     dtype = getattr(torch, options["form"])
-    model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype, **how).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype, **how).eval()
 
     def generate(prompts: list[list[int]], num_tokens: int) -> int:
         ids = torch.tensor(prompts)

@@ -62,8 +62,9 @@ def model(seed: int = 3, head_dim: int = DIM, scale: float = 0.3) -> Decoder[Buf
 
 
 def layout_of(decoder: Decoder[Buffer], page_size: int) -> MultiHeadLayout:
-    config = decoder.config
-    return config.memory_layout(page_size=page_size, order="HND")
+    layout = decoder.config.memory_layout(page_size=page_size, order="HND")
+    assert isinstance(layout, MultiHeadLayout)
+    return layout
 
 
 class Bench:
@@ -73,7 +74,7 @@ class Bench:
         self, draft: Decoder[Buffer] | None, *, page_size: int = 4, num_threads: int = 2, max_rebuilt: int = 512
     ) -> None:
         target = model()
-        dim = None if draft is None else draft.config.layers[0].mixer.head_dim
+        dim = None if draft is None else draft.config.attentions[0].head_dim
         layout, own = layout_of(target, page_size), layout_of(draft or target, page_size)
         parts = JointLayout(parts=(layout, *drafter_layouts(own)))
         self.memory, (for_target, tags, for_drafter) = allocate_joint(parts, NUM_PAGES)

@@ -26,7 +26,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
 
 SMALL = {
@@ -67,7 +67,7 @@ def assert_same_logits(folder: Path) -> None:
     model = load_model(folder, CPUOps())
     config = model.config
     layout = config.memory_layout(page_size=4, dtype="float32", order="HND")
-    runner = CPURunner(model, KVStorage(layout, 60), warm_up(layout.head_dim), max_rows=2, max_length=64, num_threads=1)
+    runner = CPURunner(model, storage_for(layout, 60), warm_up(layout), max_rows=2, max_length=64, num_threads=1)
     driver = RowDriver(runner, num_pages=60, page_size=4)
     logits = torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens), 64)])))
     runner.close()

@@ -238,7 +238,7 @@ class Drafting:
 
     def states(self, captured: tuple[int, ...]) -> list[Tensor]:
         positions = list(range(NUM_TOKENS))
-        attention = SequenceAttention(head_dim=self.target.config.layers[0].mixer.head_dim).at(positions)
+        attention = SequenceAttention(head_dim=self.target.config.attentions[0].head_dim).at(positions)
         wanted = torch.tensor([NUM_TOKENS - 1])
         rotation = rotations_at(self.target.ropes, positions)
         return self.target.states(TOKENS, rotation, attention, wanted, captured=captured)[1]
@@ -257,7 +257,7 @@ def _load(target_folder: Path, head_folder: Path) -> Drafting:
     ops = torch_ops()
     target = load_model(target_folder, ops)
     head = load_head(head_folder, target, ops)
-    return Drafting(target, head, SequenceAttention(head_dim=head.config.layer.layers[0].mixer.head_dim))
+    return Drafting(target, head, SequenceAttention(head_dim=head.config.layer.attentions[0].head_dim))
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_all_states_of_a_target(tmp_path: Path) -> None:
     decoder = load_model(tmp_path, torch_ops())
     positions = list(range(NUM_TOKENS))
     rotation, wanted = rotations_at(decoder.ropes, positions), torch.tensor([3, 10])
-    attention = SequenceAttention(head_dim=decoder.config.layers[0].mixer.head_dim).at(positions)
+    attention = SequenceAttention(head_dim=decoder.config.attentions[0].head_dim).at(positions)
     expected = _states(target, TOKENS)
     for captured in (range(NUM_LAYERS + 2), (0, NUM_LAYERS - 1), (NUM_LAYERS,), (4, 2, 4)):
         last, states = decoder.states(TOKENS, rotation, attention, wanted, captured=captured)

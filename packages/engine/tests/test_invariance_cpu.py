@@ -24,7 +24,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
@@ -87,8 +87,8 @@ class Bench:
         config = model.config
         layout = config.memory_layout(page_size=setup.page_size, dtype="int8" if setup.int8 else "float32", order="HND")
         num_pages = 8 * -(-(LENGTH + 1) // setup.page_size)
-        self.storage = KVStorage(layout, num_pages)
-        kernel = warm_up(layout.head_dim, int8=setup.int8, packed=ops.variants)
+        self.storage = storage_for(layout, num_pages)
+        kernel = warm_up(layout, packed=ops.variants)
         self.runner = CPURunner(
             model, self.storage, kernel, max_rows=8, max_length=LENGTH + 1, num_threads=setup.num_threads
         )

@@ -34,9 +34,9 @@ from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.matrix_forms import quantise_int4, quantise_int8, to_bfloat16
-from pagewood.kvpool.storage import KVStorage
 from row_driver import RowDriver
 
 FORMS: list[WeightFormat] = ["bfloat16", "int8", "int4"]
@@ -75,8 +75,8 @@ def logits(loaded: LoadedModel, tokens: list[int]) -> NDArray[np.float32]:
     """Return the logits `[T, V]` at all positions."""
     config = loaded.model.config
     layout = config.memory_layout(page_size=16, dtype="float32", order="HND")
-    kernel = warm_up(layout.head_dim, packed=loaded.variants)
-    runner = CPURunner(loaded.model, KVStorage(layout, 16), kernel, max_rows=1, max_length=256, num_threads=2)
+    kernel = warm_up(layout, packed=loaded.variants)
+    runner = CPURunner(loaded.model, storage_for(layout, 16), kernel, max_rows=1, max_length=256, num_threads=2)
     driver = RowDriver(runner, num_pages=16, page_size=16)
     found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()
     runner.close()

@@ -46,12 +46,12 @@ def read(folder: Path, values: dict[str, Any], generation: dict[str, Any] | None
 def test_sizes_and_defaults(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
     assert (config.architecture, config.vocab_size, config.num_layers) == ("LlamaForCausalLM", 100, 4)
-    [layer] = set(config.layers)
-    assert (layer.mixer.head_dim, layer.mixer.q_size, layer.mixer.kv_size) == (8, 64, 16)
-    assert (layer.mixer.scale, layer.feed_forward.size) == (8**-0.5, 96)
+    [layer], [attention] = set(config.layers), set(config.attentions)
+    assert (attention.head_dim, attention.q_size, attention.kv_size) == (8, 64, 16)
+    assert (attention.scale, layer.feed_forward.size) == (8**-0.5, 96)
     assert config.windows == (None,) * 4
-    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (False,) * 3
-    assert layer.mixer.qk_norm is None
+    assert (attention.qkv_bias, attention.output_bias, layer.feed_forward.has_bias) == (False,) * 3
+    assert attention.qk_norm is None
     assert config.ropes[0].theta == 10000.0
     assert config.ropes[0].scaling is None
     assert config.eos_token_ids == ()
@@ -149,13 +149,14 @@ def test_windows(tmp_path: Path) -> None:
 
 
 def test_biases_and_norms_of_each_architecture(tmp_path: Path) -> None:
-    qwen2 = read(tmp_path, QWEN2).layers[0].mixer
+    qwen2 = read(tmp_path, QWEN2).attentions[0]
     assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, None)
     qwen3 = read(tmp_path, {**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
-    mixer = qwen3.layers[0].mixer
-    assert (mixer.qkv_bias, mixer.output_bias, mixer.qk_norm, mixer.head_dim) == (False, False, qwen3.norm, 128)
-    llama = read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True}).layers[0]
-    assert (llama.mixer.qkv_bias, llama.mixer.output_bias, llama.feed_forward.has_bias) == (True, True, True)
+    own = qwen3.attentions[0]
+    assert (own.qkv_bias, own.output_bias, own.qk_norm, own.head_dim) == (False, False, qwen3.norm, 128)
+    llama = read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True})
+    own = llama.attentions[0]
+    assert (own.qkv_bias, own.output_bias, llama.layers[0].feed_forward.has_bias) == (True, True, True)
 
 
 GEMMA3_TEXT = {
@@ -176,10 +177,9 @@ def test_the_text_model_of_a_model_of_images(tmp_path: Path) -> None:
     local, full = config.ropes
     assert (local.theta, local.scaling) == (1e4, None)
     assert (full.theta, full.scaling) == (1e6, LinearScaling(factor=8.0, original_length=131072))
-    layer = config.layers[5]
-    mixer = layer.mixer
-    assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.scale) == (8, 4, 256, 1 / 16)
-    assert mixer.rope == full
+    layer, attention = config.layers[5], config.attentions[5]
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (8, 4, 256)
+    assert (attention.scale, attention.rope) == (1 / 16, full)
     assert (layer.feed_forward.size, layer.feed_forward.activation) == (10240, "gelu_tanh")
 
 
@@ -241,22 +241,23 @@ def test_soft_caps_are_absent_or_null(tmp_path: Path) -> None:
     """Absent ones are those of the family, null ones are none."""
     names = ("attn_logit_softcapping", "final_logit_softcapping")
     config = read(tmp_path, GEMMA2)
-    assert (config.layers[0].mixer.soft_cap, config.output.soft_cap) == (50.0, 30.0)
+    assert (config.attentions[0].soft_cap, config.output.soft_cap) == (50.0, 30.0)
     assert config.windows == (4096, None, 4096, None)
     config = read(tmp_path, {**GEMMA2, **dict.fromkeys(names)})
-    assert (config.layers[0].mixer.soft_cap, config.output.soft_cap) == (None, None)
+    assert (config.attentions[0].soft_cap, config.output.soft_cap) == (None, None)
 
 
 def test_names_of_fields_of_few_families(tmp_path: Path) -> None:
     """An error has the name that the file has."""
     config = read(tmp_path, STARCODER)
     assert config.norm == NormConfig(epsilon=1e-4, is_centred=True, has_bias=True)
-    [layer] = set(config.layers)
-    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (True, True, True)
+    [layer], [attention] = set(config.layers), set(config.attentions)
+    assert (attention.qkv_bias, attention.output_bias, layer.feed_forward.has_bias) == (True, True, True)
     assert layer.feed_forward.activation == "gelu_tanh"
     assert config.windows == (None,) * 4
-    plain = read(tmp_path, {**STARCODER, "use_bias": False}).layers[0]
-    assert (plain.mixer.qkv_bias, plain.mixer.output_bias, plain.feed_forward.has_bias) == (False, False, False)
+    plain = read(tmp_path, {**STARCODER, "use_bias": False})
+    own = plain.attentions[0]
+    assert (own.qkv_bias, own.output_bias, plain.layers[0].feed_forward.has_bias) == (False, False, False)
     for change, message in (
         ({"norm_epsilon": 0}, r"config.json: norm_epsilon must be in"),
         ({"use_bias": "no"}, "config.json: use_bias must be true or false, got 'no'"),

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.models.ops import XIELU, HeadSplit, Norm
+from pagewood.engine.models.ops import XIELU, HeadSplit, Norm, PlainActivation
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.torch_ops import TorchOps
@@ -80,7 +81,7 @@ def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
     torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
 
     less_one = Norm(weight=norm.weight, epsilon=1e-5, offset=1.0)
-    wide = Norm(weight=norm.weight.float(), epsilon=1e-5, offset=1.0)
+    wide = Norm(weight=weight.to(dtype).float(), epsilon=1e-5, offset=1.0)
     shifted = compiled(lambda x: CPUOps().rms_norm(x, wide), x)
     torch.testing.assert_close(OPS.rms_norm(x.to(dtype), less_one).float(), shifted, atol=atol, rtol=rtol)
     for own, exact_own in ((norm, exact), (less_one, wide)):
@@ -115,8 +116,9 @@ def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
     total = residual.to(dtype).clone()
     OPS.add(x.to(dtype), total)
     torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
-    for activation in ("gelu", "gelu_tanh", "gelu_quick", "relu_squared"):
-        active = compiled(lambda x, activation=activation: CPUOps().activate(x, activation), x.clone())
+    plain: tuple[PlainActivation, ...] = ("gelu", "gelu_tanh", "gelu_quick", "relu_squared")
+    for activation in plain:
+        active = compiled(partial(CPUOps().activate, activation=activation), x.clone())
         torch.testing.assert_close(OPS.activate(x.to(dtype), activation).float(), active, atol=atol, rtol=2 * rtol)
     numbers = {name: torch.tensor([0.3]) for name in ("positive", "negative", "beta")} | {"epsilon": -torch.ones(1)}
     active = compiled(lambda x: CPUOps().activate(x, XIELU(**numbers)), x.clone())

@@ -28,6 +28,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.worker import Worker
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -242,8 +243,8 @@ def test_int8_memory_moves_logits_of_the_embedded_model_by_less_than_a_hundredth
     def logits(dtype: str) -> np.ndarray:
         config = model.config
         layout = config.memory_layout(page_size=4, dtype=dtype, order="HND")
-        kernel = warm_up(layout.head_dim, int8=dtype == "int8")
-        runner = CPURunner(model, KVStorage(layout, 64), kernel, max_rows=8, max_length=64, num_threads=2)
+        kernel = warm_up(layout)
+        runner = CPURunner(model, storage_for(layout, 64), kernel, max_rows=8, max_length=64, num_threads=2)
         driver = driver_of(runner)
         sequences = [driver.add(prompt) for prompt in prompts]
         parts = []

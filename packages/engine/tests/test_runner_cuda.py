@@ -319,30 +319,29 @@ def test_a_step_that_samples_nothing(folder: Path) -> None:
         assert tokens.dtype == np.int32
 
 
-def test_a_row_of_nan_yields_no_token_and_later_steps_continue(folder: Path) -> None:
+def test_a_row_of_nan_yields_no_token_and_later_steps_continue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = bench(folder)
     model = mine.runner._model
     head = model.head
     driver = driver_of(mine.runner)
     sequence = driver.add([1, 2, 3])
-    model.head = lambda x: head(x) * torch.nan
-    broken = mine.launch(driver.batch([(sequence, 8)]))
-    model.head = head
+    with monkeypatch.context() as replaced:
+        replaced.setattr(model, "head", lambda x: head(x) * torch.nan)
+        broken = mine.launch(driver.batch([(sequence, 8)]))
     sequence.tokens.append(-1)
     last = mine.launch(driver.batch([(sequence, 8)]))
     assert broken.wait().counts.tolist() == [0]
     assert last.wait().tokens.shape == (1,)
 
 
-def test_an_error_while_queueing_is_raised_by_launch(folder: Path) -> None:
+def test_an_error_while_queueing_is_raised_by_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = bench(folder)
-    model = mine.runner._model
     driver = driver_of(mine.runner)
-    sequence, head = driver.add([1, 2, 3]), model.head
-    model.head = lambda x: x @ x
-    with pytest.raises(RuntimeError):
-        mine.launch(driver.batch([(sequence, 8)]))
-    model.head = head
+    sequence = driver.add([1, 2, 3])
+    with monkeypatch.context() as broken:
+        broken.setattr(mine.runner._model, "head", lambda x: x @ x)
+        with pytest.raises(RuntimeError):
+            mine.launch(driver.batch([(sequence, 8)]))
     assert mine.launch(driver.batch([(driver.add([1]), 8)])).wait().tokens.shape == (1,)
     mine.runner.close()
 

@@ -21,6 +21,7 @@ from families.case import SMALL, Case, build
 from families.ropes import rope
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, Submit
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.build_transformers import build_transformers_engine
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
@@ -67,7 +68,8 @@ class Loaded:
         """A runner with memory of its own."""
         storage = KVStorage(self.shape.layout(page_size=PAGE_SIZE, dtype="float32"), 401)
         attention = PagedAttention(storage)
-        return CUDARunner(self.model, storage, None, HostDevice(), max_rows=10, max_length=160, attention=attention)
+        device = HostDevice(free_bytes=available_memory_bytes())
+        return CUDARunner(self.model, storage, None, device, max_rows=10, max_length=160, attention=attention)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """The logits of `transformers` at all positions."""

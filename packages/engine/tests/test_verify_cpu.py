@@ -28,7 +28,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
 
@@ -72,7 +72,7 @@ class Bench:
         config = model(window).config
         layout = config.memory_layout(page_size=page_size, dtype="int8" if int8 else "float32", order="HND")
         self.runner = CPURunner(
-            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
+            model(window, nan_token), storage_for(layout, NUM_PAGES), warm_up(layout), max_rows=10,
             max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)

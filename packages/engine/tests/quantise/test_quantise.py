@@ -40,7 +40,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
 
 INT4, GPTQ, INT8 = Scheme(format="int4"), Scheme(format="int4", method="gptq"), Scheme(format="int8")
@@ -81,8 +81,8 @@ def logits(folder: Path, tokens: list[int], form: WeightFormat) -> Tensor:
     model = load_model(folder, ops, dtype=torch.float32 if form == "float32" else None)
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype="float32", order="HND")
-    kernel = warm_up(layout.head_dim, packed=ops.variants)
-    runner = CPURunner(model, KVStorage(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
+    kernel = warm_up(layout, packed=ops.variants)
+    runner = CPURunner(model, storage_for(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)
     driver = RowDriver(runner, num_pages=16, page_size=PAGE_SIZE)
     found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()
     runner.close()

@@ -169,8 +169,9 @@ def test_types_may_differ_in_a_file(architecture: str, folders: dict[str, Path],
         assert getattr(own, name) == getattr(config, name), name
     epsilon = own.norm.epsilon  # which the file has in float32
     assert epsilon == pytest.approx(config.norm.epsilon)
-    qk_norm = None if config.layers[0].mixer.qk_norm is None else own.norm
-    assert own.layers[0].mixer == replace(config.layers[0].mixer, qk_norm=qk_norm)
+    attention = config.attentions[0]
+    qk_norm = None if attention.qk_norm is None else own.norm
+    assert own.attentions[0] == replace(attention, qk_norm=qk_norm)
     assert own.eos_token_ids == (0,)
 
 

@@ -41,9 +41,10 @@ class SequenceAttention:
         self._positions = positions
         return self
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Store `k` and `v`, and return the attention of each token to the positions up to its own."""
         assert sinks is None
+        assert v is not None
         for i, position in enumerate(self._positions):
             self._memory[layer, position] = k[i].clone(), v[i].clone()
         return torch.stack([self._attend(q[i], layer, position) for i, position in enumerate(self._positions)])

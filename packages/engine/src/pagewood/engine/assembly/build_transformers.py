@@ -13,6 +13,7 @@ import torch
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
@@ -173,7 +174,7 @@ def _device(config: EngineConfig) -> Device:
     if config.device == "cpu":
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        return HostDevice()
+        return HostDevice(free_bytes=available_memory_bytes())
     if not torch.cuda.is_available():
         raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
     return CUDADevice()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.model_choice import reason_for_transformers
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.sampling_table import SamplingArrays
@@ -225,7 +226,7 @@ def _logits(
         found = FoundModel.of(folder)
         model, shape = load(found, dtype=getattr(torch, dtype), device=device)
         storage = KVStorage(shape.layout(page_size=_PAGE, dtype=dtype), num_pages + 1, device=device)
-        where = HostDevice() if device.type == "cpu" else CUDADevice()
+        where = HostDevice(free_bytes=available_memory_bytes()) if device.type == "cpu" else CUDADevice()
         attention = PagedAttention(storage)
         runner: Any = CUDARunner(model, storage, None, where, max_rows=1, max_length=max_length, attention=attention)
         name = f"{found.name} of transformers over our pages"

@@ -96,7 +96,7 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """The attention of each layer of a model that drafts.
+        """The attention of each layer of a model that has heads, as every model that drafts must.
 
         Raises:
             ValueError: a layer has latents instead of heads.
