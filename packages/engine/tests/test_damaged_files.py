@@ -25,9 +25,9 @@ from pagewood.engine.grammar import GrammarCompiler, open_backend
 from pagewood.engine.model_folder.folder import default_sampling, find_drafter, model_folder
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
-from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_config import HeadConfig
+from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.text import ChatTemplate, ChatTemplateError, Tokenizer
 from pagewood.engine.text.panics import TokenizerPanic
 

@@ -17,7 +17,7 @@ from pagewood.engine.models import config as model_config
 from pagewood.engine.models.fields import windows
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.parts.output import Output
-from pagewood.engine.models.stored_tensors import StoredTensors
+from pagewood.engine.models.stored.stored_tensors import StoredTensors
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from seeded_faults import Edit, seed_fault
 

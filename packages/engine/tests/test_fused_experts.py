@@ -17,9 +17,9 @@ from torch import Tensor
 from families.case import build
 from families.registry import CASES
 from pagewood.engine.model_folder.load import check_weights, load_model
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.tensor_files import open_tensors
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.tensor_files import open_tensors
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up

@@ -25,10 +25,10 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from pagewood.engine.model_folder.load import load_head, load_model
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.parts.output import OutputConfig
+from pagewood.engine.models.stored.checkpoint import Checkpoint
 from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 NUM_TOKENS = 11

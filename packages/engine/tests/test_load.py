@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pagewood.engine.model_folder.load import load_model
-from pagewood.engine.models.checkpoint import Checkpoint
-from pagewood.engine.models.checkpoint_files import checkpoint_files, tensor_names
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.checkpoint_files import checkpoint_files, tensor_names
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 
 CONFIG = {

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat
-from pagewood.engine.models.stacked_rows import StackedRows
+from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level, dot_levels
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind

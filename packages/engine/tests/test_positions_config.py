@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.head_order import head_order, in_all_heads
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling, TemperatureConfig, YarnScaling
+from pagewood.engine.models.stored.head_order import head_order, in_all_heads
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pagewood.engine.models.mapped_memory import give_back
+from pagewood.engine.models.stored.mapped_memory import give_back
 from pagewood.engine.runner.cpu.compiled.products.quantise_weights import quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack

@@ -16,11 +16,11 @@ from torch import Tensor
 from families.case import build
 from families.registry import CASES
 from pagewood.engine.model_folder.load import check_weights
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.families.stored_layout import StoredLayout
-from pagewood.engine.models.stacked_rows import StackedRows
-from pagewood.engine.models.stored_tensors import StoredTensors
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.stacked_rows import StackedRows
+from pagewood.engine.models.stored.stored_tensors import StoredTensors
 from pagewood.engine.quantise import Scheme, quantise_model
 
 LAYOUT = StoredLayout(

@@ -27,9 +27,9 @@ from families.registry import CASES
 from pagewood.engine.api import WeightFormat
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration

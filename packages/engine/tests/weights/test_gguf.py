@@ -32,10 +32,10 @@ from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.model_folder.folder import default_sampling, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
-from pagewood.engine.models.checkpoint import Checkpoint
-from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.rope import LinearScaling, Llama3Scaling, YarnScaling
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.keys import unknown_keys

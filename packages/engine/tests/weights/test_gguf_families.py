@@ -19,7 +19,7 @@ from families.registry import CASES
 from families.ropes import rope
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
-from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES

@@ -18,8 +18,8 @@ import gguf_files
 import quantised_folders
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import check_weights
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.file import GGUFFile

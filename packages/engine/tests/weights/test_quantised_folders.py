@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 import quantised_folders as made
 from pagewood.engine.model_folder.load import check_weights
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.weights.integers import Packed
 from pagewood.engine.weights.quantisation import METHODS, read_quantisation
 

@@ -23,8 +23,8 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
-from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind

@@ -14,8 +14,8 @@ from typing import Literal
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.head_config import find_head_names
+from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
 from pagewood.engine.weights.gguf.parts import name_of
 

@@ -23,10 +23,10 @@ from pagewood.engine.core.page_groups import num_frames_needed
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
-from pagewood.engine.models.checkpoint import Checkpoint
-from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packer import Packer, packed_bytes, rounded
 from pagewood.engine.text import Tokenizer

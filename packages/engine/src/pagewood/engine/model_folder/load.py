@@ -11,18 +11,18 @@ from typing import cast
 import torch
 
 from pagewood.engine.api import Progress
-from pagewood.engine.models.checkpoint import Checkpoint, Found
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
-from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import A, Ops
-from pagewood.engine.models.ordered_rows import in_order
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling
-from pagewood.engine.models.tied import EMBEDDING, OUTPUT
+from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
+from pagewood.engine.models.stored.head_order import RowOrder
+from pagewood.engine.models.stored.ordered_rows import in_order
+from pagewood.engine.models.stored.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
 

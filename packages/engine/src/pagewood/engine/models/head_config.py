@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from pagewood.engine.json_fields import Fields, check_same
-from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.stored.checkpoint_files import tensor_names
 
 _MAX_CAPTURED = 64
 _MAX_SIZE = 1 << 24

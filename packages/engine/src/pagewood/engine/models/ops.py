@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pagewood.engine.models.head_order import RowOrder
     from pagewood.engine.models.parts.experts import RouterConfig
     from pagewood.engine.models.parts.feed_forward import Activation
     from pagewood.engine.models.parts.rope import PositionConfig
+    from pagewood.engine.models.stored.head_order import RowOrder
 
 CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
 """Numbers of `Ops.clamped_mul`."""

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import Step
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.rope import position_table
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
 _TOKENS_AT_ONCE = 2048

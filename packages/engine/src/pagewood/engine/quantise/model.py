@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pagewood.engine.api import Progress
 from pagewood.engine.model_folder.load import check_weights
-from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.naming import Naming
-from pagewood.engine.models.stored_tensors import StoredTensors
-from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
-from pagewood.engine.models.tied import EMBEDDING, stored_name
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.naming import Naming
+from pagewood.engine.models.stored.stored_tensors import StoredTensors
+from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.models.stored.tied import EMBEDDING, stored_name
 from pagewood.engine.quantise.calibration import Calibration
 from pagewood.engine.quantise.compressed_folder import CompressedFolder
 from pagewood.engine.quantise.layers import Projection, ReadLayer, read_layers, run_layer

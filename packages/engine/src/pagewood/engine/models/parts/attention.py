@@ -11,12 +11,12 @@ from typing import Generic, Literal
 
 import numpy as np
 
-from pagewood.engine.models.head_order import RowOrder, head_order, in_all_heads
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
+from pagewood.engine.models.stored.head_order import RowOrder, head_order, in_all_heads
 from pagewood.kvpool import MultiHeadLayout
 
 Order = Literal["NHD", "HND"]
@@ -108,7 +108,7 @@ class AttentionConfig:
 
     @property
     def head_order(self) -> RowOrder | None:
-        """The order of the elements of a head; see `models.head_order`."""
+        """The order of the elements of a head; see `models.stored.head_order`."""
         if self.rope is None:
             return None
         return head_order(self.head_dim, rotated=self.rope.size, has_neighbours=self.has_neighbours)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
+from pagewood.engine.models.stored.head_order import RowOrder
 
 
 def read_linear(

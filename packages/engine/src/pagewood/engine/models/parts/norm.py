@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagewood.engine.models.head_order import RowOrder
 from pagewood.engine.models.ops import Norm, Weights
+from pagewood.engine.models.stored.head_order import RowOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

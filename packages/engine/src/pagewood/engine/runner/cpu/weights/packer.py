@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.stacked_rows import StackedRows
+from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.products.dot import processor_has
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.products.quantise_weights import (

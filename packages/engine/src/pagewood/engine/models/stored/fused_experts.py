@@ -23,7 +23,7 @@ from torch import Tensor
 from pagewood.engine.weights.checkpoint_formats import Format
 
 if TYPE_CHECKING:
-    from pagewood.engine.models.tensor_files import TensorFiles
+    from pagewood.engine.models.stored.tensor_files import TensorFiles
 
 _FUSED = re.compile(
     r"(?P<place>.*\.)(?:experts\.(?P<kind>gate_up_proj|down_proj)(?P<part>|_bias|_blocks|_scales)"

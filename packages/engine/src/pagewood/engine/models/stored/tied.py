@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.mapped_memory import give_back
-from pagewood.engine.models.tensor_files import TensorFiles
+from pagewood.engine.models.stored.mapped_memory import give_back
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.weights.checkpoint_formats import FLOATS
 
 EMBEDDING = "model.embed_tokens.weight"

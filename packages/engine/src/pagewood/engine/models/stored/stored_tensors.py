@@ -14,7 +14,7 @@ from pagewood.engine.models.families.stored_layout import Place, StoredLayout
 from pagewood.engine.weights.checkpoint_formats import Format
 
 if TYPE_CHECKING:
-    from pagewood.engine.models.tensor_files import TensorFiles
+    from pagewood.engine.models.stored.tensor_files import TensorFiles
 
 
 class StoredTensors:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.models.head_order import RowOrder
-from pagewood.engine.models.mapped_memory import give_back
-from pagewood.engine.models.naming import Naming
-from pagewood.engine.models.ordered_rows import in_order
-from pagewood.engine.models.stacked_rows import StackedRows
-from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
-from pagewood.engine.models.tied import check_copy, stored_name
+from pagewood.engine.models.stored.head_order import RowOrder
+from pagewood.engine.models.stored.mapped_memory import give_back
+from pagewood.engine.models.stored.naming import Naming
+from pagewood.engine.models.stored.ordered_rows import in_order
+from pagewood.engine.models.stored.stacked_rows import StackedRows
+from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.models.stored.tied import check_copy, stored_name
 from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, part_names
 from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight
 from pagewood.engine.weights.nearest import joined

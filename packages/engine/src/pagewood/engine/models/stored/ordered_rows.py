@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.head_order import RowOrder
-from pagewood.engine.models.stacked_rows import StackedRows
+from pagewood.engine.models.stored.head_order import RowOrder
+from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.weights.matrix_forms import rows_of
 
 

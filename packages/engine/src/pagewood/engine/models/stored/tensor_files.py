@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.models.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
 from pagewood.engine.models.families.registry import FAMILIES
-from pagewood.engine.models.fused_experts import separate_experts
 from pagewood.engine.models.limits import read_size
-from pagewood.engine.models.stored_tensors import StoredTensors
+from pagewood.engine.models.stored.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
+from pagewood.engine.models.stored.fused_experts import separate_experts
+from pagewood.engine.models.stored.stored_tensors import StoredTensors
 from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors

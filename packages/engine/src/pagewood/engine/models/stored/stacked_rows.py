@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.mapped_memory import give_back
+from pagewood.engine.models.stored.mapped_memory import give_back
 
 
 class StackedRows:

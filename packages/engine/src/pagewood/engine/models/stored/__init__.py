@@ -1,0 +1,1 @@
+"""How tensors are stored: their files, names and places, and how they are read."""
