@@ -1,4 +1,4 @@
-"""The benchmarks of forms of weights run, without other engines."""
+"""The benchmarks of forms of weights and of kinds of models run, without other engines."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
     ("arguments", "shown"),
     [
         (("weights_peers.py", "--quick", "--threads", "1"), "| pagewood int4 | "),
+        (("models.py", "--quick", "--threads", "1", "--only", "experts"), "- pagewood: "),
         (("weights_quality.py", "--count", "1", "--tokens", "200"), "| int4 by GPTQ (training) | "),
     ],
 )
