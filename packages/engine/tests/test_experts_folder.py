@@ -90,7 +90,7 @@ def test_a_wrong_file_is_an_error_with_field_rule_and_value(
 
 
 def test_groups_that_do_not_divide_and_a_dense_family_with_experts(tmp_path: Path) -> None:
-    build(CASES["deepseek3-experts"], tmp_path)
+    build(CASES["deepseek3"], tmp_path)
     for changes, message in (
         ({"n_group": 3}, "n_group must divide the 8 experts, got 3"),
         ({"topk_group": 5}, "topk_group must be in [1, 4], got 5"),
@@ -173,7 +173,7 @@ FAULTS: dict[str, Edit] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_routing_are_noticed(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against `transformers`, by a mixture with groups and a bias for the choice."""
-    reference = build(CASES["deepseek3-experts"], tmp_path)
+    reference = build(CASES["deepseek3"], tmp_path)
     tokens = torch.randint(1, 97, (40,))
     with torch.inference_mode():
         exact = reference(tokens[None]).logits[0]
