@@ -58,7 +58,7 @@ def _grouped(
     tile = tl.program_id(0)
     if tile >= tl.load(last_tiles + num_experts - 1):
         return
-    low = 0  # the first expert whose last tile lies behind this one
+    low = tl.full((), 0, tl.int32)  # the first expert whose last tile lies behind this one
     high = num_experts - 1
     while low < high:
         middle = (low + high) // 2
