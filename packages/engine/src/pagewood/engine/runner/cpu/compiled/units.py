@@ -1,6 +1,7 @@
 """All instructions, by the function that they are compiled in. A new kind is declared in its room, and added here.
 
-What depends on the size of heads is in `heads_unit`, and what depends on the form of weights in `packed_unit`.
+What depends on the size of heads is in `heads_unit`, and what depends on the form of weights in `packed_unit`. A unit is
+one function, and every call of it pays a little for each instruction that it has: what most models need is apart.
 """
 
 # pyright: basic
@@ -22,12 +23,12 @@ from pagewood.engine.runner.cpu.compiled.products import matmul
 COMMON = (
     Unit(
         "rows", rows.gather, rows.gather_panels, rows.take, rows.put, rows.columns, rows.clear_first, rows.norm,
-        rows.add_norm, rows.norm_add, rows.norm_columns, rows.norm_heads, rows.layer_norm, rows.add, rows.split,
-        rows.scale_rows, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
+        rows.add_norm, rows.norm_add, rows.norm_columns, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
     ),
     Unit(
-        "activations", activations.gelu, activations.gelu_tanh, activations.gelu_quick, activations.relu_squared,
-        activations.xielu, activations.soft_cap,
+        "rarer_rows", rows.norm_heads, rows.layer_norm, rows.add, rows.split, rows.scale_rows, activations.gelu,
+        activations.gelu_tanh, activations.gelu_quick, activations.relu_squared, activations.xielu,
+        activations.soft_cap,
     ),
     Unit("products", matmul.pack, matmul.multiply),
     Unit("pages", store, accept.accept),
