@@ -51,10 +51,10 @@ class Shape:
     fields: Mapping[str, Any]
     quick: Mapping[str, Any]
     """Fields of the small model."""
-    has_experts: bool = False
     num_chosen: int = 0
+    """Experts of each layer that a token uses."""
     num_experts: int = 1
-    """Of each layer."""
+    """Experts of each layer; 1: the feed-forward is dense."""
 
     def write(self, folder: Path, *, quick: bool) -> tuple[int, int]:
         """Save the model; return its number of parameters, and how many of them a token uses."""
@@ -88,7 +88,6 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
                 "decoder_sparse_step": 1, "mlp_only_layers": [],
             },
             quick={"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32},
-            has_experts=True,
             num_chosen=8,
             num_experts=64,
         ),
@@ -103,7 +102,6 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             },
             quick={"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
                    "num_key_value_heads": 4},
-            has_experts=True,
             num_chosen=4,
             num_experts=16,
         ),
@@ -186,7 +184,7 @@ def _systems(
 ) -> list[System]:
     shared = {"model": str(folder), "form": "float32", "threads": arguments.threads}
     systems = [System(name="pagewood", options={"system": "pagewood", **shared}, python=sys.executable)]
-    for way in EXPERT_WAYS if shape.has_experts else ("",):
+    for way in EXPERT_WAYS if shape.num_chosen else ("",):
         options = {"system": "transformers", "experts": way, **shared}
         systems.append(System(name=f"transformers {way}".strip(), options=options, python=sys.executable))
     if arguments.openvino:

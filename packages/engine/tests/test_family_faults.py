@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     ),
     "the feed-forward reads what the mixer has added": (
         "gpt-neox",
-        (Layer, "_beside", "rms_norm(residual, self", "rms_norm(residual + mixed, self"),
+        (Layer, "_beside", "_ops.norm(residual, self", "_ops.norm(residual + mixed, self"),
     ),
     "a norm behind a part is applied to the sum": (
         "gemma2",
@@ -36,7 +36,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
             Layer,
             "_leave",
             "self._ops.norm_add(x, residual, norm)",
-            "residual.copy_(self._ops.rms_norm(residual + x, norm))",
+            "residual.copy_(self._ops.norm(residual + x, norm))",
         ),
     ),
     "the multiplier of what parts add is left out": (

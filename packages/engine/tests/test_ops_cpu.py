@@ -74,13 +74,11 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(size: int) -> None:
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_norms(num_rows: int) -> None:
     x, residual, weight = randn(num_rows, 48), randn(num_rows, 48, seed=1), randn(48, seed=2)
-    torch.testing.assert_close(
-        compute(lambda x: OPS.rms_norm(x, Norm(weight=weight, epsilon=EPSILON)), x), norm(x, weight)
-    )
+    torch.testing.assert_close(compute(lambda x: OPS.norm(x, Norm(weight=weight, epsilon=EPSILON)), x), norm(x, weight))
     own = Norm(weight=weight, epsilon=EPSILON)
-    normed = compute(lambda x, residual: OPS.add_rms_norm(x, residual, own), x, residual)
+    normed = compute(lambda x, residual: OPS.add_norm(x, residual, own), x, residual)
     torch.testing.assert_close(normed, norm(x + residual, weight))
-    added = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, own), residual)[1], x, residual)
+    added = compute(lambda x, residual: (OPS.add_norm(x, residual, own), residual)[1], x, residual)
     assert torch.equal(added, x + residual)
 
 
@@ -112,14 +110,14 @@ def test_norms_around_the_mean(num_rows: int, has_parameters: bool) -> None:
     own = Norm(weight=weight, bias=bias, epsilon=EPSILON, is_centred=True)
 
     def expected(x: Tensor) -> Tensor:
-        return TorchOps().rms_norm(x.double(), replace(own, weight=None, bias=None)) * (
-            1 if weight is None else weight
-        ) + (0 if bias is None else bias)
+        return TorchOps().norm(x.double(), replace(own, weight=None, bias=None)) * (1 if weight is None else weight) + (
+            0 if bias is None else bias
+        )
 
-    torch.testing.assert_close(compute(lambda x: OPS.rms_norm(x, own), x), expected(x).float(), atol=2e-5, rtol=2e-5)
-    total = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, own), residual)[1], x, residual.clone())
+    torch.testing.assert_close(compute(lambda x: OPS.norm(x, own), x), expected(x).float(), atol=2e-5, rtol=2e-5)
+    total = compute(lambda x, residual: (OPS.add_norm(x, residual, own), residual)[1], x, residual.clone())
     assert torch.equal(total, x + residual)
-    result = compute(lambda x, residual: OPS.add_rms_norm(x, residual, own), x, residual.clone())
+    result = compute(lambda x, residual: OPS.add_norm(x, residual, own), x, residual.clone())
     torch.testing.assert_close(result, expected(total).float(), atol=2e-5, rtol=2e-5)
     added = compute(lambda x, residual: (OPS.norm_add(x, residual, own), residual)[1], x, residual.clone())
     torch.testing.assert_close(added, (residual + expected(x)).float(), atol=2e-5, rtol=2e-5)
@@ -239,8 +237,8 @@ def test_parameters_of_another_type_are_converted() -> None:
     x, weight = randn(2, 8), randn(8, seed=1)
     narrow = weight.to(torch.float64)
     assert torch.equal(
-        compute(lambda x: OPS.rms_norm(x, Norm(weight=narrow, epsilon=EPSILON)), x),
-        compute(lambda x: OPS.rms_norm(x, Norm(weight=weight, epsilon=EPSILON)), x),
+        compute(lambda x: OPS.norm(x, Norm(weight=narrow, epsilon=EPSILON)), x),
+        compute(lambda x: OPS.norm(x, Norm(weight=weight, epsilon=EPSILON)), x),
     )
 
 
@@ -258,9 +256,9 @@ def test_matrices_in_use_at_the_same_time_do_not_share_memory(
     def graph(x: Buffer, wanted: Buffer) -> Buffer:
         made = [x]
         for source, weight in zip(sources, weights, strict=True):
-            made.append(OPS.rms_norm(OPS.take(made[source], wanted), Norm(weight=weight, epsilon=EPSILON)))
-        last = OPS.rms_norm(made[-1], Norm(weight=weights[0], epsilon=EPSILON))
-        OPS.add_rms_norm(made[data.draw(st.integers(0, len(made) - 1))], last, Norm(weight=weights[0], epsilon=EPSILON))
+            made.append(OPS.norm(OPS.take(made[source], wanted), Norm(weight=weight, epsilon=EPSILON)))
+        last = OPS.norm(made[-1], Norm(weight=weights[0], epsilon=EPSILON))
+        OPS.add_norm(made[data.draw(st.integers(0, len(made) - 1))], last, Norm(weight=weights[0], epsilon=EPSILON))
         return made[-1]
 
     expected = [start]

@@ -66,7 +66,7 @@ class BuiltRunner:
     num_pages: int
     max_length: int
     windows: tuple[int | None, ...]
-    """Of the groups of layers."""
+    """The window of each group of layers; None: its layers see all positions."""
     page_bytes: int
     announces_pages: bool
 
@@ -382,7 +382,7 @@ class _Parts:
     model: Decoder[Tensor]
     drafter: LoadedDrafter | None
     layout: AnyLayout
-    """Of a page, or of a frame."""
+    """The layout of a page of the model, or of a frame if layers have several groups."""
     groups: LayerGroups
     config: EngineConfig
 

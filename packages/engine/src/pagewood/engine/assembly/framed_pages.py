@@ -33,7 +33,7 @@ class FramedPages:
         Args:
             frames: the memory of frames.
             groups: knows the frames of pages.
-            beside: memory by the ids of pages; None: there is none.
+            beside: a drafter's memory, by the ids of pages; None: no drafter has memory.
         """
         self._frames = frames
         self._beside = beside

@@ -104,7 +104,7 @@ class ModelConfig:
         mixers = tuple(layer.mixer for layer in self.layers)
         heads = tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
         if len(heads) < len(mixers):
-            raise ValueError(f"a draft model must not have latent attention, got {self.architecture}")
+            raise ValueError(f"layers must have heads, not latents, got {self.architecture}")
         return heads
 
     @property

@@ -116,10 +116,10 @@ class Head(Generic[A]):
             return captured[0]
         if len(self._feature_norms) > 1:
             parts = zip(captured, self._feature_norms, strict=True)
-            captured = [ops.rms_norm(state, norm) for state, norm in parts]
+            captured = [ops.norm(state, norm) for state, norm in parts]
         joined = ops.concat(captured)
         if len(self._feature_norms) == 1:
-            joined = ops.rms_norm(joined, self._feature_norms[0])
+            joined = ops.norm(joined, self._feature_norms[0])
         return self._projection(joined)
 
     def __call__(
@@ -150,7 +150,7 @@ class Head(Generic[A]):
         """Return the logits `[W, D]` that belong to the hidden states `[W, E]` of a step."""
         if self.config.feeds_norm:
             return self._output(hidden)
-        return self._output(self._ops.rms_norm(hidden, self._norm))
+        return self._output(self._ops.norm(hidden, self._norm))
 
     def _advance(
         self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A
@@ -164,8 +164,8 @@ class Head(Generic[A]):
         first, last = self._layers[0], len(self._layers) - 1
         token_norm = first.input_norm if self._token_norm is None else self._token_norm
         assert token_norm is not None
-        token = ops.rms_norm(embedded, token_norm)
-        normed = ops.rms_norm(hidden, self._hidden_norm)
+        token = ops.norm(embedded, token_norm)
+        normed = ops.norm(hidden, self._hidden_norm)
         x = ops.concat([normed, token] if config.hidden_first else [token, normed])
         if config.has_wide_attention:
             residual = normed if config.norm_before_residual else hidden

@@ -192,7 +192,7 @@ class Ops(Protocol[A]):
     """The arithmetic of a device.
 
     `residual` is written in place. A result may lie in the memory of the first argument, which the caller must not read
-    again. `rms_norm`, `take`, `concat` and projections leave their first argument unchanged.
+    again. `norm`, `take`, `concat` and projections leave their first argument unchanged.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
@@ -211,11 +211,11 @@ class Ops(Protocol[A]):
         """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
         ...
 
-    def rms_norm(self, x: A, norm: Norm) -> A:
+    def norm(self, x: A, norm: Norm) -> A:
         """Return the norm of `x` `[T, E]`."""
         ...
 
-    def add_rms_norm(self, x: A, residual: A, norm: Norm) -> A:
+    def add_norm(self, x: A, residual: A, norm: Norm) -> A:
         """Add `x` `[T, E]` to `residual` in place and return the norm of the sum."""
         ...
 
@@ -273,7 +273,7 @@ class Ops(Protocol[A]):
         Args:
             logits: `[T, experts] float32`, the outputs of the router.
             router: how to choose.
-            bias: `[experts]`, added to scores for the choice only; None: there is none.
+            bias: `[experts]`, added to scores for the choice only; None: scores alone choose.
         """
         ...
 

@@ -122,17 +122,17 @@ class TorchOps:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
         return TorchEmbedding(table), self._make_linear(table, None)
 
-    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""
         return normed(x, norm)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum."""
-        return self.rms_norm(residual.add_(x), norm)
+        return self.norm(residual.add_(x), norm)
 
     def norm_add(self, x: Tensor, residual: Tensor, norm: Norm) -> None:
         """Add the norm of `x` to `residual`."""
-        residual.add_(self.rms_norm(x, norm))
+        residual.add_(self.norm(x, norm))
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Add `x` to `residual`."""
@@ -153,13 +153,13 @@ class TorchOps:
 
         def finished(x: Tensor, norm: Norm | None) -> Tensor:
             if norm is not None and split.norms_are_whole:
-                x = self.rms_norm(x, norm)
+                x = self.norm(x, norm)
             heads = x.unflatten(1, (-1, split.head_dim))
             if norm is None or split.norms_are_whole:
                 return rotated(heads).flatten(1)
             if split.norms_follow:
-                return self.rms_norm(rotated(heads), norm).flatten(1)
-            return rotated(self.rms_norm(heads, norm)).flatten(1)
+                return self.norm(rotated(heads), norm).flatten(1)
+            return rotated(self.norm(heads, norm)).flatten(1)
 
         return finished(q, split.q_norm), finished(k, split.k_norm), v
 

@@ -11,7 +11,7 @@ from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _NORM = NormConfig(epsilon=1e-6)
-"""Of latents and compressed queries: no field names its epsilon, and `rms_norm_eps` is that of other norms."""
+"""The norm of latents and of compressed queries. Its epsilon is fixed; `rms_norm_eps` is that of the other norms."""
 _LARGEST_RANK = 1 << 16
 
 

@@ -18,7 +18,7 @@ def read_multiplier(fields: Fields, name: str, default: float = 1.0) -> float:
 
 
 def read_cap(fields: Fields, name: str) -> float | None:
-    """Return a soft cap; absent, null and 0 mean that there is none.
+    """Return a soft cap, or None if the field is absent, null or 0.
 
     Raises:
         ValueError: it is not a number from 0 to 1e6.

@@ -52,7 +52,7 @@ class AttentionConfig:
     has_neighbours: bool = False
     """Whether elements 2i and 2i + 1 of a head are rotated together in checkpoints, rather than its two halves."""
     temperature: TemperatureConfig | None = None
-    """The factor of queries; None: there is none."""
+    """How queries grow with their position; None: they do not."""
     qk_norm: NormConfig | None = None
     """The norm of each head of q and k; None: there is no norm."""
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")

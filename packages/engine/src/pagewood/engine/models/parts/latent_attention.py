@@ -120,7 +120,7 @@ class LatentAttention(Generic[A]):
         rotation = step.rotations[self._config.rope]
         query = self._query(x)
         if self._wide_query is not None and self._query_norm is not None:
-            query = self._wide_query(self._ops.rms_norm(query, self._query_norm))
+            query = self._wide_query(self._ops.norm(query, self._query_norm))
         query, latents = self._heads.absorb(query, self._latent(x), rotation, self._norm)
         attended = step.attention.run(query, latents, None, layer)
         if wanted is not None:

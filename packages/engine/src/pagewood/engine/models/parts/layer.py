@@ -159,7 +159,7 @@ class Layer(Generic[A]):
             wanted: which tokens these are; None: all.
         """
         if self._feed_forward_norm is not None:
-            x = self._ops.rms_norm(residual, self._feed_forward_norm)
+            x = self._ops.norm(residual, self._feed_forward_norm)
         elif wanted is not None:
             x = self._ops.take(x, wanted)
         fed = self._feed_forward(x)
@@ -186,4 +186,4 @@ def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm | None)
     if norm is None:
         assert pending is None
         return residual
-    return ops.rms_norm(residual, norm) if pending is None else ops.add_rms_norm(pending, residual, norm)
+    return ops.norm(residual, norm) if pending is None else ops.add_norm(pending, residual, norm)

@@ -125,13 +125,13 @@ class CUDAOps:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
         return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
 
-    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""
         if norm.is_centred or norm.weight is None:
             return normed(x, norm)
         return self._rms_norm(norm)(x, norm.weight, norm.epsilon)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add `x` to `residual` and return the norm of the sum, of FlashInfer's kernels in the memory of `x`."""
         if norm.is_centred or norm.weight is None:
             return normed(residual.add_(x), norm)

@@ -1,7 +1,7 @@
 """All instructions, by the function that they are compiled in. A new kind is declared in its room, and added here.
 
-What depends on the size of heads is in `heads_unit`, and what depends on the form of weights in `packed_unit`. A unit is
-one function, and every call of it pays a little for each instruction that it has: what most models need is apart.
+What depends on the size of heads is in `heads_unit`, and what depends on the form of weights in `packed_unit`.
+A unit is one function, whose calls get slower with the number of its instructions. So rare ones are apart.
 """
 
 # pyright: basic

@@ -283,7 +283,7 @@ class CPUOps:
         self.variants.add((kind, level))
         return level
 
-    def rms_norm(self, x: Buffer, norm: Norm) -> Buffer:
+    def norm(self, x: Buffer, norm: Norm) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
         if norm.is_centred:
             return _layer_norm(None, x, norm)
@@ -291,7 +291,7 @@ class CPUOps:
         x.tape.write(rows.norm, x.rows, x=x, weight=weight_of(norm, x.size), out=out, size=x.size, epsilon=norm.epsilon)
         return out
 
-    def add_rms_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
+    def add_norm(self, x: Buffer, residual: Buffer, norm: Norm) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
         if norm.is_centred:
             return _layer_norm(x, residual, norm)
