@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.pausing import forget
-from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.pooling import Float32, Pool
+from pagewood.engine.core.queue.pausing import forget
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.steps.plan import Grant
 from pagewood.engine.grammar.matcher import Matcher
 
 _NOT_NUMBERS = Refusal(

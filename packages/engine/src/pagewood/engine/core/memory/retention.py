@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.core.messages.arrays import Int32
 
 _SPARE_ENTRIES = 64
 
