@@ -193,7 +193,7 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "forced tokens not sent": [(batch_builder, "_untold", "grant.request.num_untold and", "False and")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
-    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
+    "foreseen token answered twice": [(retire, "_advance", "tokens[num_old:]", "tokens")],
     "forced token lost": [(retire, "_follow", "tokens + forced", "tokens")],
 }
 

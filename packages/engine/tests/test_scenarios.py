@@ -495,7 +495,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "compiled while it waits": [(intake.Intake, "poll", "self._state.compiling.remove(request)", "pass")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
     "forced tokens not sent": [(batch_builder, "_untold", "grant.request.num_untold and", "False and")],
-    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
+    "foreseen token answered twice": [(retire, "_advance", "tokens[num_old:]", "tokens")],
     "foreseen token forgotten": [(Engine, "_finish", "- request.num_foreseen", "")],
     "forced tokens taken for computed": [
         (
@@ -507,7 +507,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     ],
     "forced tokens without their log probabilities": [(retire, "_follow", "sampling.logprobs is not None or", "")],
     "not ended with its grammar": [(retire, "_append", "or matcher.is_finished", "or False")],
-    "failure of a matcher not seen": [(retire, "_retire", "if failure is not None:", "if False:")],
+    "failure of a matcher not seen": [(retire, "_advance", "if failure is not None:", "if False:")],
     "draws not constrained": [(loop, "fill_masks", "matcher.fill(rows[0])", "pass")],
     "masks of drafts not filled": [(loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")],
     "failure behind a draft taken for one of the text": [
@@ -557,8 +557,8 @@ DEGENERATIONS: dict[str, list[Edit]] = {
         )
     ],
     "unseen token forgotten": [
-        (loop.Engine, "_launch_plan", "request.num_unseen += grant.num_promised", "pass"),
-        (loop.Engine, "_launch_plan", "request.num_unseen += 1", "pass"),
+        (loop, "_count_launched", "request.num_unseen += grant.num_promised", "pass"),
+        (loop, "_count_launched", "request.num_unseen += 1", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= grant.num_promised - request.num_foreseen", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= 1", "pass"),
     ],
@@ -585,14 +585,14 @@ FAULTS_OF_FAILURES: dict[str, list[Edit]] = {
         (loop.Engine, "step_overlapped", "self._finish(last)\n        raise", "raise"),
     ],
     "innocent row": [
-        (retire, "_retire", "if tokens == ():", "if tokens == () or 0 in result.counts:"),
+        (retire, "_retire", "if tokens:", "if tokens and 0 not in result.counts:"),
     ],
     "broken KV published": [
         (
             retire,
             "_retire",
-            "if tokens == ():",
-            "if tokens == ():\n            request.num_computed = start + grant.num_tokens",
+            "else:\n            index",
+            "else:\n            request.num_computed = start + grant.num_tokens\n            index",
         ),
     ],
     "failed KV published": [
@@ -612,7 +612,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
     "rejected page published": [
         (
             retire,
-            "_retire",
+            "_advance",
             "request.num_computed = request.num_known - 1",
             "request.num_computed = request.num_known",
         )

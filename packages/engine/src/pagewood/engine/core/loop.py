@@ -595,39 +595,21 @@ class Engine:
             measures.mark(LAUNCH)
             measured_s = measures.launched(grants, num_tokens=num_tokens, is_decode=is_decode)
             launched_s = launched_s or measured_s
-        if is_decode:
+        _count_launched(grants, is_decode=is_decode)
+        constrained: Sequence[Request] = ()
+        if is_constraining:
             for grant in grants:
-                request = grant.request
-                request.num_launched = grant.start + 1
-                request.num_in_flight += 1
-                request.num_unseen += 1
-        else:
-            for grant in grants:
-                request = grant.request
-                request.num_launched = grant.start + grant.num_tokens
-                request.num_in_flight += 1
-                request.num_unseen += grant.num_promised
-        if not is_constraining:
-            return Pending(
-                grants=grants,
-                handle=handle,
-                batch=batch,
-                is_drafting=is_drafting,
-                is_decode=is_decode,
-                is_long=is_long,
-                launched_s=launched_s,
-            )
-        for grant in grants:
-            grant.request.num_untold = 0
-        promising = [grant.request for grant in grants if grant.num_promised]
-        waiting: list[int] = batch.constrained.tolist()
+                grant.request.num_untold = 0
+            promising = [grant.request for grant in grants if grant.num_promised]
+            waiting: list[int] = batch.constrained.tolist()
+            constrained = [promising[index] for index in waiting]
         return Pending(
             grants=grants,
             handle=handle,
             batch=batch,
+            constrained=constrained,
             launched_s=launched_s,
-            constrained=[promising[index] for index in waiting],
-            num_masks=num_masks(batch),
+            num_masks=num_masks(batch) if constrained else 0,
             is_drafting=is_drafting,
             is_decode=is_decode,
             is_long=is_long,
@@ -757,6 +739,22 @@ class Engine:
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)
             self._kv.heal()
             self._state.waiting.watch_again()
+
+
+def _count_launched(grants: Sequence[Grant], *, is_decode: bool) -> None:
+    """Count a launched step in its requests; `is_decode`: every grant computes one position and promises one token."""
+    if is_decode:
+        for grant in grants:
+            request = grant.request
+            request.num_launched = grant.start + 1
+            request.num_in_flight += 1
+            request.num_unseen += 1
+    else:
+        for grant in grants:
+            request = grant.request
+            request.num_launched = grant.start + grant.num_tokens
+            request.num_in_flight += 1
+            request.num_unseen += grant.num_promised
 
 
 def _num_top(request: Request) -> int:

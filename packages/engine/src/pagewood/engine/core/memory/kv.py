@@ -521,7 +521,7 @@ class KVSpace:
         return 0 if self._retention is None else self._retention.num_pages
 
     def retain(self, tokens: Int32, namespace: str | None, seconds: float, *, of_request: bool = False) -> int | None:
-        """Retain the cached prefix of some tokens; return how many of them are, or None if there is no retention.
+        """Retain the cached prefix of some tokens; return its length, or None if retention is off.
 
         Args:
             tokens: `[num_tokens] int32`.
