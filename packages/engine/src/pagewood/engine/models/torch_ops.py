@@ -8,7 +8,9 @@ Legend: T tokens, E hidden_size, V vocab_size, F elements of a head / 2, B texts
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -100,11 +102,22 @@ class TorchOps:
     The rotation of a step is (cosines, sines), each `[T, F]`.
     """
 
-    __slots__ = ("_make_linear",)
+    __slots__ = ("_exchange", "_make_linear")
 
-    def __init__(self, make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear) -> None:
-        """Take the function that makes projections of a weight and a bias."""
+    def __init__(
+        self,
+        make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear,
+        *,
+        exchange: Callable[[Tensor], Sequence[Tensor]] | None = None,
+    ) -> None:
+        """Choose how projections are made, and how ranks are connected.
+
+        Args:
+            make_linear: makes projections of a weight and a bias.
+            exchange: returns the tensors that all ranks pass to it, in the order of ranks; None: there is one rank.
+        """
         self._make_linear = make_linear
+        self._exchange = exchange
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
@@ -143,6 +156,9 @@ class TorchOps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v."""
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        if split.norms_are_whole and split.num_ranks > 1:
+            q, k = self._normed_over_ranks(q, k, split)
+            split = replace(split, q_norm=None, k_norm=None)
 
         def rotated(heads: Tensor) -> Tensor:
             if rotation is None:
@@ -162,6 +178,17 @@ class TorchOps:
             return rotated(self.norm(heads, norm)).flatten(1)
 
         return finished(q, split.q_norm), finished(k, split.k_norm), v
+
+    def _normed_over_ranks(self, q: Tensor, k: Tensor, split: HeadSplit) -> tuple[Tensor, Tensor]:
+        """Return queries and keys normed by the mean square of the heads of all ranks."""
+        assert split.q_norm is not None
+        assert split.k_norm is not None
+        squares = self.sum_ranks(torch.stack([x.float().square().mean(-1) for x in (q, k)], dim=-1)) / split.num_ranks
+        found: list[Tensor] = []
+        for x, mean, norm in zip((q, k), squares.split(1, dim=-1), (split.q_norm, split.k_norm), strict=True):
+            own = (x * torch.rsqrt(mean + norm.epsilon)).to(x.dtype)
+            found.append(own if norm.weight is None else own * norm.weight)
+        return found[0], found[1]
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor."""
@@ -226,6 +253,18 @@ class TorchOps:
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks, in their order."""
+        return x.copy_(functools.reduce(torch.add, self._of_ranks(x)))
+
+    def gather_ranks(self, x: Tensor, size: int) -> Tensor:
+        """Return the first columns of all ranks side by side."""
+        return torch.cat(list(self._of_ranks(x)), dim=-1)[:, :size]
+
+    def _of_ranks(self, x: Tensor) -> Sequence[Tensor]:
+        assert self._exchange is not None, "a model of one rank has nothing to exchange"
+        return self._exchange(x)
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:

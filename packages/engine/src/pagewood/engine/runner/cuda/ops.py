@@ -247,3 +247,11 @@ class CUDAOps:
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0."""
         return x.masked_fill((rotation[0] == 0)[:, None], 0)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")
+
+    def gather_ranks(self, x: Tensor, size: int) -> Tensor:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")

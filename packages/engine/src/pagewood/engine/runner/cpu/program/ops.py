@@ -449,6 +449,14 @@ class CPUOps:
         x.tape.write(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
 
+    def sum_ranks(self, x: Buffer) -> Buffer:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")
+
+    def gather_ranks(self, x: Buffer, size: int) -> Buffer:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")
+
 
 def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:
     """Return the norm of `x` around its mean, after `added` was added to it."""
