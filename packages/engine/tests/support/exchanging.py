@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -32,7 +33,8 @@ def main(rank: int, count: int, descriptor: int, num_threads: int, num_sums: int
         made = np.random.default_rng(shape[0])
         own = np.empty(shape, np.float32)
         add = write_down(exchange.sum_ranks, own, kernel=kernel, num_threads=num_threads)
-        gather = write_down(exchange.gather_ranks, own, kernel=kernel, num_threads=num_threads)
+        size = count * shape[1] - shape[1] // 3  # the last columns are left out
+        gather = write_down(partial(exchange.gather_ranks, size=size), own, kernel=kernel, num_threads=num_threads)
         for _ in range(max(3, num_sums * 1024 // (shape[0] * shape[1]))):
             parts = made.standard_normal((count, *shape), np.float32)
             own[:] = parts[rank]
@@ -44,7 +46,7 @@ def main(rank: int, count: int, descriptor: int, num_threads: int, num_sums: int
             found, side_by_side = add(), gather()
             if not np.array_equal(found, expected):
                 print(f"rank {rank}: the sum of {shape} differs")
-            if not np.array_equal(side_by_side, np.concatenate(list(parts), axis=1)):
+            if not np.array_equal(side_by_side, np.concatenate(list(parts), axis=1)[:, :size]):
                 print(f"rank {rank}: the columns of {shape} differ")
             digest.update(found.tobytes())
     print(digest.hexdigest())

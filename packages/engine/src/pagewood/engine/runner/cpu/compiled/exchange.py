@@ -115,10 +115,13 @@ def sum_ranks(
 @instruction(lanes)
 @inlined
 def gather_ranks(
-    x_at: Any, out_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any,
-    num_rows: NumRows, part: Part,
+    x_at: Any, out_at: Any, size: Any, out_size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any,
+    ended_at: Any, num_rows: NumRows, part: Part,
 ) -> None:  # fmt: skip
-    """Write the columns `x` `[T, size]` of all ranks side by side to `out` `[T, R size]`; see `sum_ranks`."""
+    """Write the columns `x` `[T, size]` of all ranks side by side to `out` `[T, out_size]`; see `sum_ranks`.
+
+    The last of the R times `size` columns are left out if there are more than `out_size`.
+    """
     start, end = part * PIECE, num_rows * size
     while start < end:
         num = min(PIECE, end - start)
@@ -130,8 +133,9 @@ def gather_ranks(
             while at < num:
                 row, column = (start + at) // size, (start + at) % size
                 width = min(size - column, num - at)
-                out = vector(out_at + 4 * ((row * count + other) * size + column), width)
-                for i in range(_U(width)):
+                first = other * size + column
+                out = vector(out_at + 4 * (row * out_size + first), width)
+                for i in range(_U(max(0, min(width, out_size - first)))):
                     out[i] = place[_U(at) + i]
                 at += width
         start += NUM_LANES * PIECE

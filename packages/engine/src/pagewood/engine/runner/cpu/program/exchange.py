@@ -36,11 +36,11 @@ class Exchange:
         )  # fmt: skip
         return x
 
-    def gather_ranks(self, x: Buffer) -> Buffer:
-        """Write the instruction that puts the columns of all ranks side by side; return them."""
-        out = x.tape.buffer(x.rows, x.size * self.count)
+    def gather_ranks(self, x: Buffer, size: int) -> Buffer:
+        """Write the instruction that puts the columns of all ranks side by side; return the first `size` of them."""
+        out = x.tape.buffer(x.rows, size)
         x.tape.write(
-            exchange.gather_ranks, x.rows, x=x, out=out, size=x.size, rank=self.rank, count=self.count,
+            exchange.gather_ranks, x.rows, x=x, out=out, size=x.size, out_size=size, rank=self.rank, count=self.count,
             places=self.places, arrivals=self.arrivals, ended=self.ended,
         )  # fmt: skip
         return out
