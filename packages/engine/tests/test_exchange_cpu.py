@@ -31,8 +31,11 @@ def test_processes_get_the_same_sums_whenever_they_arrive(count: int, num_thread
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), *map(str, (rank, count, descriptor, num_threads, num_sums))],
-            stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,), env=environment,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(descriptor,),
+            env=environment,
+        )
         for rank in range(count)
     ]
     os.close(descriptor)

@@ -28,7 +28,11 @@ def divided_cores(count: int, *, root: Path = _CPUS) -> list[list[int]]:
         cores.setdefault((_node(root, number), *_core(root, number)), []).append(number)
     ordered = [cores[key] for key in sorted(cores)]
     return [
-        [number for core in ordered[rank * len(ordered) // count : (rank + 1) * len(ordered) // count] for number in core]
+        [
+            number
+            for core in ordered[rank * len(ordered) // count : (rank + 1) * len(ordered) // count]
+            for number in core
+        ]
         for rank in range(count)
     ]
 

@@ -21,9 +21,9 @@ _TABLES_EVERY = 16
 class StepNotes:
     """Writes digests of the steps of one rank to the shared memory. Used by the thread that computes them, in order.
 
-    The digest of a step covers the tokens that it yields and the bits of its last hidden states. So it finds a rank that
-    adds in another order, although all ranks draw from the same logits. That of the tables, every some steps, covers
-    all that the runner knows of its rows.
+    The digest of a step covers the tokens that it yields and the bits of its last hidden states. So it finds a rank
+    that adds in another order, although all ranks draw from the same logits. That of the tables, every some steps,
+    covers all that the runner knows of its rows.
 
     Args:
         segment: of the group.

@@ -16,7 +16,7 @@ HEARTBEAT_S = 5.0
 class Pulse:
     """A thread that counts beats of its own rank, and watches those of the others.
 
-    It counts its own beats instead of seconds. So a machine that was suspended, or a container that was paused, with all
+    It counts its own beats instead of seconds. So a machine that was suspended, or a container that was paused with all
     ranks, is not taken for a late rank.
 
     Invariant: after `end` is called, or has been noted, the group stays ended.

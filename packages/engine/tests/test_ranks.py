@@ -1,0 +1,209 @@
+"""Several processes that compute a model together: their answers, and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
+from pagewood.engine.core.loop import Engine, RunnerLostError
+from pagewood.engine.observe.profiling import Profile
+from pagewood.engine.offline.calls import EngineFailedError
+from pagewood.engine.offline.llm import LLM
+from pagewood.engine.runner.ranks.group import Group
+from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+
+WAIT_S = 60
+"""Then a process counts as hung."""
+PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
+
+
+def mixed_sampling(num: int, max_tokens: int = 30) -> list[SamplingParams]:
+    return [
+        SamplingParams(
+            max_tokens=max_tokens, temperature=float(i % 2), seed=i, top_p=0.9 if i % 3 else 1.0, ignore_eos=True
+        )
+        for i in range(num)
+    ]
+
+
+def engine_of(llm: LLM) -> Engine:
+    return llm._engine._engine  # pyright: ignore[reportPrivateUsage]
+
+
+def group_of(llm: LLM) -> Group:
+    runner = engine_of(llm).runner
+    assert isinstance(runner, RankedRunner)
+    group = runner._group  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(group, Group)
+    return group
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def two_ranks(**options: Any) -> LLM:
+    return LLM(tensor_parallel_size=2, num_threads=2, max_running=8, **options)
+
+
+def one_process(**options: Any) -> LLM:
+    return LLM(num_threads=1, max_running=8, **options)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LLM]:
+    with two_ranks() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    with one_process() as llm:
+        yield llm
+
+
+def test_tokens_are_those_of_one_process_with_and_without_hits(ranks: LLM, alone: LLM) -> None:
+    prompts = PROMPTS * 2
+    expected = [one.tokens for one in alone.generate(prompts, mixed_sampling(len(prompts)))]
+    for _ in range(2):  # the second time, prompts are cached
+        assert [one.tokens for one in ranks.generate(prompts, mixed_sampling(len(prompts)))] == expected
+    assert ranks.counters().num_cached_pages > 0
+
+
+def test_grammars_bind_all_ranks(ranks: LLM, alone: LLM) -> None:
+    sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=3, grammar=Grammar(kind="regex", text="(ab|cd)+ef"))
+    expected = [one.tokens for one in alone.generate(PROMPTS, sampling)]
+    assert [one.tokens for one in ranks.generate(PROMPTS, sampling)] == expected
+
+
+def test_log_probabilities_are_close(ranks: LLM, alone: LLM) -> None:
+    sampling = SamplingParams(max_tokens=5, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    found, expected = (llm.generate(PROMPTS, sampling) for llm in (ranks, alone))
+    for one, other in zip(found, expected, strict=True):
+        for own, others in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+            assert own is not None
+            assert others is not None
+            assert [a.token for a in own if a] == [a.token for a in others if a]
+            np.testing.assert_allclose([a.logprob for a in own if a], [a.logprob for a in others if a], atol=1e-3)
+
+
+def test_vectors_are_close(ranks: LLM, alone: LLM) -> None:
+    vectors = [llm.embed(PROMPTS, PoolingParams(kind="mean")) for llm in (ranks, alone)]
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-3)
+
+
+def test_a_profile_has_all_ranks(ranks: LLM) -> None:
+    profile = Profile(engine_of(ranks))
+    profile.start()
+    ranks.generate(PROMPTS, SamplingParams(max_tokens=3, ignore_eos=True))
+    recorded = profile.stop()
+    names = [{span.name for span in recorded.spans if span.details.get("rank", 0) == rank} for rank in range(2)]
+    assert names[0] == names[1]
+    assert {"sum_ranks", "gather_ranks"} < names[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"speculative": "ngram"}, id="ngram"),
+        pytest.param({"speculative": "suffix"}, id="suffix"),
+        pytest.param({"speculative": "draft"}, id="draft"),
+        pytest.param({"speculative": "eagle"}, id="eagle"),
+        pytest.param({"weights": "int8"}, id="int8"),
+        pytest.param({"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7}, id="int8 KV, no overlap"),
+        pytest.param({"max_total_tokens": 256, "host_cache_gb": 0.01, "max_length": 120}, id="host cache"),
+    ],
+)
+def test_everything_else_works_with_ranks(options: dict[str, Any]) -> None:
+    prompts = PROMPTS * 2
+    outputs: list[list[Any]] = []
+    for make in (one_process, two_ranks):
+        with make(**options) as llm:
+            outputs.append([])
+            for num in range(2):
+                found = llm.generate(prompts, mixed_sampling(len(prompts), 20 + num))
+                outputs[-1] += [one.tokens for one in found]
+            assert make is one_process or all(map(is_alive, group_of(llm).pids()))
+            pids = [] if make is one_process else group_of(llm).pids()
+        assert not any(map(is_alive, pids))
+    assert outputs[0] == outputs[1]
+
+
+def generate_for(llm: LLM, duration_s: float) -> None:
+    ends_s = time.monotonic() + duration_s
+    while time.monotonic() < ends_s:
+        llm.generate(PROMPTS * 2, mixed_sampling(2 * len(PROMPTS), 100))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -> None:
+    with two_ranks() as llm:
+        (pid,) = group_of(llm).pids()
+        timer = threading.Timer(0.5, os.kill, (pid, number))
+        timer.start()
+        with pytest.raises(RunnerLostError, match="rank 1"):
+            generate_for(llm, WAIT_S)
+        with pytest.raises(EngineFailedError, match="rank 1"):
+            llm.generate(PROMPTS)
+        assert not is_alive(pid)
+
+
+def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:
+    with two_ranks() as llm:
+        (pid,) = group_of(llm).pids()
+        os.kill(pid, signal.SIGKILL)
+        group = group_of(llm)
+        while group.segment.ended[0] == 0:
+            time.sleep(0.01)
+        with pytest.raises(RunnerLostError, match="rank 1 has ended with code -9"):
+            engine_of(llm).runner.check()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be >= 1, got 0"),
+        ({"tensor_parallel_size": 2, "num_threads": 1}, "num_threads must be at least tensor_parallel_size 2, got 1"),
+        ({"tensor_parallel_size": 2, "device": "cuda"}, "tensor_parallel_size must be 1 on CUDA, got 2"),
+        (
+            {"tensor_parallel_size": 2, "model_impl": "transformers"},
+            "tensor_parallel_size must be 1 with model_impl transformers, got 2",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started() -> None:
+    with pytest.raises(ValueError, match="must be a multiple of tensor_parallel_size 3, got"):
+        LLM(tensor_parallel_size=3, num_threads=3)
+
+
+def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewood.engine.assembly.build_cpu._num_cores", lambda: 1)
+    with pytest.raises(ValueError, match="tensor_parallel_size must be at most the 1 cores"):
+        LLM(tensor_parallel_size=2)
+
+
+def test_nothing_of_a_group_has_a_name() -> None:
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set[Path]()
+    with two_ranks() as llm:
+        llm.generate(PROMPTS[:1], SamplingParams(max_tokens=1))
+        assert not Path("/dev/shm").is_dir() or not [
+            one for one in set(Path("/dev/shm").iterdir()) - before if "pagewood" in one.name
+        ]
