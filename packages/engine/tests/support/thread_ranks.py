@@ -66,19 +66,23 @@ class ThreadRanks:
 
     def __init__(self, count: int, make_runner: Callable[[int], Runner]) -> None:
         self.segment = Segment.in_memory(np.zeros(segment_bytes(count), np.uint8), count)
-        self._pulse = Pulse(self.segment, 0, heartbeat_s=_HEARTBEAT_S, on_end=lambda: None)
-        self._pulse.begin()
+        self._pulses = [
+            Pulse(self.segment, rank, heartbeat_s=_HEARTBEAT_S, on_end=lambda: None) for rank in range(count)
+        ]
         self._links: list[Connection] = []
         self._threads: list[threading.Thread] = []
         for rank in range(1, count):
             own, other = socket.socketpair()
             self._links.append(Connection(own.detach()))
             runner = self.noted(make_runner(rank), rank)
-            arguments = (Connection(other.detach()), runner, self.segment, rank, self._pulse)
+            arguments = (Connection(other.detach()), runner, self.segment, rank, self._pulses[rank])
             self._threads.append(
                 threading.Thread(target=follow, args=arguments, kwargs={"leave": lambda: None}, daemon=True)
             )
             self._threads[-1].start()
+
+        for pulse in self._pulses:
+            pulse.begin()
 
     def noted(self, runner: Runner, rank: int) -> NotedRunner:
         return NotedRunner(runner, StepNotes(self.segment, rank))
@@ -107,4 +111,5 @@ class ThreadRanks:
         self.tell_all(Close())
         for thread in self._threads:
             thread.join()
-        self._pulse.stop()
+        for pulse in self._pulses:
+            pulse.stop()

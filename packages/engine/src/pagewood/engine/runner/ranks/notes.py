@@ -50,7 +50,7 @@ class StepNotes:
         self._number += 1
         found = 1 if result is None else zlib.crc32(result.counts, zlib.crc32(np.ascontiguousarray(result.tokens)))
         own = self._segment.digests[self._rank, self._number % NUM_KEPT]
-        own[0] = (found << 32) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
+        own[0] = (found << 31) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
         own[1] = _digest(tables) if self._number % _TABLES_EVERY == 0 else 0
         self.states[0] = 0
         self._segment.end_step(self._rank)
