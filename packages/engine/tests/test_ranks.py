@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 
+PROGRAM = Path(__file__).parent / "support" / "ranked_program.py"
 WAIT_S = 60
 """Then a process counts as hung."""
 PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
@@ -45,6 +48,14 @@ def group_of(llm: LLM) -> Group:
     group = runner._group  # pyright: ignore[reportPrivateUsage]
     assert isinstance(group, Group)
     return group
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended, also if its parent has not been told."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def is_alive(pid: int) -> bool:
@@ -159,6 +170,26 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -
         with pytest.raises(EngineFailedError, match="rank 1"):
             llm.generate(PROMPTS)
         assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_other_ranks_end_with_rank_0(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        try:
+            pid = int(program.stdout.readline())
+            time.sleep(0.5)  # under load
+            program.send_signal(number)
+            ends_s = time.monotonic() + WAIT_S
+            while is_running(pid):
+                assert time.monotonic() < ends_s
+                time.sleep(0.01)
+            if number is signal.SIGSTOP:
+                program.send_signal(signal.SIGCONT)
+                assert "rank 0 has given no sign of life for" in program.stdout.readline()
+                assert program.wait(WAIT_S) == 0
+        finally:
+            program.kill()
 
 
 def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:

@@ -28,24 +28,33 @@ class NotedRunner:
     def __init__(self, runner: Runner, notes: StepNotes) -> None:
         self._runner = runner
         self._notes = notes
+        self._turn = threading.Lock()
+        """An echo runner is used by one thread at a time."""
 
     def launch(self, batch: Batch) -> StepHandle:
-        return _Noted(self._runner.launch(batch), self._notes)
+        with self._turn:
+            return _Noted(self._runner.launch(batch), self._notes, self._turn, waits=len(batch.constrained) > 0)
 
     def close(self) -> None:
         self._runner.close()
 
 
 class _Noted:
-    def __init__(self, handle: StepHandle, notes: StepNotes) -> None:
+    def __init__(self, handle: StepHandle, notes: StepNotes, turn: threading.Lock, *, waits: bool) -> None:
         self._handle = handle
         self._notes = notes
+        self._turn = turn
         self._is_noted = False
+        self._has_masks = threading.Event()
+        if not waits:
+            self._has_masks.set()
 
     def wait(self) -> StepResult:
+        self._has_masks.wait()
         result = None
         try:
-            result = self._handle.wait()
+            with self._turn:
+                result = self._handle.wait()
         finally:
             if not self._is_noted:
                 self._is_noted = True
@@ -58,7 +67,9 @@ class _Noted:
 
     def constrain(self, masks: np.ndarray) -> None:
         assert isinstance(self._handle, ConstrainedHandle)
-        self._handle.constrain(masks)
+        with self._turn:
+            self._handle.constrain(masks)
+        self._has_masks.set()
 
 
 class ThreadRanks:

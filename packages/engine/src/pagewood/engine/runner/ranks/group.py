@@ -43,10 +43,6 @@ _LOOK_S = 0.2
 Answer = TypeVar("Answer", Loaded, Ready, Spans)
 
 
-class RankError(Exception):
-    """A rank cannot be built; not the fault of the model or the configuration."""
-
-
 class Group:
     """The ranks of a model. Invariant: when the group has ended, none of the processes that it has started lives.
 
@@ -153,8 +149,7 @@ class Group:
 
         Raises:
             ValueError: the model or the configuration is wrong for a rank.
-            RankError: a rank cannot be built.
-            RunnerLostError: the group has ended.
+            RunnerLostError: a rank cannot be built for another reason, or the group has ended.
         """
         found: list[Answer] = []
         for rank in range(1, self.count):
@@ -165,10 +160,13 @@ class Group:
                     if failure is None and answer is None:
                         self._changed.wait(_LOOK_S)
                 if isinstance(failure, Failed):
-                    raise (ValueError if failure.is_refusal else RankError)(failure.message)
+                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
                 if isinstance(answer, kind):
                     found.append(answer)
                     break
+                if self.segment.end_reason is not None and self._reader.is_alive():
+                    self._reader.join()  # the last words of the ranks may be on their way
+                    continue
                 self.check()
                 doing = self._doing.get(rank)
                 if progress is not None and doing is not None:
@@ -218,6 +216,8 @@ class Group:
             self.segment.end(0, "the group is closed")
         self._kill()
         self._reader.join()
+        for link in self._links:
+            link.close()
         while self.kv_memory:
             os.close(self.kv_memory.pop())
 
