@@ -141,7 +141,7 @@ def load_drafter(
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
-    """Load the draft model, or the head of `target`, whose own weights are float32.
+    """Load the draft model, or the head of `target`, whose own weights are float32; the part that its rank has.
 
     Args:
         found: of kind draft or eagle.
@@ -171,6 +171,7 @@ def load_drafter(
             activations=activations,
             digest=digest,
             num_threads=num_threads,
+            shard=target.shard,
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
