@@ -24,6 +24,7 @@ from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
+from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
@@ -139,6 +140,7 @@ def load_drafter(
     weights: WeightFormat = "float32",
     activations: ActivationFormat = "auto",
     num_threads: int = 1,
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
     """Load the draft model, or the head of `target`, whose own weights are float32; the part that its rank has.
@@ -152,6 +154,7 @@ def load_drafter(
         weights: the form of the target's weights, which a draft model gets too.
         activations: those of the target, which a draft model gets too.
         num_threads: see `load_cpu_model`.
+        exchange: with the other ranks of the target; None: it is whole.
         progress: called for every tensor.
 
     Raises:
@@ -172,12 +175,13 @@ def load_drafter(
             digest=digest,
             num_threads=num_threads,
             shard=target.shard,
+            exchange=exchange,
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units = loaded.units
     else:
-        model = load_head(found.folder, target, CPUOps(), progress=progress)
+        model = load_head(found.folder, target, CPUOps(exchange=exchange), progress=progress)
     if target_digest is not None:
         digest.begin()
     root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")

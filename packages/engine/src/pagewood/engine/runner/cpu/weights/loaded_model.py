@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
@@ -68,6 +70,7 @@ def load_cpu_model(
     num_threads: int = 1,
     max_length: int | None = None,
     shard: Shard = WHOLE,
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
@@ -82,13 +85,11 @@ def load_cpu_model(
         digest: of the folder; weights are kept under it.
         num_threads: that lay out weights.
         max_length: see `load_model`.
-        shard: the rank; each has a file of its own in the cache folder.
+        shard: the rank whose part of the model is loaded; each has a file of its own in the cache folder.
+        exchange: with the other ranks; None: the model is whole.
         progress: called for every tensor.
     """
-
-    def load(packer: Packer, *, reads_matrices: bool = True) -> LoadedModel:
-        return _load(folder, packer, progress, max_length, shard, reads_matrices=reads_matrices)
-
+    load = partial(_load, folder, max_length=max_length, shard=shard, exchange=exchange, progress=progress)
     if form not in _CACHED:
         return load(Packer(form, activations=activations, num_threads=num_threads))
     digest.begin()
@@ -119,7 +120,7 @@ def load_cpu_model(
             identity = digest.wait()  # reading a model takes less time than quantising it
             if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
-            path = _file(identity, form, shard)
+            path = _file_of(identity, form, shard)
             writer.finish(path)
         _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
         return loaded
@@ -133,11 +134,6 @@ def load_cpu_model(
     return load(Packer(form, activations=activations, num_threads=num_threads))
 
 
-def _file(identity: bytes, form: WeightFormat, shard: Shard) -> Path:
-    """Return the file for the weights of a rank."""
-    return weights_file(_LAYOUT + identity + (b"" if shard.is_whole else str(shard).encode()), form)
-
-
 def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | None:
     """Return the file for weights of a form, or None if it cannot exist yet.
 
@@ -146,19 +142,26 @@ def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | 
     """
     has_some = any(weights_folder().glob(f"*.{form}"))
     identity = digest.wait() if has_some else digest.known()
-    return None if identity is None else _file(identity, form, shard)
+    return None if identity is None else _file_of(identity, form, shard)
+
+
+def _file_of(identity: bytes, form: WeightFormat, shard: Shard) -> Path:
+    """Return the file for the weights of a model, or for a rank's part of them."""
+    part = b"" if shard.is_whole else str(shard).encode()
+    return weights_file(_LAYOUT + identity + part, form)
 
 
 def _load(
     folder: Path,
     packer: Packer,
-    progress: Progress | None,
+    *,
     max_length: int | None,
     shard: Shard,
-    *,
-    reads_matrices: bool,
+    exchange: Exchange | None,
+    progress: Progress | None,
+    reads_matrices: bool = True,
 ) -> LoadedModel:
-    ops = CPUOps(packer)
+    ops = CPUOps(packer, exchange=exchange)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(
         folder,
