@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
 _R = TypeVar("_R")
 _PATIENCE_S = 60
@@ -62,3 +67,27 @@ def on_ranks(count: int, work: Callable[[Shard, Callable[[Tensor], list[Tensor]]
         if error is not None and not isinstance(error, BrokenBarrierError):
             raise error
     return [future.result() for future in futures]
+
+
+def text_states(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
+    """Return the last states of a text at all positions, by a model over plain torch or a rank's part of it."""
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
+    positions = torch.arange(len(tokens))
+    with torch.inference_mode():
+        return model.states(tokens, [rope(positions) for rope in model.ropes], attention, positions)[0]
+
+
+def text_logits(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
+    """Return the logits of a text at all positions."""
+    states = text_states(model, tokens)
+    with torch.inference_mode():
+        return model.head(states)
+
+
+def ranks_logits(folder: Path, tokens: Tensor, count: int) -> list[Tensor]:
+    """Return the logits of a text that each rank of the model in `folder` gets."""
+
+    def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        return text_logits(load_model(folder, TorchOps(exchange=exchange), shard=shard), tokens)
+
+    return on_ranks(count, work)

@@ -116,7 +116,6 @@ class CPURank:
                 weights=config.weights,
                 activations=config.activations,
                 num_threads=num_threads,
-                shard=shard,
                 exchange=exchange,
                 progress=progress,
             )

@@ -211,7 +211,7 @@ def load_head(
     device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> Head[A]:
-    """Read the drafting head of `target` from a folder.
+    """Read the drafting head of `target` from a folder, or the part of it that the target's rank has.
 
     Args:
         folder: of an EAGLE-3 head, or the target's own if its checkpoint has layers for multi-token prediction; only
@@ -229,11 +229,13 @@ def load_head(
         ValueError: there is no head, its kind is not supported, it does not fit the target, or the tensors are not
             those that it needs. This is checked before any memory is allocated for them.
     """
-    config = HeadConfig.from_folder(folder, target.config, captured=captured)
+    config = HeadConfig.from_folder(folder, target.whole, captured=captured)
     check_head(folder, config)
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
-    head = Head(config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device)
+    head = Head(
+        config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device, shard=target.shard
+    )
     checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
     return head
 
@@ -272,6 +274,7 @@ def load_draft(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
+    shard: Shard = WHOLE,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read a draft model for the model in `target_folder`; the other arguments are those of `load_model`.
@@ -281,7 +284,7 @@ def load_draft(
         ValueError: see `check_draft` and `load_model`.
     """
     check_draft(folder, target_folder)
-    return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
+    return load_model(folder, ops, dtype=dtype, device=device, shard=shard, progress=progress)
 
 
 def _log_factors(folder: str | Path, config: ModelConfig) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
-from pagewood.engine.models.parts.gathered import Gathered
+from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
@@ -130,17 +130,14 @@ class Decoder(Generic[A]):
 
 def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard) -> tuple[Embedding[A], Linear[A]]:
     """Return the embedding of tokens and the output projection."""
-    vocab_size, hidden_size = config.vocab_size, config.hidden_size
-    table, output = [("model.embed_tokens.weight", vocab_size)], [("lm_head.weight", vocab_size)]
-    if shard.is_whole:
-        if config.tied_embeddings:
-            embedding, head = ops.tied_embedding(weights.stack(table, hidden_size))
-        else:
-            embedding = ops.embedding(weights.stack(table, hidden_size))
-            head = ops.linear(weights.stack(output, hidden_size), None)
-        return embedding, make_output(config.output, head, ops)
-    columns = shard.inputs("hidden_size", hidden_size)
-    embedding = ops.embedding(weights.stack(table, hidden_size, inputs=columns))
-    rows = shard.padded_part(vocab_size)
-    head = ops.linear(weights.stack(table if config.tied_embeddings else output, hidden_size, order=rows), None)
-    return Gathered(embedding, ops, hidden_size), Gathered(make_output(config.output, head, ops), ops, vocab_size)
+    table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
+
+    def finished(head: Linear[A]) -> Linear[A]:
+        return make_output(config.output, head, ops)
+
+    if config.tied_embeddings and shard.is_whole:
+        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size))
+        return embedding, finished(head)
+    embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
+    output = table if config.tied_embeddings else "lm_head"
+    return embedding, read_gathered(weights, ops, output, vocab_size, hidden_size, shard, change=finished)

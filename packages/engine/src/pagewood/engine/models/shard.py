@@ -40,6 +40,10 @@ class Shard:
         if not 0 <= self.rank < self.count:
             raise ValueError(f"rank must be in [0, {self.count}), got {self.rank}")
 
+    def __str__(self) -> str:
+        """Return as in "rank 1 of 4"."""
+        return f"rank {self.rank} of {self.count}"
+
     @property
     def is_whole(self) -> bool:
         """Whether one rank computes everything."""

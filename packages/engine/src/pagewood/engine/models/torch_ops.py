@@ -157,7 +157,7 @@ class TorchOps:
         """Return rotated q and k, and v."""
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
         if split.norms_are_whole and split.num_ranks > 1:
-            q, k = self._normed_over_ranks(q, k, split)
+            q, k = norm_over_ranks(q, k, split, self.sum_ranks)
             split = replace(split, q_norm=None, k_norm=None)
 
         def rotated(heads: Tensor) -> Tensor:
@@ -178,17 +178,6 @@ class TorchOps:
             return rotated(self.norm(heads, norm)).flatten(1)
 
         return finished(q, split.q_norm), finished(k, split.k_norm), v
-
-    def _normed_over_ranks(self, q: Tensor, k: Tensor, split: HeadSplit) -> tuple[Tensor, Tensor]:
-        """Return queries and keys normed by the mean square of the heads of all ranks."""
-        assert split.q_norm is not None
-        assert split.k_norm is not None
-        squares = self.sum_ranks(torch.stack([x.float().square().mean(-1) for x in (q, k)], dim=-1)) / split.num_ranks
-        found: list[Tensor] = []
-        for x, mean, norm in zip((q, k), squares.split(1, dim=-1), (split.q_norm, split.k_norm), strict=True):
-            own = (x * torch.rsqrt(mean + norm.epsilon)).to(x.dtype)
-            found.append(own if norm.weight is None else own * norm.weight)
-        return found[0], found[1]
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor."""
@@ -273,6 +262,20 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     if norm.is_centred:
         return functional.layer_norm(x, x.shape[-1:], weight, norm.bias, norm.epsilon)
     return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
+
+
+def norm_over_ranks(
+    q: Tensor, k: Tensor, split: HeadSplit, sum_ranks: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys `[T, n]` normed by the mean squares of the heads of all ranks."""
+    means = torch.stack([x.float().square().mean(-1) for x in (q, k)], dim=-1)
+    means = sum_ranks(means) / split.num_ranks
+    found: list[Tensor] = []
+    for x, mean, norm in zip((q, k), means.split(1, dim=-1), (split.q_norm, split.k_norm), strict=True):
+        assert norm is not None
+        own = (x * torch.rsqrt(mean + norm.epsilon)).to(x.dtype)
+        found.append(own if norm.weight is None else own * norm.weight)
+    return found[0], found[1]
 
 
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:

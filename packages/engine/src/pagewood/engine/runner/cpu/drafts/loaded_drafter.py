@@ -17,7 +17,6 @@ from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
-from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -149,11 +148,10 @@ def load_drafter(
     weights: WeightFormat = "float32",
     activations: ActivationFormat = "auto",
     num_threads: int = 1,
-    shard: Shard = WHOLE,
     exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
-    """Load the draft model, or the head of `target`, whose own weights are float32.
+    """Load the draft model, or the head of `target`, whose own weights are float32; the part that its rank has.
 
     Args:
         found: of kind draft or eagle.
@@ -164,8 +162,7 @@ def load_drafter(
         weights: the form of the target's weights, which a draft model gets too.
         activations: those of the target, which a draft model gets too.
         num_threads: see `load_cpu_model`.
-        shard: the rank whose part of a draft model is loaded. A head is whole on every rank: it is one layer.
-        exchange: see `load_cpu_model`.
+        exchange: with the other ranks of the target; None: it is whole.
         progress: called for every tensor.
 
     Raises:
@@ -185,17 +182,17 @@ def load_drafter(
             activations=activations,
             digest=digest,
             num_threads=num_threads,
-            shard=shard,
+            shard=target.shard,
             exchange=exchange,
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units = loaded.units
     else:
-        model = load_head(found.folder, target, CPUOps(), progress=progress)
+        model = load_head(found.folder, target, CPUOps(exchange=exchange), progress=progress)
     if target_digest is not None:
         digest.begin()
-    known = digest.known() if target_digest is None or shard.is_whole else digest.wait()  # the same on all ranks
+    known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks
     root = _root(known, target_digest, mark=f"{found.kind}{mark}")
     return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
 

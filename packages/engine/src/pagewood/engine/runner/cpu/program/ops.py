@@ -331,8 +331,11 @@ class CPUOps:
         """Return rotated q and k, and v."""
         tape = qkv.tape
         if split.norms_are_whole or (rotation is None and split.q_norm is not None):
-            _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
-            _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
+            if split.norms_are_whole and split.num_ranks > 1:
+                self._norm_over_ranks(qkv, split)
+            else:
+                _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
+                _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
         if rotation is None:
@@ -352,6 +355,24 @@ class CPUOps:
             _norm_heads(q, split.q_norm, 0, split.q_size, split)
             _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
+
+    def _norm_over_ranks(self, qkv: Buffer, split: HeadSplit) -> None:
+        """Norm all queries, and all keys, by the squares of the heads of all ranks; their sums are exchanged."""
+        places = ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size))
+        sums = qkv.tape.buffer(qkv.rows, len(places))
+        for place, (_, column, size) in enumerate(places):
+            qkv.tape.write(
+                rows.sum_squares, qkv.rows, x=qkv, out=sums, x_size=qkv.size, column=column, size=size,
+                out_size=len(places), place=place,
+            )  # fmt: skip
+        sums = self.sum_ranks(sums)
+        for place, (norm, column, size) in enumerate(places):
+            assert norm is not None
+            qkv.tape.write(
+                rows.norm_columns_by, qkv.rows, x=qkv, weight=weight_of(norm, size), sums=sums, x_size=qkv.size,
+                column=column, size=size, sums_size=len(places), place=place, num_squares=size * split.num_ranks,
+                epsilon=norm.epsilon,
+            )  # fmt: skip
 
     def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
         """Return each row times its factor, in its memory."""

@@ -51,7 +51,10 @@ class LoadedModel:
     @property
     def mark(self) -> str:
         """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
+        shard = self.model.shard
         form = self.model.config.length_mark + ("" if self.form in ("auto", "float32") else f" {self.form}")
+        if not shard.is_whole:
+            form += f" {shard}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
@@ -70,7 +73,7 @@ def load_cpu_model(
     exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load the decoder in `folder`; see `load_model` for errors.
+    """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
 
     Weights that are quantised here are kept in a cache folder, and mapped when the model is loaded again. If the folder
     cannot be used, they are in memory only.
@@ -82,7 +85,7 @@ def load_cpu_model(
         digest: of the folder; weights are kept under it.
         num_threads: that lay out weights.
         max_length: see `load_model`.
-        shard: the rank whose part of the model is loaded.
+        shard: the rank whose part of the model is loaded; each has a file of its own in the cache folder.
         exchange: with the other ranks; None: the model is whole.
         progress: called for every tensor.
     """
@@ -144,7 +147,7 @@ def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | 
 
 def _file_of(identity: bytes, form: WeightFormat, shard: Shard) -> Path:
     """Return the file for the weights of a model, or for a rank's part of them."""
-    part = b"" if shard.is_whole else f" {shard.rank}/{shard.count}".encode()
+    part = b"" if shard.is_whole else str(shard).encode()
     return weights_file(_LAYOUT + identity + part, form)
 
 
