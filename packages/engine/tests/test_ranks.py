@@ -169,7 +169,7 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -
             generate_for(llm, WAIT_S)
         with pytest.raises(EngineFailedError, match="rank 1"):
             llm.generate(PROMPTS)
-        assert not is_alive(pid)
+    assert not is_alive(pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
