@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -55,7 +56,8 @@ def main() -> None:
     arguments = parser.parse_args()
     num_ranks, num_pairs = arguments.ranks, 2 if arguments.quick else arguments.pairs
     if arguments.exchange:
-        exchange(*arguments.exchange, num_ranks)
+        rank, descriptor = arguments.exchange
+        exchange(rank, descriptor, num_ranks)
         return
     print(f"{describe_machine(num_ranks)}\n")
     print("| reduction | us |\n|---|---|")
@@ -140,7 +142,7 @@ def _memory(pid: str) -> str:
     return ", ".join(f"{name[:-1]} {int(sizes[name]) / 1000:.0f} MB" for name in ("Rss:", "Pss:", "Anonymous:"))
 
 
-def _median_s(function) -> float:
+def _median_s(function: Callable[[], object]) -> float:
     times = []
     for _ in range(200):
         began_s = perf_counter()
