@@ -73,10 +73,17 @@ class _Noted:
 
 
 class ThreadRanks:
-    """Satisfies `Ranks`: each other rank follows rank 0 in a thread, with a runner of its own."""
+    """Satisfies `Ranks`: each other rank follows rank 0 in a thread, with a runner of its own.
 
-    def __init__(self, count: int, make_runner: Callable[[int], Runner]) -> None:
+    Args:
+        count: of ranks.
+        make_runner: (segment, rank) -> a runner that notes its steps.
+    """
+
+    def __init__(self, count: int, make_runner: Callable[[Segment, int], Runner]) -> None:
         self.segment = Segment.in_memory(np.zeros(segment_bytes(count), np.uint8), count)
+        self.runner = make_runner(self.segment, 0)
+        """Of rank 0."""
         self._pulses = [
             Pulse(self.segment, rank, heartbeat_s=_HEARTBEAT_S, on_end=lambda: None) for rank in range(count)
         ]
@@ -85,8 +92,13 @@ class ThreadRanks:
         for rank in range(1, count):
             own, other = socket.socketpair()
             self._links.append(Connection(own.detach()))
-            runner = self.noted(make_runner(rank), rank)
-            arguments = (Connection(other.detach()), runner, self.segment, rank, self._pulses[rank])
+            arguments = (
+                Connection(other.detach()),
+                make_runner(self.segment, rank),
+                self.segment,
+                rank,
+                self._pulses[rank],
+            )
             self._threads.append(
                 threading.Thread(target=follow, args=arguments, kwargs={"leave": lambda: None}, daemon=True)
             )
@@ -94,9 +106,6 @@ class ThreadRanks:
 
         for pulse in self._pulses:
             pulse.begin()
-
-    def noted(self, runner: Runner, rank: int) -> NotedRunner:
-        return NotedRunner(runner, StepNotes(self.segment, rank))
 
     def check(self) -> None:
         if self.segment.end_reason is not None:
