@@ -21,6 +21,13 @@ def machine(folder: Path, processors: list[tuple[int, int]]) -> Path:
     return folder
 
 
+def usable_are(processors: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def usable(_: int) -> set[int]:
+        return processors
+
+    monkeypatch.setattr(os, "sched_getaffinity", usable, raising=False)
+
+
 @pytest.mark.parametrize(
     ("processors", "count", "expected"),
     [
@@ -36,12 +43,12 @@ def test_cores_are_divided(
     processors: list[tuple[int, int]], count: int, expected: list[list[int]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(len(processors))), raising=False)
+    usable_are(set(range(len(processors))), monkeypatch)
     assert divided_cores(count, root=machine(tmp_path, processors)) == expected
 
 
 def test_a_system_that_says_nothing_has_processors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 7, 9}, raising=False)
+    usable_are({2, 3, 7, 9}, monkeypatch)
     assert divided_cores(2, root=tmp_path) == [[2, 3], [7, 9]]
 
 

@@ -51,15 +51,15 @@ class _Noted:
 
     def wait(self) -> StepResult:
         self._has_masks.wait()
-        result = None
+        result: StepResult | None = None
         try:
             with self._turn:
                 result = self._handle.wait()
+            return result
         finally:
             if not self._is_noted:
                 self._is_noted = True
                 self._notes.note(result, ())
-        return result
 
     def drafts(self) -> Sequence[Sequence[int]]:
         assert isinstance(self._handle, ConstrainedHandle)

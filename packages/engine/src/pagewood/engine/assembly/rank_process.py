@@ -71,7 +71,7 @@ def main(descriptor: int) -> None:
     link = Connection(descriptor)
     begin = receive(link)
     assert isinstance(begin, Begin)
-    sys.path[:] = begin.search_path
+    sys.path[:] = begin.search_path  # not ours
     talk = Talk(link)
     logging.basicConfig(level=begin.log_level, handlers=[_ToRank0(talk)])
     if begin.cores:

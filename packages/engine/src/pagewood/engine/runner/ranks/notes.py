@@ -48,7 +48,7 @@ class StepNotes:
             tables: what the runner knows of its rows.
         """
         self._number += 1
-        found = 1 if result is None else zlib.crc32(result.counts, zlib.crc32(np.ascontiguousarray(result.tokens)))
+        found = 1 if result is None else zlib.crc32(result.counts.tobytes(), zlib.crc32(result.tokens.tobytes()))
         own = self._segment.digests[self._rank, self._number % NUM_KEPT]
         own[0] = (found << 31) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
         own[1] = _digest(tables) if self._number % _TABLES_EVERY == 0 else 0
@@ -58,4 +58,4 @@ class StepNotes:
 
 def _digest(tables: tuple[Int32, ...]) -> int:
     """Return a digest other than 0; sums take a tenth of the time of a checksum."""
-    return zlib.crc32(np.array([table.sum(dtype=np.int64) for table in tables])) + 1
+    return zlib.crc32(np.array([table.sum(dtype=np.int64) for table in tables]).tobytes()) + 1

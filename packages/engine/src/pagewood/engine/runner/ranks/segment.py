@@ -52,9 +52,10 @@ class Segment:
     arrivals: Int64
     """[R, L, LINE], see `compiled.exchange`."""
     beats: Int64
-    """[R, LINE], in the first of each line a number that a living rank changes."""
+    """[R, LINE], in the first of each line a number that a living rank changes."""  # written by: pulse
     launched: Int64
     """[R, LINE], in the first of each line how many steps the rank has launched."""
+    # written by: following, ranked_runner
     steps: Int64
     """[R, LINE], in the first of each line how many steps the rank has ended."""
     digests: Int64

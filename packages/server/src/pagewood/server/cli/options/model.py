@@ -58,7 +58,6 @@ def add_model_options(page: Page) -> None:
     )
     model.add(
         "--tensor-parallel-size",
-        "--tp-size",
         type=int,
         default=DEFAULTS.tensor_parallel_size,
         metavar="N",
