@@ -73,11 +73,11 @@ def is_alive(pid: int) -> bool:
 
 
 def two_ranks(**options: Any) -> LLM:
-    return LLM(tensor_parallel_size=2, num_threads=2, max_running=8, **options)
+    return LLM(**{"tensor_parallel_size": 2, "num_threads": 2, "max_running": 8, **options})
 
 
 def one_process(**options: Any) -> LLM:
-    return LLM(num_threads=1, max_running=8, **options)
+    return LLM(**{"num_threads": 1, "max_running": 8, **options})
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +135,7 @@ def test_a_profile_has_all_ranks(ranks: LLM) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        pytest.param({"num_threads": 4}, id="two threads each"),
         pytest.param({"speculative": "ngram"}, id="ngram"),
         pytest.param({"speculative": "suffix"}, id="suffix"),
         pytest.param({"speculative": "draft"}, id="draft"),

@@ -87,7 +87,12 @@ def main(descriptor: int) -> None:
 
     segment = Segment.in_memory(mapped(begin.segment), begin.count)
     os.close(begin.segment)
-    pulse = Pulse(segment, begin.rank, on_end=leave)
+    parent = os.getppid()
+
+    def lost() -> tuple[int, str] | None:  # a process that rank 0 has forked may keep the connection open
+        return None if os.getppid() == parent else (0, "the process of rank 0 has ended")
+
+    pulse = Pulse(segment, begin.rank, on_end=leave, lost=lost)
     try:
         runner = _runner(begin, segment, talk, link)
     except (EOFError, BrokenPipeError):
