@@ -160,6 +160,22 @@ def test_everything_else_works_with_ranks(options: dict[str, Any]) -> None:
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("speculative", ["off", "draft"])
+def test_pages_of_all_ranks_come_back_from_host_and_disk(speculative: str, tmp_path: Path) -> None:
+    """KV that another engine has computed is read by all ranks; wrong KV would change the tokens."""
+    options = {"disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05, "host_cache_gb": 0.02, "max_total_tokens": 256}
+    prompt, others = list(range(100, 200)), [list(range(start, start + 100)) for start in range(200, 400, 50)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    found: list[tuple[tuple[int, ...], int]] = []
+    for _ in range(2):
+        with two_ranks(**options, max_length=200, speculative=speculative) as llm:
+            found += [(one.tokens, one.num_cached_tokens) for one in llm.generate(prompt, sampling)]
+            llm.generate(others, sampling)  # evicts it
+            found += [(one.tokens, one.num_cached_tokens) for one in llm.generate(prompt, sampling)]
+    assert [num for _, num in found] == [0, 96, 96, 96]
+    assert len({tokens for tokens, _ in found}) == 1
+
+
 def generate_for(llm: LLM, duration_s: float) -> None:
     ends_s = time.monotonic() + duration_s
     while time.monotonic() < ends_s:
