@@ -139,7 +139,7 @@ def show_memory() -> None:
 
 def _memory(pid: str) -> str:
     sizes = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    return ", ".join(f"{name[:-1]} {int(sizes[name]) / 1000:.0f} MB" for name in ("Rss:", "Pss:", "Anonymous:"))
+    return ", ".join(f"{name} {int(sizes[name]) / 1000:.0f} MB" for name in ("Rss:", "Pss:", "Anonymous:"))
 
 
 def _median_s(function: Callable[[], object]) -> float:
