@@ -124,7 +124,7 @@ _SKIP = """number += 1
 _OLD_PAGES = """assert isinstance(batch, Batch)
                 batch = replace(batch, page_ids=batch.page_ids * 0)"""
 _OTHER_SEED = """assert isinstance(batch, Batch)
-                batch.sampling.seeds[:] += 1"""
+                batch.sampling.words[:, 0] += 1"""
 FAULTS: dict[str, tuple[Edit, str]] = {
     "a step is skipped": ((following, "_follow", "number += 1", _SKIP), "rank 1 does not take part in a step"),
     "page tables are old": (

@@ -52,7 +52,7 @@ _SKIP = """number += 1
 _OLD_PAGES = """assert isinstance(batch, Batch)
                 batch = replace(batch, page_ids=batch.page_ids * 0)"""
 _OTHER_SEED = """assert isinstance(batch, Batch)
-                batch.sampling.seeds[:] += 1"""
+                batch.sampling.words[:, 0] += 1"""
 FAULTS: dict[str, Edit] = {
     "a rank skips a step": (following, "_follow", "number += 1", _SKIP),
     "a rank holds old page tables": (following, "_follow", "assert isinstance(batch, Batch)", _OLD_PAGES),
