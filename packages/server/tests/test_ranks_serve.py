@@ -30,7 +30,9 @@ def processes_of(server: Server) -> dict[str, int]:
     return children | rank_processes(children.get("engine_process"))
 
 
-def test_metrics_name_the_ranks(server: Server) -> None:
+def test_metrics_and_dashboard_name_the_ranks(server: Server) -> None:
+    shown = server.admin.get("/dashboard/events").json()["processes"]
+    assert {"engine", "rank-1"} <= {one["name"] for one in shown}
     text = server.http.get("/metrics").text
     assert 'process="rank-1"' in text
     assert set(processes_of(server)) >= {"engine_process", "rank-1"}
