@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
+from pagewood.engine.api import EngineConfig, Grammar, LogitsProcessor, PoolingParams, SamplingParams
 from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.offline.calls import EngineFailedError
@@ -158,6 +158,30 @@ def test_everything_else_works_with_ranks(options: dict[str, Any]) -> None:
             pids = [] if make is one_process else group_of(llm).pids()
         assert not any(map(is_alive, pids))
     assert outputs[0] == outputs[1]
+
+
+def test_processors_are_called_by_every_rank(alone: LLM) -> None:
+    sampling = SamplingParams(max_tokens=10, logits_processors=(LogitsProcessor(name="follow"),), ignore_eos=True)
+    with two_ranks(logits_processors=(("follow", "logits_functions:follow_text"),)) as llm:
+        found = llm.generate(PROMPTS, sampling)
+    assert all(one.refusal is None and len(one.tokens) == 10 for one in found)
+    assert [one.tokens for one in found] != [one.tokens for one in alone.generate(PROMPTS, mixed_sampling(4, 10))]
+
+
+def test_a_rank_that_is_lost_while_it_loads_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+
+    def answers(group: Group, *args: Any, **options: Any) -> Any:
+        pids.extend(group.pids())
+        os.kill(pids[0], signal.SIGKILL)
+        return waited_for(group, *args, **options)
+
+    waited_for = Group.answers
+    monkeypatch.setattr(Group, "answers", answers)
+    with pytest.raises(RunnerLostError, match="rank 1 has ended with code -9"):
+        two_ranks()
+    assert pids
+    assert not is_alive(pids[0])
 
 
 @pytest.mark.parametrize("speculative", ["off", "draft"])

@@ -376,7 +376,7 @@ class CPURunner:
             result = self._step(step)
             return result
         finally:
-            self._watch.note(result, (rows.tokens, rows.lengths, rows.pages))
+            self._watch.note(result, (rows.lengths, rows.pages))
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)

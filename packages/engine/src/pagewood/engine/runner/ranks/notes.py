@@ -23,7 +23,7 @@ class StepNotes:
 
     The digest of a step covers the tokens that it yields and the bits of its last hidden states. So it finds a rank
     that adds in another order, although all ranks draw from the same logits. That of the tables, every some steps,
-    covers all that the runner knows of its rows.
+    finds a rank with other pages or lengths of rows. Tokens of the host are not in it: other ones make other states.
 
     Args:
         segment: of the group.
@@ -45,7 +45,7 @@ class StepNotes:
 
         Args:
             result: of the step; None: it has failed.
-            tables: what the runner knows of its rows.
+            tables: of rows, small ones.
         """
         self._number += 1
         found = 1 if result is None else zlib.crc32(result.counts.tobytes(), zlib.crc32(result.tokens.tobytes()))
