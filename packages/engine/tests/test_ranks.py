@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -206,11 +207,16 @@ def generate_for(llm: LLM, duration_s: float) -> None:
         llm.generate(PROMPTS * 2, mixed_sampling(2 * len(PROMPTS), 100))
 
 
+MOMENTS = [0.5, *[pytest.param(random.Random(seed).random(), marks=pytest.mark.slow) for seed in range(10)]]
+"""Seconds after the first request, under load."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -> None:
+@pytest.mark.parametrize("moment_s", MOMENTS)
+def test_a_lost_rank_ends_the_group_with_a_typed_error(moment_s: float, number: signal.Signals) -> None:
     with two_ranks() as llm:
         (pid,) = group_of(llm).pids()
-        timer = threading.Timer(0.5, os.kill, (pid, number))
+        timer = threading.Timer(moment_s, os.kill, (pid, number))
         timer.start()
         with pytest.raises(RunnerLostError, match="rank 1"):
             generate_for(llm, WAIT_S)
