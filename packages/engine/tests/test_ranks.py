@@ -74,11 +74,13 @@ def is_alive(pid: int) -> bool:
 
 
 def two_ranks(**options: Any) -> LLM:
-    return LLM(**{"tensor_parallel_size": 2, "num_threads": 2, "max_running": 8, **options})
+    whole: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 2, "max_running": 8, **options}
+    return LLM(**whole)
 
 
 def one_process(**options: Any) -> LLM:
-    return LLM(**{"num_threads": 1, "max_running": 8, **options})
+    whole: dict[str, Any] = {"num_threads": 1, "max_running": 8, **options}
+    return LLM(**whole)
 
 
 @pytest.fixture(scope="module")

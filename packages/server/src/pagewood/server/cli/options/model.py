@@ -54,7 +54,8 @@ def add_model_options(page: Page) -> None:
         type=int,
         metavar="N",
         dest="num_threads",
-        help="compute threads of a CPU, of all processes (default: one per physical core)",
+        help="compute threads of a CPU (default: one per physical core)",
+        more="They are divided among the processes of --tensor-parallel-size.",
     )
     model.add(
         "--tensor-parallel-size",
