@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pagewood.engine.runner.ranks.segment import Segment
 
 _PR_SET_PDEATHSIG = 1
+_LOST_CODE = 3
+"""Exit code of a rank whose group has ended without it."""
 
 
 class _ToRank0(logging.Handler):
@@ -63,9 +66,7 @@ class Talk:
 def main(descriptor: int) -> None:
     """Load what rank 0 says, compute its steps, and end with it."""
     faulthandler.enable()
-    with contextlib.suppress(
-        AttributeError, OSError
-    ):  # a stopped process continues when its parent dies, and ends then
+    with contextlib.suppress(AttributeError, OSError):  # a stopped process continues when its parent dies, to end
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = Connection(descriptor)
@@ -76,18 +77,33 @@ def main(descriptor: int) -> None:
     logging.basicConfig(level=begin.log_level, handlers=[_ToRank0(talk)])
     if begin.cores:
         os.sched_setaffinity(0, begin.cores)
+    serve(begin, link, talk, leave=_leave)
+
+
+def _leave() -> None:
+    """End this process at once: threads that compute cannot be interrupted."""
+    os._exit(_LOST_CODE)
+
+
+def serve(begin: Begin, link: Connection, talk: Talk, *, leave: Callable[[], None]) -> None:
+    """Build what computes this rank's part, and follow rank 0.
+
+    Args:
+        begin: the first message of rank 0.
+        link: to rank 0.
+        talk: the same, for messages to it.
+        leave: called when the group has ended.
+    """
 
     def progress(what: str, done: int, total: int) -> None:
         talk(Doing(what=what, done=done, total=total))
 
     progress("importing torch", 0, 1)
-    from pagewood.engine.runner.ranks.following import follow, leave  # numba takes a second
+    from pagewood.engine.runner.ranks.following import follow  # numba takes a second
     from pagewood.engine.runner.ranks.pulse import Pulse
     from pagewood.engine.runner.ranks.segment import Segment, mapped
 
-    segment = Segment.in_memory(mapped(begin.segment), begin.count)
-    os.close(begin.segment)
-    parent = os.getppid()
+    segment, parent = Segment.in_memory(mapped(begin.segment), begin.count), os.getppid()
 
     def lost() -> tuple[int, str] | None:  # a process that rank 0 has forked may keep the connection open
         return None if os.getppid() == parent else (0, "the process of rank 0 has ended")
@@ -96,6 +112,7 @@ def main(descriptor: int) -> None:
     try:
         runner = _runner(begin, segment, talk, link)
     except (EOFError, BrokenPipeError):
+        pulse.stop()
         leave()
         return
     except Exception as error:
@@ -104,7 +121,7 @@ def main(descriptor: int) -> None:
         talk(Failed(message=f"rank {begin.rank}: {message}", is_refusal=is_refusal))
         raise SystemExit(1) from error
     talk(Ready())
-    follow(link, runner, segment, begin.rank, pulse)
+    follow(link, runner, segment, begin.rank, pulse, leave=leave)
     pulse.stop()
     runner.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -27,13 +26,6 @@ from pagewood.engine.runner.ranks.pulse import Pulse
 from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
-LOST_CODE = 3
-"""Exit code of a rank whose group has ended without it."""
-
-
-def leave() -> None:
-    """End this process at once: threads that compute cannot be interrupted."""
-    os._exit(LOST_CODE)
 
 
 def follow(
@@ -43,7 +35,7 @@ def follow(
     rank: int,
     pulse: Pulse,
     *,
-    leave: Callable[[], None] = leave,
+    leave: Callable[[], None],
 ) -> None:
     """Compute what rank 0 sends until it closes the group; from its first step on, it must give signs of life.
 

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
@@ -43,6 +43,41 @@ _LOOK_S = 0.2
 Answer = TypeVar("Answer", Loaded, Ready, Spans)
 
 
+class RankProcess(Protocol):
+    """The process of a rank, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+Spawn = Callable[[int, int, Sequence[int]], RankProcess]
+"""(rank, descriptor of its connection, descriptors of shared memory) -> its process, which has inherited these."""
+
+
+def spawn(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    """Start the process of a rank, with nothing of this process but its connection and the shared memory."""
+    return subprocess.Popen(
+        [sys.executable, "-m", _MODULE, str(rank), str(connection)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection, *descriptors),
+        start_new_session=True,  # the terminal's Ctrl-C is for this process
+    )
+
+
 class Group:
     """The ranks of a model. Invariant: when the group has ended, none of the processes that it has started lives.
 
@@ -54,7 +89,7 @@ class Group:
         count: R, at least 2; this process is rank 0.
         shares_kv: whether this process reads and writes the KV memory of all ranks.
         heartbeat_s: how long a rank may be silent.
-        module: what the processes of the other ranks run.
+        spawn: starts the other ranks.
     """
 
     __slots__ = (
@@ -69,7 +104,7 @@ class Group:
         *,
         shares_kv: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
-        module: str = _MODULE,
+        spawn: Spawn = spawn,
     ) -> None:
         if not 2 <= count <= MAX_RANKS:
             raise ValueError(f"a group must have 2 to {MAX_RANKS} ranks, got {count}")
@@ -82,7 +117,7 @@ class Group:
         self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
         """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it."""
         self._links: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[RankProcess] = []
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
@@ -91,7 +126,7 @@ class Group:
         try:
             for rank in range(1, count):
                 kv_memory = self.kv_memory[rank - 1] if shares_kv else None
-                self._start(rank, module, [descriptor] if kv_memory is None else [descriptor, kv_memory])
+                self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
                 self.tell(
                     rank,
                     Begin(
@@ -225,17 +260,11 @@ class Group:
         """Return the process ids of the other ranks, in their order."""
         return [process.pid for process in self._processes]
 
-    def _start(self, rank: int, module: str, descriptors: Sequence[int]) -> None:
-        """Start the process of a rank, with nothing of this process but the connection and the shared memory."""
+    def _start(self, rank: int, spawn: Spawn, descriptors: Sequence[int]) -> None:
         own, other = socket.socketpair()
         self._links.append(Connection(own.detach()))
         with other:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(rank), str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(), *descriptors),
-                start_new_session=True,  # the terminal's Ctrl-C is for this process
-            )
+            process = spawn(rank, other.fileno(), descriptors)
         self._processes.append(process)
         _log.info("rank %d: process %d", rank, process.pid)
 
