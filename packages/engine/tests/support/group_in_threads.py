@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -36,7 +38,8 @@ class ThreadOfRank:
         return 0
 
     def kill(self) -> None:
-        pass
+        with suppress(OSError), socket.socket(fileno=os.dup(self._link.fileno())) as link:
+            link.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         begin = receive(self._link)
