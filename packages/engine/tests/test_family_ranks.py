@@ -17,7 +17,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 FEW = ("llama", "gemma3", "olmo2", "qwen3-moe", "deepseek3")
 PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-PROMPTS = [list(range(3, 40)), list(range(3, 30)), [7, 9, 11], list(range(50, 90))]
+PROMPTS = [list(range(3, 27)), list(range(3, 19)), [7, 9, 11], list(range(50, 72))]
 
 
 def outputs(config: EngineConfig) -> list[list[int]]:
@@ -28,7 +28,7 @@ def outputs(config: EngineConfig) -> list[list[int]]:
     try:
         for turn in range(2):
             for index, prompt in enumerate(PROMPTS):
-                sampling = SamplingParams(max_tokens=12, temperature=float(index % 2), seed=index, ignore_eos=True)
+                sampling = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
                 tokens = np.array(prompt, "<i4").tobytes()
                 inbox.put(Submit(request_id=f"{turn}.{index}", tokens=tokens, sampling=sampling))
             pending: Pending | None = None
