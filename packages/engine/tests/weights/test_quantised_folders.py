@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 import quantised_folders as made
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.feed_forward import in_halves
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.weights.integers import Packed
 from pagewood.engine.weights.quantisation import METHODS, read_quantisation
@@ -521,3 +522,25 @@ def test_what_is_kept_takes_less_memory_than_the_checkpoint_or_little_more(folde
     rows, columns = made.SIZE, made.WIDTH
     [form] = checkpoint.forms([(f"{DOWN}.weight", rows)], columns)
     assert form.nbytes == rows * columns // 2 + 4 * rows * math.ceil(columns / 32)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_read_their_parts(name: str, folder: Path, dtype: torch.dtype | None) -> None:
+    """Of several matrices together, by outputs and by inputs: the numbers are those of the whole."""
+    case = CASES[name]
+    made.quantise(folder, case.make, case.config, metadata=case.metadata)
+    checkpoint = Checkpoint(folder, dtype=dtype)
+
+    def stacked(parts: list[tuple[str, int]], columns: int, **part: Any) -> torch.Tensor:
+        found: Any = checkpoint.stack(parts, columns, **part)
+        return found if isinstance(found, torch.Tensor) else torch.from_numpy(found.dequantised())
+
+    gate_up = [(f"model.layers.0.mlp.{one}_proj.weight", made.WIDTH) for one in ("gate", "up")]
+    down = [("model.layers.0.mlp.down_proj.weight", made.SIZE)]
+    outputs, inputs = stacked(gate_up, made.SIZE), stacked(down, made.WIDTH)
+    for part in (range(32), range(32, 64), range(64, 96), range(32, 96)):
+        order = in_halves(part, made.WIDTH)
+        assert torch.equal(stacked(gate_up, made.SIZE, order=order), outputs[order])
+        assert torch.equal(stacked(gate_up, made.SIZE, order=order[1::3]), outputs[order[1::3]])
+        assert torch.equal(stacked(down, made.WIDTH, inputs=part), inputs[:, part.start : part.stop])

@@ -21,6 +21,7 @@ from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -80,6 +81,14 @@ class ModelConfig:
         """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
         layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
+
+    def for_shard(self, shard: Shard) -> ModelConfig:
+        """Return what a rank has: its heads, their memory and its part of every feed-forward.
+
+        Raises:
+            ValueError: a number cannot be divided among the ranks.
+        """
+        return self if shard.is_whole else replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
 
     @property
     def length_mark(self) -> str:

@@ -28,7 +28,7 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
-from pagewood.engine.models.torch_ops import activated, normed
+from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
@@ -164,7 +164,10 @@ class CUDAOps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, as views of `qkv`."""
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
-        if not split.norms_follow:
+        if split.norms_are_whole and split.num_ranks > 1:
+            for x, own in zip((q, k), norm_over_ranks(q, k, split, self.sum_ranks), strict=True):
+                x.copy_(own)
+        elif not split.norms_follow:
             self._norm_heads(q, k, split)
         if rotation is not None:
             positions, table = rotation
@@ -249,3 +252,11 @@ class CUDAOps:
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0."""
         return x.masked_fill((rotation[0] == 0)[:, None], 0)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")
+
+    def gather_ranks(self, x: Tensor, size: int) -> Tensor:
+        """Raise ValueError: models are whole on this device."""
+        raise ValueError("tensor_parallel_size must be 1 on this device")
