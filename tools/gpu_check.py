@@ -27,7 +27,7 @@ import torch
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
 from gpu_checks.experts import check_experts
 from gpu_checks.families import check_families
-from gpu_checks.features import check_drafts, check_reports, check_sampling
+from gpu_checks.features import check_drafts, check_ranks, check_reports, check_sampling
 from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations, check_repeats
 from gpu_checks.scenarios import check_echo, check_tiers
@@ -77,6 +77,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "sampling": check_sampling,
     "reports": check_reports,
     "drafts": check_drafts,
+    "ranks": check_ranks,
     "echo": check_echo,
     "tiers": check_tiers,
     "server": check_server,

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from gpu_checks.host import Failed, Host
+from gpu_checks.host import Failed, Host, Skipped
 from pagewood.engine import LLM, Grammar, SamplingParams
 from pagewood.engine.api import FinishReason, LogitsProcessor
 from pagewood.engine.model_folder.folder import model_folder
@@ -145,6 +146,33 @@ def check_drafts(host: Host) -> str:
     if found:
         raise Failed("; ".join(found))
     return f"{len(expected)} answers alike; accepted: {', '.join(texts)}"
+
+
+def check_ranks(host: Host) -> str:
+    """Two ranks, on a device each or both on one, give the CPU runner's greedy answers, also if batch-invariant."""
+    if host.is_slow:
+        raise Skipped("other processes do not have the emulated GPU")
+    with LLM(**_OPTIONS) as llm:
+        prompts = _prompts(llm)
+        expected = llm.generate(prompts, _GREEDY)
+    found: list[str] = []
+    num_same = 0
+    for batch_invariant in (False, True):
+        with host.llm(**_OPTIONS, tensor_parallel_size=2, batch_invariant=batch_invariant) as llm:
+            runs = [llm.generate(prompts, _GREEDY) for _ in range(2)]  # the second finds its prompts in the cache
+        num_same += sum(mine.tokens == theirs.tokens for mine, theirs in zip(runs[0], expected, strict=True))
+        found += [
+            f"{'batch-invariant, ' if batch_invariant else ''}{question!r}: {problem}"
+            for got in runs
+            for question, mine, theirs in zip(_ASKED, got, expected, strict=True)
+            if (problem := _difference(mine, theirs))
+        ]
+        if batch_invariant and [one.tokens for one in runs[0]] != [one.tokens for one in runs[1]]:
+            found.append("batch-invariant answers change when their prompts are cached")
+    if found:
+        raise Failed(f"{len(found)} differ: " + "; ".join(found[:4]))
+    how = "NCCL" if host.is_gpu and torch.cuda.device_count() > 1 else "gloo"
+    return f"by {how}, {num_same} of {2 * len(_ASKED)} answers are the same, the others differ in ties"
 
 
 def _prompts(llm: LLM) -> list[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,11 +17,13 @@ import torch
 
 from pagewood.engine import LLM
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly import build_cuda
+from pagewood.engine.assembly import build_cuda, cuda_rank
 from pagewood.engine.assembly.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
+from pagewood.engine.runner.ranks.group import Group
 from stand_ins import flashinfer_torch
+from stand_ins.cuda_rank import spawn
 from stand_ins.recording_device import RecordingDevice
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
@@ -61,10 +64,11 @@ class Host:
 
     @contextmanager
     def llm(self, **options: Any) -> Iterator[LLM]:
-        """Return an LLM on the device; stand-ins take the places of the device and of FlashInfer's compiler."""
+        """Return an LLM on the device; stand-ins take the places of devices and of FlashInfer's compiler."""
         with patch.object(build_cuda, "open_cuda", lambda: (self.device, self.flashinfer)):
             compiler = build_cuda.compile_kernels if self.is_gpu else lambda needs, progress: None
-            with patch.object(build_cuda, "compile_kernels", compiler):
+            group = Group if self.is_gpu else partial(Group, spawn=spawn)
+            with patch.object(build_cuda, "compile_kernels", compiler), patch.object(cuda_rank, "Group", group):
                 config = asdict(self.config(**options))
                 with LLM(**{name: value for name, value in config.items() if value is not None}) as llm:
                     yield llm

@@ -264,7 +264,6 @@ def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be >= 1, got 0"),
         ({"tensor_parallel_size": 2, "num_threads": 1}, "num_threads must be at least tensor_parallel_size 2, got 1"),
-        ({"tensor_parallel_size": 2, "device": "cuda"}, "tensor_parallel_size must be 1 on CUDA, got 2"),
         (
             {"tensor_parallel_size": 2, "model_impl": "transformers"},
             "tensor_parallel_size must be 1 with model_impl transformers, got 2",

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 from msgspec.structs import replace
 
-from pagewood.engine.assembly import build_cpu
+from pagewood.engine.assembly import build_cpu, cuda_rank
 from pagewood.engine.assembly.rank_process import Talk, serve
 from pagewood.engine.runner.ranks.group import Group, RankProcess
 from pagewood.engine.runner.ranks.messages import Begin, receive
@@ -62,4 +62,5 @@ def ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         del rank
         return ThreadOfRank(connection, descriptors)
 
-    monkeypatch.setattr(build_cpu, "Group", partial(Group, spawn=start))
+    for module in (build_cpu, cuda_rank):
+        monkeypatch.setattr(module, "Group", partial(Group, spawn=start))

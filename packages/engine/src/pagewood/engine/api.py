@@ -731,8 +731,9 @@ class EngineConfig:
     """Compute threads of the CPU runner, of all processes together; None: one per physical core."""
     tensor_parallel_size: int = 1
     """Processes that compute the model together, each with a part of every matrix, of all heads and of their KV memory.
-    They run on cores of their own, on those of one memory node where there are several. It must divide the sizes of the
-    model, and is for a CPU. Logits then differ in their last bits from those of one process."""
+    They run on cores of their own, on those of one memory node where there are several; with CUDA each has a device of
+    its own, or all share one, which is slow. It must divide the sizes of the model. Logits then differ in their last
+    bits from those of one process."""
 
     # formats of numbers
     weights: WeightFormat = "auto"
@@ -1032,7 +1033,7 @@ class EngineConfig:
         if self.tensor_parallel_size == 1:
             return
         if self.device == "cuda":
-            raise ValueError(f"tensor_parallel_size must be 1 on CUDA, got {self.tensor_parallel_size}")
+            self._check_device_ranks()
         if self.model_impl == "transformers":
             raise ValueError(
                 f"tensor_parallel_size must be 1 with model_impl transformers, got {self.tensor_parallel_size}"
@@ -1040,6 +1041,19 @@ class EngineConfig:
         if self.num_threads is not None and self.num_threads < self.tensor_parallel_size:
             raise ValueError(
                 f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}, got {self.num_threads}"
+            )
+
+    def _check_device_ranks(self) -> None:
+        """Refuse what ranks on CUDA devices cannot do."""
+        if self.speculative != "off":
+            raise ValueError(
+                f"speculative must be off with tensor_parallel_size {self.tensor_parallel_size} on CUDA, "
+                f"got {self.speculative}"
+            )
+        if self.host_cache_gb is not None:  # lower tiers come with it
+            raise ValueError(
+                f"host_cache_gb must be None with tensor_parallel_size {self.tensor_parallel_size} on CUDA, "
+                f"got {self.host_cache_gb}"
             )
 
     def _check_needs(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from time import perf_counter
 from typing import Any
 
@@ -81,6 +82,8 @@ class RecordingDevice:
         self._pinned: list[Tensor] = []
         self._queued: list[_Read | _Write] = []  # written by: recording_device
         self._num_passed = 0  # written by: recording_device
+        self._turn = RLock()
+        """One thread may launch steps while another one waits for them."""
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
         """Return memory that is treated as pinned."""
@@ -92,7 +95,8 @@ class RecordingDevice:
         """Copy; from unpinned memory this counts as a wait."""
         self._check_pinned("upload", source)
         target.copy_(source)
-        self._queued.append(_Read(source=source, contents=source.clone()))
+        with self._turn:
+            self._queued.append(_Read(source=source, contents=source.clone()))
 
     def computing(self) -> AbstractContextManager[object]:
         """Do nothing, because there is only one stream."""
@@ -101,8 +105,9 @@ class RecordingDevice:
     def download(self, source: Tensor, target: Tensor) -> RecordingEvent:
         """Queue a copy that is done when the host waits; to unpinned memory this counts as a wait."""
         self._check_pinned("download", target)
-        self._queued.append(_Write(source=source, target=target))
-        return RecordingEvent(self, self._num_passed + len(self._queued))
+        with self._turn:
+            self._queued.append(_Write(source=source, target=target))
+            return RecordingEvent(self, self._num_passed + len(self._queued))
 
     def stamp(self) -> RecordingStamp:
         """Return the time."""
@@ -120,13 +125,15 @@ class RecordingDevice:
 
     def finish(self) -> None:
         """Record a wait, and do all copies."""
-        self.waits.append("device.finish")
-        self._copy_until(self._num_passed + len(self._queued))
+        with self._turn:
+            self.waits.append("device.finish")
+            self._copy_until(self._num_passed + len(self._queued))
 
     def pass_mark(self, number: int) -> None:
         """Record a wait; do the first `number` of all copies ever queued."""
-        self.waits.append("event.synchronize")
-        self._copy_until(number)
+        with self._turn:
+            self.waits.append("event.synchronize")
+            self._copy_until(number)
 
     def _copy_until(self, number: int) -> None:
         while self._num_passed < number:

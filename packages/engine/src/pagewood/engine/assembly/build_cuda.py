@@ -20,13 +20,14 @@ from torch.nn import functional
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.cuda_rank import CUDARank, CUDARanks, started_ranks, use_device
 from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
@@ -35,7 +36,9 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
+from pagewood.engine.runner.cuda.exchange import Exchange, smallest_of_ranks
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
@@ -79,12 +82,14 @@ def build_cuda_engine(
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
     if config.speculative_verify == "rejection":
         raise ValueError("speculative_verify must be exact on CUDA, got rejection")
-    folder = model_folder(config.model)
-    needs = [kernel_needs(config, ModelConfig.from_folder(folder))]
+    folder, num_ranks = model_folder(config.model), config.tensor_parallel_size
+    needs = [kernel_needs(config, ModelConfig.from_folder(folder).for_shard(Shard(0, num_ranks)))]
     found = drafter_of(config, folder)
     layer = None if found is None else drafter_needs(config, found, folder)
     if layer is not None:
         needs.append(_drafter_kernels(config, layer))
+    if num_ranks > 1:
+        use_device(0, num_ranks)
     device, flashinfer = open_cuda()
     try:
         compile_kernels(needs, progress=progress)
@@ -102,14 +107,35 @@ def build_on(
     outbox: Outbox,
     progress: Progress | None = None,
 ) -> Engine:
-    """Build an engine on a device that FlashInfer supports; other arguments and errors as in `build_engine`."""
+    """Build an engine on a device that FlashInfer supports; other arguments and errors as in `build_engine`.
+
+    With several ranks, it is the device of rank 0, and each other one opens its own.
+    """
     config = config.resolved()
+    if config.tensor_parallel_size == 1:
+        return _engine_on(device, flashinfer, config, None, inbox=inbox, outbox=outbox, progress=progress)
+    with started_ranks(config, progress) as ranks:
+        return _engine_on(device, flashinfer, config, ranks, inbox=inbox, outbox=outbox, progress=progress)
+
+
+def _engine_on(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    ranks: CUDARanks | None,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    progress: Progress | None,
+) -> Engine:
     processors = load_processors(config)
     folder = model_folder(config.model)
     digest = ModelDigest(folder)
     if config.disk_cache_path is not None or config.remote_cache is not None:
         digest.begin()  # while the weights are read
-    built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, progress=progress)
+    own = None if ranks is None else ranks.own
+    built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
+    runner: Runner = built.runner if ranks is None else ranks.runner(built.runner, progress)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
@@ -120,17 +146,17 @@ def build_on(
         windows=built.windows,
         announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
-        page_bytes=built.page_bytes,
+        page_bytes=built.page_bytes * config.tensor_parallel_size,
     )
     make_cache = tiered_cache(config, digest, built.memory, mark=built.model.length_mark)
     control = draft_control(config, computes_padding=True)
     if control is not None:
-        measure_cost(control, config, info, built.runner)
+        measure_cost(control, config, info, runner)
     config = replace(config, max_total_tokens=built.num_pages * config.page_size, max_length=built.max_length)
     return assemble(
         config,
         info=info,
-        make_runner=lambda kv: built.runner,
+        make_runner=lambda kv: runner,
         make_cache=make_cache,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
@@ -158,14 +184,18 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     return CUDADevice(), flashinfer
 
 
-def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: bool = False) -> CUDAOps:
+def cuda_ops(
+    flashinfer: FlashInfer, device: torch.device, *, batch_invariant: bool = False, exchange: Exchange | None = None
+) -> CUDAOps:
     """Return the arithmetic of an engine: FlashInfer's and torch's, and Triton's kernels on a device that has Triton.
+
+    With `exchange`, it is that of a rank of several.
 
     Raises:
         ValueError: batch-invariant projections need Triton.
     """
     if device.type == "cpu":
-        return CUDAOps(flashinfer, linear_by_row if batch_invariant else functional.linear)
+        return CUDAOps(flashinfer, linear_by_row if batch_invariant else functional.linear, exchange=exchange)
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
@@ -174,11 +204,11 @@ def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: b
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
-        return CUDAOps(flashinfer)
+        return CUDAOps(flashinfer, exchange=exchange)
     if batch_invariant:
-        return CUDAOps(flashinfer, kernels.linear, expert_kernels=experts)
+        return CUDAOps(flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange)
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
-    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts)
+    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
@@ -267,16 +297,22 @@ def build_cuda_runner(
     folder: Path,
     *,
     processors: Mapping[str, Process] | None = None,
+    rank: CUDARank | None = None,
     progress: Progress | None,
 ) -> BuiltRunner:
     """Load the model of `folder` to `device`, use the remaining memory as KV memory, and capture the graphs.
 
+    With `rank`, it is that rank's part of the model, and all ranks have the number of pages that every one has room
+    for; a device that ranks share is measured while all of them load, so that they have less room than they could.
+
     Raises:
+        RunnerLostError: another rank is lost.
         ValueError: the model is not supported, or does not fit; the message says what to change and by how much.
         FileNotFoundError: the folder lacks a file.
     """
     dtype = _dtype_of(config)
-    ops = cuda_ops(flashinfer, device.torch_device, batch_invariant=config.batch_invariant)
+    exchange = None if rank is None else rank.exchange
+    ops = cuda_ops(flashinfer, device.torch_device, batch_invariant=config.batch_invariant, exchange=exchange)
     found = drafter_of(config, folder)
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
@@ -287,6 +323,7 @@ def build_cuda_runner(
             dtype=getattr(torch, dtype),
             device=device.torch_device,
             max_length=config.max_length,
+            shard=WHOLE if rank is None else rank.shard,
             progress=progress,
         )
         if found is not None:
@@ -298,8 +335,10 @@ def build_cuda_runner(
             f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "
             "use a smaller model or dtype, or free memory on the device"
         ) from error
+    if rank is not None:
+        rank.meet()
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
-    sizes = sizes if config.cuda_graph else []
+    sizes = sizes if config.cuda_graph and (exchange is None or exchange.is_queued) else []
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
@@ -310,7 +349,7 @@ def build_cuda_runner(
     )
     budget = Budget(
         free_bytes=free_before,
-        mem_fraction=config.mem_fraction,
+        mem_fraction=config.mem_fraction / (1 if rank is None else rank.num_sharing),
         weight_bytes=free_before - device.free_bytes(),
         activation_bytes=_activation_bytes(parts, longest),
         graph_bytes=_graph_bytes(
@@ -324,6 +363,8 @@ def build_cuda_runner(
         page_bytes=parts.page_bytes,
     )
     num_pages = budget.num_pages(config)
+    if exchange is not None:
+        num_pages = smallest_of_ranks(exchange, num_pages, device.torch_device)
     max_length = longest_request(
         groups.windows,
         num_pages * len(groups.windows),

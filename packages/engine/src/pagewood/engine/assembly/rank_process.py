@@ -128,15 +128,21 @@ def serve(begin: Begin, link: Connection, talk: Talk, *, leave: Callable[[], Non
 
 def _runner(begin: Begin, segment: Segment, talk: Talk, link: Connection) -> Runner:
     """Build what computes this rank's part; its memory has the size that all ranks agree on."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        talk(Doing(what=what, done=done, total=total))
+
+    if begin.port is not None:
+        from pagewood.engine.assembly.cuda_rank import follower
+
+        return follower(begin, segment, talk, progress)
+
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.named_processors import load_processors
     from pagewood.engine.model_folder.folder import model_folder
     from pagewood.engine.model_folder.model_digest import ModelDigest
     from pagewood.engine.models.shard import Shard
     from pagewood.engine.runner.ranks.notes import StepNotes
-
-    def progress(what: str, done: int, total: int) -> None:
-        talk(Doing(what=what, done=done, total=total))
 
     config = begin.config
     processors = load_processors(config)

@@ -29,6 +29,7 @@ from pagewood.engine.models.ops import (
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
+from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
@@ -87,7 +88,7 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
+    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class CUDAOps:
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
         expert_kernels: ExpertKernels | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -103,7 +105,9 @@ class CUDAOps:
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
             expert_kernels: compute mixtures of experts; None: torch does, slowly.
+            exchange: with the other ranks of the model; None: the model is whole.
         """
+        self._exchange = exchange
         self._flashinfer = flashinfer
         self._expert_kernels = expert_kernels
         self._multiply = multiply
@@ -254,9 +258,12 @@ class CUDAOps:
         return x.masked_fill((rotation[0] == 0)[:, None], 0)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Raise ValueError: models are whole on this device."""
-        raise ValueError("tensor_parallel_size must be 1 on this device")
+        """Return the sum over ranks, in the memory of `x`; see `Exchange` for its order."""
+        assert self._exchange is not None, "a model of one rank has nothing to exchange"
+        return self._exchange.sum_ranks(x)
 
     def gather_ranks(self, x: Tensor, size: int) -> Tensor:
-        """Raise ValueError: models are whole on this device."""
-        raise ValueError("tensor_parallel_size must be 1 on this device")
+        """Return the first columns of all ranks side by side."""
+        assert self._exchange is not None, "a model of one rank has nothing to exchange"
+        parts = self._exchange.gather_ranks(x)
+        return parts.transpose(0, 1).reshape(len(x), -1)[:, :size].contiguous()

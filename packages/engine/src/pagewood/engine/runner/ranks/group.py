@@ -18,6 +18,7 @@ from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks.cores import divided_cores
 from pagewood.engine.runner.ranks.messages import (
     Begin,
+    CanMeet,
     Close,
     Doing,
     Failed,
@@ -40,7 +41,7 @@ _CLOSE_S = 10.0
 _LOOK_S = 0.2
 """How often a rank that waits for others reports what they do."""
 
-Answer = TypeVar("Answer", Loaded, Ready, Spans)
+Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans)
 
 
 class RankProcess(Protocol):
@@ -88,13 +89,14 @@ class Group:
         config: of all ranks.
         count: R, at least 2; this process is rank 0.
         shares_kv: whether this process reads and writes the KV memory of all ranks.
+        port: where ranks on devices meet, which run on any cores; None: ranks compute on cores, which are divided.
         heartbeat_s: how long a rank may be silent.
         spawn: starts the other ranks.
     """
 
     __slots__ = (
-        "_answers", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count", "kv_memory",
-        "segment",
+        "_answers", "_at_end", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count",
+        "kv_memory", "segment",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +105,7 @@ class Group:
         count: int,
         *,
         shares_kv: bool = False,
+        port: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         spawn: Spawn = spawn,
     ) -> None:
@@ -111,7 +114,8 @@ class Group:
         descriptor = shared_memory(segment_bytes(count))
         self.count = count
         self.segment = Segment.in_memory(mapped(descriptor), count)
-        divided = divided_cores(count)
+        anywhere: list[int] = []
+        divided = divided_cores(count) if port is None else [anywhere] * count
         self.cores: Sequence[int] = divided[0]
         """Logical processors of this rank; empty: any."""
         self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
@@ -123,6 +127,7 @@ class Group:
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
         self._doing: dict[int, Doing] = {}
         """What each rank does at present."""  # written by: _read
+        self._at_end: Callable[[], None] | None = None  # written by: at_end
         try:
             for rank in range(1, count):
                 kv_memory = self.kv_memory[rank - 1] if shares_kv else None
@@ -137,6 +142,7 @@ class Group:
                         kv_memory=kv_memory,
                         search_path=[one for one in sys.path if one],
                         cores=divided[rank],
+                        port=port,
                         log_level=logging.getLogger("pagewood").getEffectiveLevel(),
                     ),
                 )
@@ -148,6 +154,10 @@ class Group:
         self._pulse = Pulse(self.segment, 0, heartbeat_s=heartbeat_s, on_end=self._ended, lost=self._dead)
         self._reader = threading.Thread(target=self._read, name="ranks-reader", daemon=True)
         self._reader.start()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call this once the group has lost a rank, on another thread, after the other ranks have been killed."""
+        self._at_end = call
 
     def begin(self) -> None:
         """Note that all ranks are ready, so that from now on each must give signs of life."""
@@ -306,6 +316,8 @@ class Group:
         """Kill what is left of the group; on the thread of the pulse."""
         _log.error("the group of %d ranks has ended: %s", self.count, self.segment.end_reason)
         self._kill()
+        if self._at_end is not None:
+            self._at_end()
         with self._changed:
             self._changed.notify_all()
 

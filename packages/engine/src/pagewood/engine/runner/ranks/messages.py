@@ -25,6 +25,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Where modules are found that the configuration names."""
     cores: list[int]
     """On which its threads run; empty: on any."""
+    port: int | None
+    """Where ranks on devices meet; None: they exchange in the shared memory."""
     log_level: int
     """Of what it says."""
 
@@ -90,6 +92,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_length: int
 
 
+class CanMeet(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has its weights on its device, and connects to the other ranks."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank can compute."""
 
@@ -109,7 +115,7 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_dropped: int
 
 
-FromRank: TypeAlias = Doing | Said | Loaded | Ready | Failed | Spans
+FromRank: TypeAlias = Doing | Said | Loaded | CanMeet | Ready | Failed | Spans
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ NUM_KEPT = 64
 """Steps whose digests are there: far more than a rank can be behind another one."""
 MAX_RANKS = 64
 _TEXT_BYTES = 512
+_LOOK_S = 0.01
 
 
 def shared_memory(num_bytes: int) -> int:
@@ -113,6 +115,13 @@ class Segment:
         if self.ended[0] == 0:
             return None
         return self.reason[: self.ended[1]].tobytes().decode(errors="replace")
+
+    def wait_for_end(self, limit_s: float) -> str | None:
+        """Return why the group has ended, as soon as it ends; None: it lives after `limit_s`."""
+        ends_s = time.monotonic() + limit_s
+        while self.end_reason is None and time.monotonic() < ends_s:
+            time.sleep(_LOOK_S)
+        return self.end_reason
 
     def exchange(self, rank: int) -> Exchange:
         """Return what the program of a rank needs of it."""

@@ -62,9 +62,9 @@ def add_model_options(page: Page) -> None:
         type=int,
         default=DEFAULTS.tensor_parallel_size,
         metavar="N",
-        help="processes that compute the model together, on a CPU (default: 1)",
-        more="Each has a part of every matrix and of the KV memory, on cores of its own. For machines with several "
-        "sockets; N must divide the sizes of the model.",
+        help="processes that compute the model together (default: 1)",
+        more="Each has a part of every matrix and of the KV memory, on cores of its own, or on a CUDA device. For "
+        "machines with several sockets or devices; N must divide the sizes of the model.",
     )
     _add_number_formats(page)
 
