@@ -322,8 +322,8 @@ class Ops(Protocol[A]):
     def sum_ranks(self, x: A) -> A:
         """Return the sum of the `x` `[T, n]` of all ranks, in the memory of `x`; see `models.shard`.
 
-        It is added in the order of the ranks, so it has the same bits on every rank, whatever their timing. Only called
-        where there are several.
+        It has the same bits on every rank, whatever their timing. It is added in the order of the ranks, except by NCCL;
+        see `runner.cuda.exchange`. Only called where there are several.
         """
         ...
 
