@@ -86,7 +86,9 @@ def test_a_model_that_transformers_computes_is_checked_too(tmp_path: Path, capsy
 
 def test_models_over_a_cache_are_checked_and_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4
+    }  # fmt: skip
     falcon = transformers.FalconConfig(**sizes, alibi=True, max_position_embeddings=128, eos_token_id=5)
     roberta = transformers.RobertaConfig(**sizes, intermediate_size=80, max_position_embeddings=128, is_decoder=True)
     for config, name in ((falcon, "FalconForCausalLM"), (roberta, "RobertaForCausalLM")):
