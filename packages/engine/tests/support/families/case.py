@@ -74,6 +74,21 @@ class Case:
         return self.model or f"{self.kind}For{'ConditionalGeneration' if self.is_inside else 'CausalLM'}"
 
 
+def randomise(reference: Any, *, norms_from_zero: bool = False) -> None:
+    """Give norms and biases other values than those that a new model has."""
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
+            # them swapped.
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if "norm" in name and not norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
+
+
 def build(case: Case, folder: Path) -> Any:
     """Save a model with random weights to `folder`, and return it."""
     torch.manual_seed(7)
@@ -83,17 +98,7 @@ def build(case: Case, folder: Path) -> Any:
             text_config=config.to_dict(), vision_config=VISION[case.kind], **IMAGES.get(case.kind, {})
         )
     reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
-            # them swapped.
-            if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
-            elif name.endswith("_bias"):
-                parameter.normal_(0.0, 0.2)
-        for name, buffer in reference.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2)
+    randomise(reference, norms_from_zero=case.norms_from_zero)
     reference.save_pretrained(folder)
     if case.always_long:
         rope = reference.config.rope_parameters

@@ -77,6 +77,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def markdown() -> str:
     """Return the table."""
+    from families import causal
     from families.registry import CASES
     from pagewood.engine.models.families.registry import FAMILIES
     from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
@@ -99,7 +100,7 @@ def markdown() -> str:
             remarks,
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", causal.summary()])
 
 
 def written() -> str:

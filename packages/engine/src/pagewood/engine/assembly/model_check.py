@@ -184,14 +184,16 @@ def _text_of(tokens: Sequence[int] | None, folder: Path, *, is_native: bool) -> 
     """
     if is_native:
         config = ModelConfig.from_folder(folder)
-        vocab_size, longest = config.vocab_size, config.max_position
+        vocab_size, longest, padding = config.vocab_size, config.max_position, None
     else:
         from pagewood.engine.runner.transformers.load import FoundModel
 
         found = FoundModel.of(folder)
         vocab_size, longest = found.config.get_text_config().vocab_size, found.max_position
+        padding = found.padding
     if tokens is None:
-        return np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        drawn = np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        return [abs(token - 1) if token == padding else token for token in drawn]
     if not 1 <= len(tokens) <= longest:
         raise ValueError(f"tokens must be 1 to {longest}, got {len(tokens)}")
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
@@ -229,7 +231,7 @@ def _logits(
         where = HostDevice(free_bytes=available_memory_bytes()) if device.type == "cpu" else CUDADevice()
         attention = PagedAttention(storage)
         runner: Any = CUDARunner(model, storage, None, where, max_rows=1, max_length=max_length, attention=attention)
-        name = f"{found.name} of transformers over our pages"
+        name = f"{found.name} of transformers over {'a cache in ' if model.attends_by_itself else ''}our pages"
     elif device.type == "cpu":
         runner, name = _cpu_runner(folder, max_length, num_pages, dtype=dtype), "the CPU program"
     else:

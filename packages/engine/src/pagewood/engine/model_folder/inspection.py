@@ -172,7 +172,7 @@ def inspect_model(
         weights_bytes={str(name): size for name, size in sizes.items()},
         kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _kv_dtypes(config)},
         kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _kv_dtypes(config)},
-        tokenizer=_tokenizer(folder, config),
+        tokenizer=tokenizer_summary(folder, config.eos_token_ids),
         form=form,
         activations=activations,
         errors=errors,
@@ -273,7 +273,8 @@ def _kv_bytes_of_longest(config: ModelConfig, dtype: str) -> int:
     return num_frames * layout.bytes_per_page
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
+def tokenizer_summary(folder: Path, end_tokens: Sequence[int]) -> TokenizerSummary | None:
+    """Describe the tokenizer of a folder whose model ends texts with `end_tokens`; None: there is none."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
@@ -285,7 +286,7 @@ def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
         kind="unknown" if model is None else model.text("type", "unknown"),
         num_tokens=tokenizer.vocab_size,
         num_special=len(special),
-        end_tokens=[names.get(token, str(token)) for token in config.eos_token_ids],
+        end_tokens=[names.get(token, str(token)) for token in end_tokens],
         has_chat_template=tokenizer.has_chat_template,
         has_response_template=tokenizer.response_template is not None,
     )
