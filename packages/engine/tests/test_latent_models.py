@@ -144,7 +144,7 @@ def test_what_cuda_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim must be \(512, 64\) on CUDA"):
         kernel_needs(EngineConfig(device="cuda"), config_of(tmp_path))
     model = config_of(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, qk_head_dim=72)
-    needs = kernel_needs(EngineConfig(device="cuda"), model)
+    (needs,) = kernel_needs(EngineConfig(device="cuda"), model)
     assert (needs.head_dim, needs.latent_rope_dim, needs.verifies) == (512, 64, False)
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_invariant": True}, "batch_invariant must be False"),

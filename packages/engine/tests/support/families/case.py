@@ -27,7 +27,9 @@ SMALL = {
 
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 _QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
-VISION: dict[str, dict[str, Any]] = {
+VISION: dict[str, dict[str, Any] | None] = {
+    "Gemma4": None,
+    "Gemma4Unified": None,
     "Gemma3": {**_VISION, "num_hidden_layers": 1},
     "Mistral3": {**_VISION, "num_hidden_layers": 1, "model_type": "pixtral"},
     "Qwen2_5_VL": {**_QWEN_VISION, "fullatt_block_indexes": [0]},
@@ -65,6 +67,8 @@ class Case:
     """Whether norms are stored less one."""
     always_long: bool = False
     """Whether the reference rotates short sequences by the factors for long ones, as a server for long ones does."""
+    query_norm: float = 1.0
+    """Mean of the norms of queries: low where the attention does not divide by the root of a head's size."""
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
 
@@ -87,13 +91,18 @@ def build(case: Case, folder: Path) -> Any:
         for name, parameter in reference.named_parameters():
             # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
             # them swapped.
-            if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
+            if parameter.ndim == 1 and ".q_norm." in name:
+                mean = 0.0 if case.norms_from_zero else case.query_norm
+                parameter.normal_(mean, 0.2 * case.query_norm)
+            elif parameter.ndim == 1:
+                parameter.normal_(1.0 if ("norm" in name or "scale" in name) and not case.norms_from_zero else 0.0, 0.2)
             elif name.endswith("_bias"):
                 parameter.normal_(0.0, 0.2)
         for name, buffer in reference.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     reference.save_pretrained(folder)
     if case.always_long:
         rope = reference.config.rope_parameters

@@ -107,11 +107,12 @@ class CPULatentAttention:
         self.tile = max(1, _TILE_ROWS // largest)
         """Query tokens of an item of work."""
 
-    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write latents `k` `[T, D]` to their pages in `layer` and return `[T, H C]`, what `q` `[T, H D]` attends to.
 
         Positions and pages are those of the scope of `q`.
         """
+        assert k is not None
         assert v is None, "latents are values too"
         assert sinks is None
         tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
