@@ -179,14 +179,14 @@ def test_with_a_decision_log_over_lower_tiers_layers_keep_all_positions(
     bench.engine.close()
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "suffix"])
-def test_drafts_that_are_looked_up_change_nothing(speculative: Any) -> None:
-    plain = Bench("five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48)
-    drafting = Bench(
-        "five of six", 40, max_total_tokens=400, max_length=600, chunked_prefill_size=48, speculative=speculative,
-        speculative_control="fixed",
-    )  # fmt: skip
-    assert drafting.info.windows == (None, *[40] * 5)
+@pytest.mark.parametrize(
+    ("speculative", "kind"), [("ngram", "five of six"), ("suffix", "five of six"), ("ngram", "two sizes")]
+)
+def test_drafts_that_are_looked_up_change_nothing(speculative: Any, kind: str) -> None:
+    options: dict[str, Any] = {"max_total_tokens": 400, "max_length": 600, "chunked_prefill_size": 48}
+    plain = Bench(kind, 40, **options)
+    drafting = Bench(kind, 40, speculative=speculative, speculative_control="fixed", **options)
+    assert drafting.info.windows == tuple(40 if has_window else None for has_window in WINDOWS[kind])
     (prompt,) = prompts_of(2, 100)
     prompts = [np.tile(prompt, 4)]
     assert plain.reported(*prompts, max_tokens=100) == drafting.reported(*prompts, max_tokens=100)
