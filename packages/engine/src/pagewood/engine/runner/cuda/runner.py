@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -317,9 +317,8 @@ class CUDARunner:
             self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
             planned = None
             if attention is None:
-                assert isinstance(model, Decoder)
                 assert flashinfer is not None
-                layers = [layer.mixer for layer in model.config.layers]
+                layers = [layer.mixer for layer in cast("Decoder[Tensor]", model).config.layers]
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, batch_invariant=batch_invariant,
                     verifies=drafter is not None, groups=groups,
