@@ -1,5 +1,8 @@
 """Fields of models whose kinds of layers have attentions of their own, and the memory that they need (Gemma 4)."""
 
+# pyright: basic
+# torch and safetensors are typed in part only.
+
 from __future__ import annotations
 
 import json
@@ -7,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.assembly.model_check import check_model
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.rope import ProportionalScaling
+from pagewood.engine.quantise import Calibration, Scheme, quantise_model
 from pagewood.kvpool import MultiHeadLayout
 
 SMALL: dict[str, Any] = {
@@ -137,3 +147,36 @@ def test_other_families_do_not_have_these_fields(tmp_path: Path, change: dict[st
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=f"{next(iter(change))} must be absent or null or"):
         ModelConfig.from_folder(tmp_path)
+
+
+def test_keys_and_values_that_no_layer_reads_are_left_out(tmp_path: Path) -> None:
+    """Published checkpoints have them."""
+    build(CASES["gemma4-small"], tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight"):
+        weights[f"model.layers.4.self_attn.{name}"] = torch.zeros(16, 64)
+    save_file(weights, tmp_path / "model.safetensors")
+    config = ModelConfig.from_folder(tmp_path)
+    check_weights(tmp_path, config)
+    weights["model.layers.2.self_attn.k_proj.bias"] = torch.zeros(32)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"1 unexpected tensors, the first is model\.layers\.2\.self_attn\.k_proj\.b"):
+        check_weights(tmp_path, config)
+
+
+def test_calibration_is_refused_where_layers_read_more_than_the_residual_stream(tmp_path: Path) -> None:
+    build(CASES["gemma4-small"], tmp_path)
+    texts = Calibration(tokens=torch.ones(1, 8, dtype=torch.int64), source="a test")
+    with pytest.raises(ValueError, match="calibration must be None for a model whose layers read more"):
+        quantise_model(tmp_path, tmp_path / "out", Scheme(format="int8"), calibration=texts)
+    summary = quantise_model(tmp_path, tmp_path / "out", Scheme(format="int8"))
+    assert summary.num_bytes_after < summary.num_bytes_before
+    check_weights(tmp_path / "out", ModelConfig.from_folder(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["gemma4-small", "gemma4-large", "gemma4-experts"])
+def test_the_state_after_each_layer_is_that_of_transformers(tmp_path: Path, name: str) -> None:
+    build(CASES[name], tmp_path)
+    found = check_model(tmp_path)
+    assert found.first is None, found.first
+    assert len(found.states) == len(ModelConfig.from_folder(tmp_path).layers) + 1

@@ -45,7 +45,8 @@ def warm_up(
     dims = {*head_dims} if draft_head_dim is None else {*head_dims, draft_head_dim}
     units = [*COMMON]
     if isinstance(memory, LatentLayout):
-        units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))
+        size, rank = memory.latent_dim + memory.rope_dim, memory.latent_dim
+        units.append(latents_unit(size, rank, int8=memory.dtype == "int8"))
     else:
         int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
         if not head_dims:

@@ -81,7 +81,7 @@ def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row: Any, 
 
 
 @exact
-def _store_code(memory: Any, to: Any, scales: Any, scale_to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
+def store_code(memory: Any, to: Any, scales: Any, scale_to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
     """Write `dim` elements of a row of `x` as codes from `memory[to]` on, and their scale to `scales[scale_to]`."""
     largest = _F(0.0)
     for d in range(dim):
@@ -109,8 +109,8 @@ def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row:
             for head in range(_U(kv_heads)):
                 place = head * _U(page_size) + _U(position % page_size)
                 to, scale_to = _U(page) * _U(stride) + place * dim, _U(page) * _U(scale_stride) + place
-                _store_code(memory, to, scales, scale_to, k, _U(token), head * dim, dim)
-                _store_code(memory, to + half * dim, scales, scale_to + half, v, _U(token), head * dim, dim)
+                store_code(memory, to, scales, scale_to, k, _U(token), head * dim, dim)
+                store_code(memory, to + half * dim, scales, scale_to + half, v, _U(token), head * dim, dim)
 
 
 @inlined
