@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.attention import (
