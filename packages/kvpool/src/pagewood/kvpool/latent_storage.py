@@ -93,8 +93,8 @@ class LatentStorage:
         if latents.shape != expected:
             raise ValueError(f"latents must have shape {expected}, got {tuple(latents.shape)}")
         where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
-        rows = self._rows[layer]
-        parts = [latents] if len(rows) == 1 else latents.split([self.layout.latent_dim, self.layout.rope_dim], -1)
+        rows, size = self._rows[layer], self.layout.latent_dim
+        parts = [latents] if len(rows) == 1 else [latents[:, :size], latents[:, size:]]
         for own, part in zip(rows, parts, strict=True):
             own.write(where, part)
 
