@@ -62,10 +62,17 @@ CASES = {
 }
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+_SHARED = {
+    "head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 2, "eos_token_id": 0, "bos_token_id": 0,
+}  # fmt: skip
 OTHERS = {
     "caps": Case(kind="Gemma2", extra={"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0}),
     "sinks": Case(kind="GptOss", extra={"head_dim": 16, "sliding_window": 9, "num_local_experts": 4}),
     "values-of-another-size": Case(kind="DeepseekV3", extra={**_EXPERTS, **_LATENT, "num_key_value_heads": 4}),
+    "keys-of-earlier-layers": Case(kind="Gemma3n", config="Gemma3nTextConfig", extra=_SHARED),
     "one-key-head": Case(kind="GPTBigCode", extra={"multi_query": True}),
     "positions-behind-padding": Case(kind="Roberta", extra={"is_decoder": True}),
     "keys-of-an-indexer": Case(

@@ -369,7 +369,10 @@ class WatchedCUDARunner:
             else None,
             max_drafts=max_drafts,
             groups=LayerGroups(
-                num_layers=1, windows=windows, places=tuple((group, 0) for group in range(len(windows)))
+                num_layers=1,
+                windows=windows,
+                places=tuple((group, 0) for group in range(len(windows))),
+                starts=(0,) * len(windows),
             ),
         )
         self._num_open = 0

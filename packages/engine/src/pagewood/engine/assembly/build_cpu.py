@@ -116,6 +116,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
     kernel = warm_up(
         layout,
+        head_dims=(*model_config.head_dims, *(drafter.head_dims if drafter else ())),
         draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
         others=units,
@@ -258,7 +259,7 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
         reason = "a drafter has its own of all of them"
     if reason is not None:
         _log.info("layers with a window keep the KV of all positions, because %s", reason)
-        return LayerGroups.whole(model.num_layers)
+        return model.groups(max_length=1)
     num_whole = groups.windows.count(None)
     _log.info(
         "KV memory: %d groups of %d layers need all positions, %d groups the last %d",

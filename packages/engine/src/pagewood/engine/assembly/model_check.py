@@ -251,7 +251,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
     ops = CPUOps(Packer(dtype, activations="float32"))
     model = load_model(folder, ops)
     layout = model.config.memory_layout(page_size=_PAGE, dtype="float32", order="HND")
-    kernel = warm_up(layout, packed=ops.variants, others=ops.units)
+    kernel = warm_up(layout, head_dims=model.config.head_dims, packed=ops.variants, others=ops.units)
     return CPURunner(
         model,
         storage_for(layout, num_pages),
@@ -273,7 +273,7 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
         max_total_tokens=max_length + _PAGE, page_size=_PAGE,
     )  # fmt: skip
     device, flashinfer = open_cuda()
-    compile_kernels([kernel_needs(config, ModelConfig.from_folder(folder))])
+    compile_kernels(kernel_needs(config, ModelConfig.from_folder(folder)))
     return build_cuda_runner(device, flashinfer, config, folder, progress=None).runner
 
 

@@ -24,7 +24,6 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -34,6 +33,8 @@ from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Wei
 from pagewood.engine.weights.nearest import joined
 
 _PAGE = 16
+_KV_DTYPES = ("float32", "int8")
+"""The dtypes that the KV memory of a model can have on a CPU."""
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NUM_INPUTS = 16
 _SLICE = 1 << 22  # numbers that are rounded at a time
@@ -170,8 +171,8 @@ def inspect_model(
             )
         ],
         weights_bytes={str(name): size for name, size in sizes.items()},
-        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _kv_dtypes(config)},
-        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _kv_dtypes(config)},
+        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _KV_DTYPES},
+        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _KV_DTYPES},
         tokenizer=tokenizer_summary(folder, config.eos_token_ids),
         form=form,
         activations=activations,
@@ -252,12 +253,6 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
             return torch.from_numpy(values)
         case _:
             raise AssertionError(f"plain numbers are floating point, got {type(weight).__name__}")
-
-
-def _kv_dtypes(config: ModelConfig) -> Sequence[str]:
-    """Return the dtypes that the KV memory of a model can have on a CPU."""
-    has_latents = any(isinstance(layer.mixer, LatentAttentionConfig) for layer in config.layers)
-    return ("float32",) if has_latents else ("float32", "int8")
 
 
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:

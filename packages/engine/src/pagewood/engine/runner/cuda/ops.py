@@ -161,9 +161,16 @@ class CUDAOps:
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, as views of `qkv`."""
-        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+    ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
+        """Return rotated q and k, and v, as views of `qkv`, or v as a copy of k.
+
+        FlashInfer rotates queries and keys together. So a head of no meaning is rotated where there are no keys.
+        """
+        q, k, v = qkv.split(split.sizes, dim=-1)
+        if split.values_are_keys:
+            v = k.clone()
+        if not split.kv_size:
+            k = torch.zeros_like(q[:, : split.head_dim])
         if not split.norms_follow:
             self._norm_heads(q, k, split)
         if rotation is not None:
@@ -171,7 +178,7 @@ class CUDAOps:
             self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, split.head_dim, table)
         if split.norms_follow:
             self._norm_heads(q, k, split)
-        return q, k, v
+        return (q, k, v) if split.kv_size else (q, None, None)
 
     def _norm_heads(self, q: Tensor, k: Tensor, split: HeadSplit) -> None:
         """Norm q and k in their memory, if they have norms."""
@@ -179,6 +186,11 @@ class CUDAOps:
             if norm is not None:
                 heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
                 self._norm_inside(heads, norm)
+
+    def norm_heads(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own, in its memory."""
+        self._norm_inside(x.view(x.shape[0], -1, size), norm)
+        return x
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
@@ -220,6 +232,14 @@ class CUDAOps:
             return gated(self, activation, gate_up)
 
         return CUDAExperts(matrices, activate, weighs_inputs=weighs_inputs)
+
+    def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Return `shares`, each times the factor of its expert."""
+        return shares * factors[chosen.long()]
+
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on, in its memory."""
+        return x.mul_(y[:, column : column + x.shape[1]])
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
