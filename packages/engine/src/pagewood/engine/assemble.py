@@ -14,6 +14,7 @@ from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.batch import BatchBuilder
+from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.deadlines import Deadlines
 from pagewood.engine.core.intake import Intake
@@ -31,7 +32,7 @@ from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
-from pagewood.radixcache import LRU, QueueInformed, RadixCache
+from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
     Lending,
     PreemptionGuard,
@@ -166,6 +167,7 @@ def assemble(
     intake = Intake(
         state=state,
         kv=kv,
+        keys=CacheKeys(make=CacheKey.of, short_length=info.short_length),
         max_length=info.max_length,
         vocab_size=info.vocab_size,
         eos_token_ids=frozenset(info.eos_token_ids),
@@ -201,7 +203,11 @@ def assemble(
         else Speculation(drafting=drafting, kv=kv, drafts_constrained=drafts_constrained),
         kv=kv,
         builder=BatchBuilder(
-            num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None, groups=groups
+            num_rows=config.num_rows,
+            page_size=page_size,
+            is_drafting=drafting is not None,
+            groups=groups,
+            has_lengths=info.short_length is not None,
         ),
         runner=runner,
         inbox=inbox,

@@ -63,8 +63,6 @@ class Case:
     """Whether the model is a part of one that reads images too."""
     norms_from_zero: bool = False
     """Whether norms are stored less one."""
-    always_long: bool = False
-    """Whether the reference rotates short sequences by the factors for long ones, as a server for long ones does."""
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
 
@@ -95,9 +93,4 @@ def build(case: Case, folder: Path) -> Any:
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
-    if case.always_long:
-        rope = reference.config.rope_parameters
-        longest = torch.tensor([[rope["original_max_position_embeddings"]]])
-        reference.model.rotary_emb(torch.zeros(1), longest)  # computes the frequencies for long sequences
-        rope["original_max_position_embeddings"] = 0
     return reference

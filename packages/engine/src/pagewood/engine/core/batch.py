@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.cache_keys import Key, namespace_of
 from pagewood.engine.core.logprobs import Reports
 from pagewood.engine.core.page_groups import PageGroups
 from pagewood.engine.core.plan import Grant
@@ -72,6 +73,9 @@ class Batch:
     """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty without a drafter."""
+    is_long: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[A] 1 for a request that has the second set of factors for rotations, 0 for the others; empty if the model has
+    one set (`EngineInfo.short_length`)."""
     is_followed: bool = True
     """Whether a drafter may be asked for drafts soon. If not, it may leave out what only later drafts would need."""
     adjustments: Adjustments | None = None
@@ -125,16 +129,24 @@ class BatchBuilder:
         is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached,
             as it does for a request whose logits are changed.
         groups: the frames of pages; None: a page is its memory in all layers.
+        has_lengths: whether the model has two sets of factors for rotations.
     """
 
     __slots__ = (
-        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_is_drafting", "_key", "_num_rows", "_page_size",
-        "_table",
+        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting", "_key",
+        "_num_rows", "_page_size", "_table",
     )  # fmt: skip
 
     def __init__(
-        self, *, num_rows: int, page_size: int, is_drafting: bool = False, groups: PageGroups | None = None
+        self,
+        *,
+        num_rows: int,
+        page_size: int,
+        is_drafting: bool = False,
+        groups: PageGroups | None = None,
+        has_lengths: bool = False,
     ) -> None:
+        self._has_lengths = has_lengths
         self._num_rows = num_rows
         self._groups = groups
         self._page_size = page_size
@@ -222,8 +234,10 @@ class BatchBuilder:
             extras["processors"] = Processors.of(admitted)
             extras["reports"] = Reports.of(admitted)
             extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
+            if self._has_lengths:
+                extras["is_long"] = np.array([one.is_long for one in admitted], np.int32)
             if self._is_drafting:
-                extras["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
+                extras["namespaces"] = np.array([self._number_of(one.key) for one in admitted], np.int64)
         if scored:
             extras["scored"] = np.array(scored, np.int32)
         if pooled:
@@ -319,10 +333,11 @@ class BatchBuilder:
             return rows, columns, pages
         return self._groups.spread(rows, columns, pages, self._num_rows)
 
-    def _number_of(self, namespace: str | None) -> int:
+    def _number_of(self, key: Key) -> int:
+        namespace = namespace_of(key)
         if namespace is None:
             return 0
-        digest = blake2b(namespace.encode(), digest_size=8, key=self._key).digest()
+        digest = blake2b(str(namespace).encode(), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest, "little", signed=True)
 
 

@@ -20,7 +20,7 @@ from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
+from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -62,6 +62,9 @@ class ModelConfig:
         frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers}
         if len(frames) > 1:
             raise ValueError(f"layers must all have norms before their parts, or none of them, got {frames}")
+        lengths = {rope.short_length for rope in self.ropes} - {None}
+        if len(lengths) > 1:
+            raise ValueError(f"original_max_position_embeddings must be the same for all ropes, got {lengths}")
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
@@ -77,15 +80,15 @@ class ModelConfig:
         return tuple(layer.mixer.window for layer in self.layers)
 
     def for_length(self, length: int) -> ModelConfig:
-        """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
+        """Return the model for requests of at most `length` tokens, for which a rope may need no second set."""
         layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
     @property
-    def length_mark(self) -> str:
-        """What distinguishes keys of the set of factors for short sequences from others; empty: there is no choice."""
-        scalings = [rope.scaling for rope in self.ropes]
-        return " short" if any(isinstance(one, LongScaling) and not one.is_long for one in scalings) else ""
+    def short_length(self) -> int | None:
+        """The longest request that has the first of two sets of factors for rotations; None: there is one set."""
+        lengths = [rope.short_length for rope in self.ropes if rope.short_length is not None]
+        return min(lengths, default=None)
 
     @property
     def position_configs(self) -> tuple[PositionConfig, ...]:

@@ -26,13 +26,15 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
+    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "short_length")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
         self.config = config
         self.ropes = [position_table(one, device=device) for one in config.position_configs]
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
+        self.short_length = config.short_length
+        """See `ModelConfig.short_length`."""
         self._ops = ops
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]

@@ -83,8 +83,8 @@ class DenseEmbedding:
 class CUDAOps:
     """`models.ops.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
 
-    The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
-    cosines of position i, then its sines.
+    The rotation of a step is (places `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
+    cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
     __slots__ = ("_flashinfer", "_grouped", "_multiply", "_silu_mul")

@@ -56,7 +56,7 @@ class TransformersModel:
     to logits: the layers are taken out of it, and in their place it gets the states that they have returned.
     """
 
-    __slots__ = ("_given", "_layers", "_whole", "ropes")
+    __slots__ = ("_given", "_layers", "_whole", "ropes", "short_length")
 
     def __init__(self, whole: Any) -> None:
         """Take a model apart, whose `attn_implementation` must be `interface.NAME`.
@@ -65,6 +65,7 @@ class TransformersModel:
             whole: a model with an output projection, which must not be used otherwise any more.
         """
         self.ropes: Sequence[PositionTable] = ()
+        self.short_length: int | None = None
         found = whole.get_decoder()
         self._layers = getattr(whole, "model", found) if found is whole else found
         name = next((name for name, module in whole.named_modules() if module is self._layers), "")
