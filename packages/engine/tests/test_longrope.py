@@ -18,6 +18,7 @@ from families.case import build
 from families.registry import CASES
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Retain, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.model_check import check_model
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.decision_log.replay import replay
@@ -64,7 +65,7 @@ class Bench:
         self.num_sent = 0
 
     def ask(self, *work: tuple[Sequence[int], int]) -> tuple[list[list[int]], list[int]]:
-        """Return the tokens of requests that arrive together, prompts and numbers of tokens, and their cached tokens."""
+        """Return the outputs of prompts that arrive together, each with its number of tokens, and what was cached."""
         names = [str(self.num_sent + i) for i in range(len(work))]
         self.num_sent += len(work)
         for name, (prompt, num) in zip(names, work, strict=True):
@@ -170,6 +171,13 @@ def test_a_log_of_decisions_replays(tmp_path: Path) -> None:
     found = replay(tmp_path / "log", assemble=assemble)
     assert found.difference is None
     assert found.num_plans > 0
+
+
+@pytest.mark.parametrize("length", [SHORT - 20, SHORT + 20])
+def test_a_check_computes_a_text_with_the_set_of_its_length(length: int) -> None:
+    found = check_model(model()[0], tokens=text(13, length))
+    assert found.first is None
+    assert found.num_equal == length
 
 
 @pytest.mark.parametrize("namespace", [None, "salt"])

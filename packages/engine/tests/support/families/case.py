@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ class Case:
     """Class of the model; by default `kind` with the usual end."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
+    file: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of config.json as a checkpoint has them, in place of those that `transformers` writes; those that are None
+    are left out."""
     by_token: bool = False
     """Whether the reference computes one token at a time."""
     is_inside: bool = False
@@ -93,4 +97,8 @@ def build(case: Case, folder: Path) -> Any:
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
     reference.save_pretrained(folder)
+    if case.file:
+        path = folder / "config.json"
+        fields = {**json.loads(path.read_text()), **case.file}
+        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
     return reference

@@ -47,6 +47,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    has_logits_bias: bool = False
+    """Whether the output projection has a bias."""
     has_learned_positions: bool = False
     """Whether the embedding of its position is added to that of a token."""
     eos_token_ids: tuple[int, ...] = ()
@@ -224,6 +226,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
+            has_logits_bias=family.logits_bias_field is not None and fields.flag(family.logits_bias_field, False),
             has_learned_positions=family.has_learned_positions,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,

@@ -41,11 +41,12 @@ class Decoder(Generic[A]):
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
+        bias = weights.stack([("lm_head.bias", config.vocab_size)]) if config.has_logits_bias else None
         if config.tied_embeddings:
-            self.embedding, head = ops.tied_embedding(table)
+            self.embedding, head = ops.tied_embedding(table, bias)
         else:
             matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
-            self.embedding, head = ops.embedding(table), ops.linear(matrix, None)
+            self.embedding, head = ops.embedding(table), ops.linear(matrix, bias)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions:
             places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)

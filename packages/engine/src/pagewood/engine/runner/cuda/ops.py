@@ -121,9 +121,9 @@ class CUDAOps:
         """Return an embedding with `table` `[V, E]`."""
         return DenseEmbedding(table)
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
-        return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
+        return DenseEmbedding(table), DenseLinear(table, bias, self._multiply)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""

@@ -308,7 +308,7 @@ class CUDARunner:
             self._rotations = [torch.cat(pair, -1) for pair in values]
             """[places, head_dim] float32 for each rope, the table of `CUDAOps`."""
             self._shifts = None if model.short_length is None else torch.zeros(max_rows + 1, **options)
-            """[rows], how far the place of a position is behind it; None: no row has any. Contents written by: launch"""
+            """[rows], how far the place of a position is behind it; None: never. Contents written by: launch"""
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
