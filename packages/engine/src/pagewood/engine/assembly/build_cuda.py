@@ -170,16 +170,16 @@ def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: b
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
-        grouped = importlib.import_module("pagewood.engine.runner.cuda.kernels.grouped_triton").grouped
+        experts: Any = importlib.import_module("pagewood.engine.runner.cuda.kernels.experts_triton")
     except ImportError as error:
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
         return CUDAOps(flashinfer)
     if batch_invariant:
-        return CUDAOps(flashinfer, kernels.linear, grouped=grouped)
+        return CUDAOps(flashinfer, kernels.linear, expert_kernels=experts)
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
-    return CUDAOps(flashinfer, kernels.linear, silu_mul, grouped)
+    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
