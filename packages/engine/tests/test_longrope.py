@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from families.case import build
+from families.case import Case, build
 from families.registry import CASES
+from families.ropes import rope
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Retain, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.model_check import check_model
@@ -23,11 +24,15 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.quantise.layers import read_layers, run_layer
 from pagewood.radixcache import CacheKey
 from scratch import scratch_folder
 
 SHORT, LONGEST, PAGE_SIZE = 64, 200, 4
 """Tokens of the longest request with the first set, of the longest request, and of a page."""
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @cache
@@ -41,12 +46,12 @@ def model() -> tuple[Path, Any]:
 def expected(prompt: Sequence[int], num_tokens: int, *, is_long: bool) -> list[int]:
     """Return the greedy tokens of the reference with one set of factors for all lengths."""
     reference = model()[1]
-    rope, tokens = reference.config.rope_parameters, list(prompt)
+    numbers, tokens = reference.config.rope_parameters, list(prompt)
     reference(torch.zeros(1, SHORT + 1, dtype=torch.long))  # computes the frequencies of long sequences
-    rope["original_max_position_embeddings"] = 0 if is_long else LONGEST
+    numbers[_ORIGINAL] = 0 if is_long else LONGEST
     for _ in range(num_tokens):
         tokens.append(int(reference(torch.tensor([tokens])).logits[0, -1].argmax()))
-    rope["original_max_position_embeddings"] = SHORT
+    numbers[_ORIGINAL] = SHORT
     return tokens[len(prompt) :]
 
 
@@ -178,6 +183,17 @@ def test_a_check_computes_a_text_with_the_set_of_its_length(length: int) -> None
     found = check_model(model()[0], tokens=text(13, length))
     assert found.first is None
     assert found.num_equal == length
+
+
+@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
+@torch.inference_mode()
+def test_calibration_computes_texts_with_the_set_of_their_length(length: int, tmp_path: Path) -> None:
+    factors = {"short_factor": [1.1] * 8, "long_factor": [float(i) for i in range(1, 9)], _ORIGINAL: SHORT}
+    peer = build(Case(kind="Llama", extra={**rope("longrope", **factors), _ORIGINAL: SHORT}), tmp_path)
+    states = peer(torch.tensor([text(14, length)]), output_hidden_states=True).hidden_states
+    config = ModelConfig.from_folder(tmp_path)
+    [first, *_] = read_layers(config, Checkpoint(tmp_path, dtype=torch.float32))
+    torch.testing.assert_close(run_layer(first, states[0], config), states[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("namespace", [None, "salt"])

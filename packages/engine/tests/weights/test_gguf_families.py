@@ -166,7 +166,7 @@ def logits(made: Path, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor
     positions = torch.arange(length)
     tokens = positions * 7 % model.config.vocab_size
     attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
-    is_short = length <= (model.short_length or 0)
+    is_short = model.config.is_short(length)
     return tokens, model(tokens, [rope(positions, is_short=is_short) for rope in model.ropes], attention, positions)
 
 

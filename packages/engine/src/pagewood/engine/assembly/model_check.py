@@ -208,7 +208,7 @@ def _states(folder: Path, text: Sequence[int], *, device: torch.device) -> list[
     positions, tokens = torch.arange(length, device=device), torch.tensor(text, device=device)
     attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
     numbers = (*range(num_layers), num_layers + 1)
-    is_short = length <= (model.short_length or 0)
+    is_short = model.config.is_short(length)
     rotations = [rope(positions, is_short=is_short) for rope in model.ropes]
     return model.states(tokens, rotations, attention, positions, captured=numbers)[1]
 

@@ -92,6 +92,10 @@ class ModelConfig:
         lengths = [rope.short_length for rope in self.ropes if rope.short_length is not None]
         return min(lengths, default=None)
 
+    def is_short(self, length: int) -> bool:
+        """Return whether a request of at most `length` tokens has the first of two sets of factors."""
+        return self.short_length is not None and length <= self.short_length
+
     @property
     def position_configs(self) -> tuple[PositionConfig, ...]:
         """The ropes and temperatures of all layers, each once, and before them what embeddings of positions need."""
