@@ -8,9 +8,9 @@ import numpy as np
 
 from on_gpu.subject import PAGE_SIZE, Plan, Subject
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig

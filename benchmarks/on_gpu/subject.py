@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.assembly.build_cuda import cuda_ops
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.ops import LatentShape

@@ -13,6 +13,7 @@ import torch
 from gpu_checks.host import TOLERANCE, Failed, Host, Skipped
 from pagewood.engine.models.ops import ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.torch_experts import TorchExperts
 from pagewood.engine.models.torch_experts import choose as choose_in_torch
 from pagewood.engine.models.torch_ops import TorchOps
@@ -48,7 +49,11 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
     found: list[str] = []
     count = 0
     second = torch.bfloat16 if where.type == "cuda" else torch.float16  # Triton's interpreter has no bfloat16
-    kinds = (("silu", False, False), ("clamped", True, False), ("gelu_tanh", False, True))
+    kinds: tuple[tuple[Activation, bool, bool], ...] = (
+        ("silu", False, False),
+        ("clamped", True, False),
+        ("gelu_tanh", False, True),
+    )
     for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs)) in product(
         sizes, zip((torch.float16, second, torch.float16), kinds, strict=True)
     ):

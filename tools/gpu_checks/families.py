@@ -32,6 +32,7 @@ _MAX_LENGTH = 128
 _REPORTED = SamplingParams(
     temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0, prompt_logprobs_start=1
 )
+_STAND_IN_STEP = 9  # stand-ins test the script, with one case of so many
 _MOST_OTHERS = 0.08
 """Largest share of tokens of a model with experts whose log probability may differ: rounding may choose another."""
 
@@ -55,7 +56,8 @@ def check_families(host: Host) -> str:
 
     found: list[str] = []
     num_runs = 0
-    for name, case in CASES.items():
+    cases = dict(list(CASES.items())[:: 1 if host.is_gpu else _STAND_IN_STEP])
+    for name, case in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
                 save(for_kernels(case), Path(folder))
@@ -74,7 +76,7 @@ def check_families(host: Host) -> str:
                     print(found[-1], flush=True)
     if found:
         raise Failed(f"{len(found)} of {num_runs}: " + "; ".join(one[:300] for one in found))
-    return f"{len(CASES)} models, {num_runs} runs"
+    return f"{len(cases)} models, {num_runs} runs"
 
 
 def ways_of(model: Decoder) -> Iterator[dict[str, Any]]:

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cuda.attention import PlannedAttention
@@ -48,6 +48,7 @@ class EchoDecoder:
         layers = [SimpleNamespace(mixer=replace(attention, window=window)) for window in windows]
         self.config = SimpleNamespace(layers=layers)
         self.ropes = [lambda positions: (positions[:, None].float(), positions[:, None].float())]
+        self.short_length = None
         self._vocab_size = vocab_size
 
     def states(

@@ -27,7 +27,7 @@ from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.page_groups import longest_request, most_pages
+from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest

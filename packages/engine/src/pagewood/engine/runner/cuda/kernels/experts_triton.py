@@ -203,8 +203,10 @@ def _choose(
 def _scores(numbers, IS_SOFTMAX: tl.constexpr) -> tl.tensor:
     if IS_SOFTMAX:
         exponents = tl.exp(numbers - tl.max(numbers, 0))
-        return exponents / tl.sum(exponents, 0)
-    return 1.0 / (1.0 + tl.exp(-numbers))
+        scores = exponents / tl.sum(exponents, 0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-numbers))
+    return scores
 
 
 @triton.jit
@@ -298,14 +300,16 @@ def _gated(
 @triton.jit
 def _activate(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
     if ACTIVATION == "silu":
-        return gate / (1.0 + tl.exp(-gate)) * up
-    if ACTIVATION == "gelu_tanh":
+        result = gate / (1.0 + tl.exp(-gate)) * up
+    elif ACTIVATION == "gelu_tanh":
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        return gate / (1.0 + tl.exp(-2.0 * inner)) * up
-    tl.static_assert(ACTIVATION == "clamped")
-    gate = tl.minimum(gate, LIMIT)
-    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+        result = gate / (1.0 + tl.exp(-2.0 * inner)) * up
+    else:
+        tl.static_assert(ACTIVATION == "clamped")
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        result = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    return result
 
 
 @triton.jit

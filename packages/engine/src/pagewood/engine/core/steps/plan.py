@@ -8,14 +8,14 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.mask_turns import MaskTurns
-from pagewood.engine.core.pausing import give_back, settle
-from pagewood.engine.core.priority_preemption import PriorityPreemption, stop_all
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.pausing import give_back, settle
+from pagewood.engine.core.queue.priority_preemption import PriorityPreemption, stop_all
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.queue.waiting import Claim
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.waiting import Claim
+from pagewood.engine.core.steps.mask_turns import MaskTurns
 
 _PARTS_OF_STEP = 8
 """Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, so that a long prompt

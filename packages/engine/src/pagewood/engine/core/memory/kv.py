@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.page_groups import PageAllocator, PageGroups
+from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
+from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.retention import Retention
 
 _SPARE_NEEDS, _SPARE_TOKENS, _SPARE_SHARE = 2, 1024, 256
 """An eviction frees more pages than are needed, so that most requests need none: _SPARE_NEEDS times as many as this
@@ -522,7 +522,7 @@ class KVSpace:
         return 0 if self._retention is None else self._retention.num_pages
 
     def retain(self, tokens: Int32, key: Key, seconds: float, *, of_request: bool = False) -> int | None:
-        """Retain the cached prefix of some tokens; return how many of them are, or None if there is no retention.
+        """Retain the cached prefix of some tokens; return its length, or None if retention is off.
 
         Args:
             tokens: `[num_tokens] int32`.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
 
 WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 """(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""

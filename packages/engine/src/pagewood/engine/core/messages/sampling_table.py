@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 
 Float32 = NDArray[np.float32]
 

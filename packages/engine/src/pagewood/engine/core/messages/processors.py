@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from pagewood.engine.api import LogitsProcessor, Refusal
-from pagewood.engine.core.adjustments import Admitted
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.adjustments import Admitted
+from pagewood.engine.core.messages.arrays import Int32
 
 _PARAM = "logits_processors"
 

@@ -6,9 +6,9 @@ cannot lose its pages, so one that is retracted keeps them until that step has b
 
 from __future__ import annotations
 
-from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
 
 
 def pause(state: EngineState, request: Request, *, retract: bool) -> None:

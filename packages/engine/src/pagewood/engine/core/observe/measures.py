@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.steps.plan import Grant
 from pagewood.engine.observe.histogram import Histogram, Labels
 
 MAX_PRIORITIES = 16

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 
 _NEVER = 2**31 - 1
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.shared_work import SharedWork
+from pagewood.engine.core.masks.shared_work import SharedWork
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.grammar.matcher import Matcher
 
 

@@ -12,10 +12,10 @@ from itertools import accumulate
 from time import perf_counter
 from typing import Protocol
 
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.steps.plan import Grant
 
 _LONGEST_STEP = 2.0
 """A pause came before a step that takes at least this many times what the runner has measured for it, ..."""

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.kv import KVSpace, private_pages
+from pagewood.engine.core.memory.kv import KVSpace, private_pages
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
 from pagewood.engine.observe.view import BranchView, PoolView, RequestStage, RequestView, TreeView
 
 _MAX_CELLS = 2048

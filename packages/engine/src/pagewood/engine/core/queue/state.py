@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.waiting import WaitingQueue
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.cache_keys import Key, namespace_of
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.core.messages.arrays import Int32
 
 _SPARE_ENTRIES = 64
 
@@ -168,7 +168,7 @@ class Retention:
                 yield self._end(cache, last)
 
     def shrink(self, cache: LockingCache) -> Any | None:
-        """End one retention because requests lack memory; return its unlocked handle, or None if there is none."""
+        """End a retention because requests lack memory; return its unlocked handle, or None if nothing is retained."""
         if not self._kept:
             return None
         largest = max(self._num_kept, key=self._num_kept.__getitem__)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, runtime_checkable
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.kv import KVSpace, PrefixCache
-from pagewood.engine.core.quota_queue import QuotaQueue
+from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 

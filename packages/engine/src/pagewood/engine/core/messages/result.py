@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.logprobs import Logprobs
 
 EXCLUDED = -2
 """Stands for a token if all logits are minus infinity; any other negative number means that logits are not numbers."""

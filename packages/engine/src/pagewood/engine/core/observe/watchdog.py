@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.state import EngineState
 
 _log = logging.getLogger(__name__)
 

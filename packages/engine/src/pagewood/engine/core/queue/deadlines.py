@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from pagewood.engine.api import Refusal
-from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
 
 
 class Forecast(Protocol):

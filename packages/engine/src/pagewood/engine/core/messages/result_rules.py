@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.logprobs import Logprobs
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.core.messages.result import StepResult
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
 
 STEP_MS = 20
 """How long the slow grammars of a step may take where other requests run or wait, on average over steps."""

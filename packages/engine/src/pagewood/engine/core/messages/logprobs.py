@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import TokenLogprob
-from pagewood.engine.core.adjustments import Admitted
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.adjustments import Admitted
+from pagewood.engine.core.messages.arrays import Int32
 
 Float32 = NDArray[np.float32]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.steps.plan import Grant
 
 
 class Chunking(Protocol):
