@@ -129,12 +129,13 @@ def test_a_prefix_of_one_length_is_a_hit_for_that_length_only(long_first: bool) 
 
 def test_preempted_requests_keep_their_set() -> None:
     work = [(text(seed, 30 + 3 * seed), 6 + seed % 2 * 50) for seed in range(4, 10)]
-    large, small = Bench(), Bench(max_total_tokens=220, schedule_conservativeness=0.1)
-    assert any(len(prompt) + num <= SHORT for prompt, num in work)
-    assert small.ask(*work)[0] == large.ask(*work)[0]
-    assert small.engine.counters().num_preempted > 0
-    for bench in (small, large):
-        bench.engine.close()
+    are_long = [len(prompt) + num > SHORT for prompt, num in work]
+    assert {*are_long} == {False, True}
+    bench = Bench(max_total_tokens=220, schedule_conservativeness=0.1)
+    right = [expected(*one, is_long=is_long) for one, is_long in zip(work, are_long, strict=True)]
+    assert bench.ask(*work)[0] == right
+    assert bench.engine.counters().num_preempted > 0
+    bench.engine.close()
 
 
 def test_a_text_is_retained_and_dropped_under_all_of_its_keys() -> None:
