@@ -147,7 +147,9 @@ def compare(oracle: Decoder, answers: Sequence[Answer]) -> str | None:
 
 
 def logits_of(oracle: Decoder, tokens: Sequence[int]) -> torch.Tensor:
-    """Return the logits at every position of a text."""
+    """Return the logits at every position of a text, of a request that is as long as it."""
     positions = torch.arange(len(tokens))
     attention = WholeTexts([layer.mixer for layer in oracle.config.layers], len(tokens))
-    return oracle(torch.tensor(tokens), [rope(positions) for rope in oracle.ropes], attention, positions)
+    is_short = oracle.config.is_short(len(tokens))
+    rotations = [rope(positions, is_short=is_short) for rope in oracle.ropes]
+    return oracle(torch.tensor(tokens), rotations, attention, positions)

@@ -156,6 +156,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "interleave_moe_layer_step": 2,
         },
     ),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 20,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 20,
+                "short_factor": [1.1] * 4,
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+            },
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3-windows": (
         "Qwen3",
         {
@@ -221,7 +238,7 @@ def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool
 
 
 def driver_of(runner: Any) -> RowDriver:
-    return RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+    return RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE, short_length=runner._model.short_length)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +260,7 @@ def reference(folder: Path) -> Iterator[CPURunner]:
 
 def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> list[list[int]]:
     driver = driver_of(reference)
-    sequences = [driver.add(prompt, sampling=sampling, seed=i) for i, prompt in enumerate(PROMPTS)]
+    sequences = [driver.add(p, sampling=sampling, seed=i, max_length=len(p) + 14) for i, p in enumerate(PROMPTS)]
     driver.generate(sequences, num_tokens=14, chunk=64)
     return [sequence.output for sequence in sequences]
 
@@ -251,7 +268,9 @@ def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> li
 def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
     """Launch every step before any token is known, mixed with prompts that are still being computed."""
     driver = driver_of(bench.runner)
-    added = [driver.add(s.tokens, sampling=s.sampling, seed=s.seed) for s in sequences]
+    added = [
+        driver.add(s.tokens, sampling=s.sampling, seed=s.seed, max_length=len(s.tokens) + num_tokens) for s in sequences
+    ]
     steps = []
     while live := [s for s in added if len(s.output) < num_tokens]:
         batch = driver.batch([(s, chunk) for s in live])

@@ -41,6 +41,7 @@ def write_gguf(
     tokenizer: Mapping[str, Any] | None = None,
     keys: Mapping[str, Any] | None = None,
     rope_factors: Sequence[float] | None = None,
+    tensors: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,
     part: tuple[int, int] = (0, 1),
     holds_all: bool = False,
@@ -55,6 +56,7 @@ def write_gguf(
         tokenizer: values of `tokenizer.ggml.*`; None: one byte-level token for each row of the embedding table.
         keys: more values, or others.
         rope_factors: the tensor `rope_freqs.weight`.
+        tensors: further ones, under llama.cpp's names.
         seed: of random blocks.
         part: which part of how many to write: the first has all keys, and each has one of that many tensors in turn.
         holds_all: whether a part has all tensors.
@@ -95,11 +97,11 @@ def write_gguf(
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     named = gguf.get_tensor_name_map(_number_of(architecture), config["num_hidden_layers"])
     number = 0
-    for place, (name, tensors) in enumerate(weights.items()):
+    for place, (name, parts) in enumerate(weights.items()):
         if place % part[1] != part[0] and not holds_all:
             continue
-        array, kind = np.stack([tensor.float().numpy() for tensor in tensors.values()]), Kind.F32
-        array = array if _is_fused(tensors) else array[0]
+        array, kind = np.stack([tensor.float().numpy() for tensor in parts.values()]), Kind.F32
+        array = array if _is_fused(parts) else array[0]
         interleaved = heads.get(name.split(".")[-2]) if architecture in _PAIRS else None
         if interleaved:
             array = _permuted(array, interleaved)
@@ -114,11 +116,12 @@ def write_gguf(
         data = _stored(array, kind, random)
         back = gguf.dequantize(data, kind).reshape(array.shape)
         back = _restored(back, interleaved) if interleaved else back - np.float32(1) if added else back
-        for own, numbers in zip(tensors, back if _is_fused(tensors) else [back], strict=True):
-            read[own] = torch.from_numpy(numbers).float().reshape(tensors[own].shape)
+        for own, numbers in zip(parts, back if _is_fused(parts) else [back], strict=True):
+            read[own] = torch.from_numpy(numbers).float().reshape(parts[own].shape)
         writer.add_tensor(_gguf_name(named, name), data, raw_dtype=kind)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
+    of_rope = {} if rope_factors is None else {"rope_freqs.weight": rope_factors}
+    for name, numbers in {**of_rope, **(tensors or {})}.items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

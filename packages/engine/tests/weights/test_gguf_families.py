@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class File:
     case: str
     keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keys that only this architecture has."""
+    tensors: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    """Tensors that only this architecture has."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the configuration in place of those that GGUF cannot say."""
 
@@ -115,6 +117,12 @@ FILES = {
     "hunyuan-dense": File(architecture="hunyuan-dense", case="hunyuan", extra=rope("default")),
     "glm4": File(architecture="glm4", case="glm4", keys={"rope.dimension_count": 4}),
     "phi3": File(architecture="phi3", case="phi3-window", keys={"attention.sliding_window": 9}),
+    "phi3 with longrope": File(
+        architecture="phi3", case="phi4-both",
+        keys={"rope.dimension_count": 12, "rope.scaling.attn_factor": (4 / 3) ** 0.5,
+              "rope.scaling.original_context_length": 64},
+        tensors={"rope_factors_short.weight": [1.1] * 6, "rope_factors_long.weight": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0]},
+    ),
     "nemotron": File(architecture="nemotron", case="nemotron", keys={"rope.dimension_count": 8}),
     "nemotron with biases": File(architecture="nemotron", case="nemotron-biases", keys={"rope.dimension_count": 6}),
     "command-r": File(architecture="command-r", case="cohere", keys={"logit_scale": 0.3, "rope.scaling.type": "none"}),
@@ -145,18 +153,21 @@ def write(file: File, path: Path, **options: Any) -> tuple[Any, dict[str, torch.
     made = path / "model"
     reference = build(replace(case, extra={**case.extra, **file.extra}), made)
     keys = {f"{file.architecture}.{key}": value for key, value in file.keys.items()}
-    weights = gguf_files.write_gguf(made, path / "m.gguf", architecture=file.architecture, keys=keys, **options)
+    weights = gguf_files.write_gguf(
+        made, path / "m.gguf", architecture=file.architecture, keys=keys, tensors=file.tensors, **options
+    )
     return reference, weights
 
 
 @torch.inference_mode()
-def logits(made: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(made: Path, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens of a text, and its logits by a model."""
     model = load_model(made, TorchOps())
-    tokens = torch.arange(LENGTH) * 7 % model.config.vocab_size
-    attention = WholeTexts([layer.mixer for layer in model.config.layers], LENGTH)
-    ropes = [rotation(torch.arange(LENGTH)) for rotation in model.ropes]
-    return tokens, model(tokens, ropes, attention, torch.arange(LENGTH))
+    positions = torch.arange(length)
+    tokens = positions * 7 % model.config.vocab_size
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
+    is_short = model.config.is_short(length)
+    return tokens, model(tokens, [rope(positions, is_short=is_short) for rope in model.ropes], attention, positions)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -165,6 +176,31 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tokens, found = logits(model_folder(tmp_path / "m.gguf"))
     with torch.inference_mode():
         torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+
+
+def test_the_second_set_of_factors_is_that_of_long_texts(tmp_path: Path) -> None:
+    reference, _ = write(FILES["phi3 with longrope"], tmp_path)
+    tokens, found = logits(model_folder(tmp_path / "m.gguf"), 90)
+    with torch.inference_mode():
+        torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({}, {"rope_factors_long.weight": [1.0] * 6}, "must have the tensors .* or neither, got none of .*_short"),
+        ({"rope.scaling.type": "yarn"}, {}, "rope.scaling.type must be absent or longrope .*, got 'yarn'"),
+        ({"rope.scaling.factor": 2.0}, {}, "rope.scaling.factor must be absent or 1 .*, got 2"),
+        ({}, {"rope_factors_long.weight": [1.0], "rope_factors_short.weight": [1.0]}, "short_factor must"),
+    ],
+)
+def test_factors_that_are_not_a_longrope(
+    keys: dict[str, Any], tensors: dict[str, list[float]], message: str, tmp_path: Path
+) -> None:
+    file = FILES["phi3 with longrope"]
+    write(replace(file, keys={**file.keys, **keys}, tensors=tensors or file.tensors), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model(model_folder(tmp_path / "m.gguf"), TorchOps())
 
 
 def test_every_architecture_has_a_file() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,15 @@ class Case:
     """Class of the model; by default `kind` with the usual end."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
+    file: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of config.json as a checkpoint has them, in place of those that `transformers` writes; those that are None
+    are left out."""
     by_token: bool = False
     """Whether the reference computes one token at a time."""
     is_inside: bool = False
     """Whether the model is a part of one that reads images too."""
     norms_from_zero: bool = False
     """Whether norms are stored less one."""
-    always_long: bool = False
-    """Whether the reference rotates short sequences by the factors for long ones, as a server for long ones does."""
     query_norm: float = 1.0
     """Mean of the norms of queries: low where the attention does not divide by the root of a head's size."""
     is_long: bool = False
@@ -108,9 +110,8 @@ def build(case: Case, folder: Path) -> Any:
     reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
     randomise(reference, norms_from_zero=case.norms_from_zero, query_norm=case.query_norm)
     reference.save_pretrained(folder)
-    if case.always_long:
-        rope = reference.config.rope_parameters
-        longest = torch.tensor([[rope["original_max_position_embeddings"]]])
-        reference.model.rotary_emb(torch.zeros(1), longest)  # computes the frequencies for long sequences
-        rope["original_max_position_embeddings"] = 0
+    if case.file:
+        path = folder / "config.json"
+        fields = {**json.loads(path.read_text()), **case.file}
+        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
     return reference

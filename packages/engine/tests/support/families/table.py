@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-_TESTS = Path(__file__).parents[2]
-README = _TESTS.parent / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 _NO_CASE = "no case of its own"
 BEGIN, END = "<!-- families: made by tests/support/families/table.py -->", "<!-- end of families -->"
 _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -91,7 +89,6 @@ def markdown() -> str:
     from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
     compared = {one.architecture for one in CASES.values()}
-    stand_ins = {f"{kind}{end}" for kind in _on_stand_ins() for end in ("ForCausalLM", "LMHeadModel")}
     gguf: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
         for kind in (architecture.family, *architecture.others):
@@ -102,8 +99,7 @@ def markdown() -> str:
         cells = (
             f"`{kind}`",
             checkpoints,
-            "compared" if kind in compared else _NO_CASE,
-            "compared" if kind in stand_ins else _NO_CASE,
+            *["compared" if kind in compared else _NO_CASE] * 2,
             ", ".join(gguf.get(kind, ())),
             remarks,
         )
@@ -126,16 +122,6 @@ def _parts() -> tuple[str, str, str]:
     before, _, rest = README.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
     return before, table, after
-
-
-def _on_stand_ins() -> set[str]:
-    """Return the kinds in `MODELS` of the test of the CUDA runner, whose source is read."""
-    for node in ast.parse((_TESTS / "test_runner_cuda.py").read_text()).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "MODELS":
-            assert isinstance(node.value, ast.Dict)
-            pairs = [one for one in node.value.values if isinstance(one, ast.Tuple)]
-            return {str(ast.literal_eval(one.elts[0])) for one in pairs}
-    raise AssertionError("test_runner_cuda.py must have MODELS")
 
 
 if __name__ == "__main__":

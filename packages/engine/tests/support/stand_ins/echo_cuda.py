@@ -48,6 +48,7 @@ class EchoDecoder:
         layers = [SimpleNamespace(mixer=replace(attention, window=window)) for window in windows]
         self.config = SimpleNamespace(layers=layers)
         self.ropes = [lambda positions: (positions[:, None].float(), positions[:, None].float())]
+        self.short_length = None
         self._vocab_size = vocab_size
 
     def states(

@@ -137,6 +137,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages=num_pages,
         page_size=config.page_size,
         windows=groups.windows,
+        short_length=model.short_length,
         announces_pages=drafter is not None and has_frames,
         vector_size=model_config.hidden_size,
         page_bytes=page_bytes,

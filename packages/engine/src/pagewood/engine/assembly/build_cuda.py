@@ -119,11 +119,12 @@ def build_on(
         num_pages=built.num_pages,
         page_size=config.page_size,
         windows=built.windows,
+        short_length=built.model.short_length,
         announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
         page_bytes=built.page_bytes,
     )
-    make_cache = tiered_cache(config, digest, built.memory, mark=built.model.length_mark)
+    make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, built.runner)

@@ -21,6 +21,7 @@ from torch import Tensor
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.model_choice import reason_for_transformers
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
@@ -209,7 +210,9 @@ def _states(folder: Path, text: Sequence[int], *, device: torch.device) -> list[
     positions, tokens = torch.arange(length, device=device), torch.tensor(text, device=device)
     attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
     numbers = (*range(num_layers), num_layers + 1)
-    return model.states(tokens, [rope(positions) for rope in model.ropes], attention, positions, captured=numbers)[1]
+    is_short = model.config.is_short(length)
+    rotations = [rope(positions, is_short=is_short) for rope in model.ropes]
+    return model.states(tokens, rotations, attention, positions, captured=numbers)[1]
 
 
 def _logits(
@@ -217,6 +220,8 @@ def _logits(
 ) -> tuple[Tensor, str]:
     """Return the logits `[T, V]` of a runner that computes the text in chunks, and its name."""
     max_length, num_pages = len(text) + 1, len(text) // _PAGE + 2
+    short_length = ModelConfig.from_folder(folder).short_length if is_native else None
+    is_long = np.empty(0, np.int32) if short_length is None else np.array([len(text) > short_length], np.int32)
     if not is_native:
         from pagewood.engine.runner.cuda.device import CUDADevice
         from pagewood.engine.runner.cuda.runner import CUDARunner
@@ -236,7 +241,7 @@ def _logits(
         runner, name = _cpu_runner(folder, max_length, num_pages, dtype=dtype), "the CPU program"
     else:
         runner, name = _cuda_runner(folder, max_length, dtype=dtype), "the CUDA runner"
-    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text)]
+    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text, is_long)]
     runner.close()
     return torch.cat(parts), name
 
@@ -277,8 +282,8 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
     return build_cuda_runner(device, flashinfer, config, folder, progress=None).runner
 
 
-def _batches(text: Sequence[int]) -> list[Batch]:
-    """Return steps that compute a text in chunks, on the first pages."""
+def _batches(text: Sequence[int], is_long: Int32) -> list[Batch]:
+    """Return steps that compute a text in chunks, on the first pages; for `is_long` see `Batch`."""
     num_pages, empty = -(-len(text) // _PAGE), np.empty(0, np.int32)
     pages, places = (np.arange(num, dtype=np.int32) for num in (num_pages, len(text)))
     ids = np.array(text, np.int32)
@@ -286,6 +291,8 @@ def _batches(text: Sequence[int]) -> list[Batch]:
     def batch(start: int) -> Batch:
         is_first = start == 0
         return Batch(
+            admitted=np.zeros(1, np.int32) if is_first else empty,
+            is_long=is_long if is_first else empty,
             page_rows=np.zeros_like(pages) if is_first else empty,
             page_columns=pages if is_first else empty,
             page_ids=pages.copy() if is_first else empty,

@@ -20,7 +20,6 @@ from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.parts.rope import LongScaling
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.stored.ordered_rows import in_order
@@ -138,7 +137,7 @@ def load_model(
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
         maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
-        max_length: positions of the longest sequence; see `ModelConfig.for_length`. None: as many as possible.
+        max_length: tokens of the longest request; see `ModelConfig.for_length`. None: as many as possible.
         progress: called for every tensor.
 
     Raises:
@@ -150,7 +149,6 @@ def load_model(
     if max_length is not None:
         config = config.for_length(max_length)
     check_weights(folder, config)
-    _log_factors(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     if _chooses_tokens(config):
@@ -269,19 +267,6 @@ def load_draft(
     """
     check_draft(folder, target_folder)
     return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
-
-
-def _log_factors(folder: str | Path, config: ModelConfig) -> None:
-    """Log which set of factors a rope with two sets has."""
-    for one in config.ropes:
-        if isinstance(one.scaling, LongScaling):
-            length = one.scaling.original_length
-            _log.info(
-                "%s: all sequences are rotated by the factors for %s positions, as a max_length of %s asks for",
-                folder,
-                f"more than {length}" if one.scaling.is_long else f"at most {length}",
-                f"more than {length}" if one.scaling.is_long else f"{length} or less",
-            )
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

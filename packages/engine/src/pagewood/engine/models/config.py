@@ -23,7 +23,7 @@ from pagewood.engine.models.parts.layer import LayerConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
+from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -50,6 +50,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    has_logits_bias: bool = False
+    """Whether the output projection has a bias."""
     has_learned_positions: bool = False
     """Whether the embedding of its position is added to that of a token."""
     eos_token_ids: tuple[int, ...] = ()
@@ -72,6 +74,9 @@ class ModelConfig:
                 f"vocab_size_per_layer_input must be at least vocab_size {self.vocab_size}, "
                 f"got {self.inputs.vocab_size}"
             )
+        lengths = {rope.short_length for rope in self.ropes} - {None}
+        if len(lengths) > 1:
+            raise ValueError(f"original_max_position_embeddings must be the same for all ropes, got {lengths}")
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
@@ -87,15 +92,19 @@ class ModelConfig:
         return tuple(layer.mixer.window for layer in self.layers)
 
     def for_length(self, length: int) -> ModelConfig:
-        """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
+        """Return the model for requests of at most `length` tokens, for which a rope may need no second set."""
         layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
     @property
-    def length_mark(self) -> str:
-        """What distinguishes keys of the set of factors for short sequences from others; empty: there is no choice."""
-        scalings = [rope.scaling for rope in self.ropes]
-        return " short" if any(isinstance(one, LongScaling) and not one.is_long for one in scalings) else ""
+    def short_length(self) -> int | None:
+        """The longest request that has the first of two sets of factors for rotations; None: there is one set."""
+        lengths = [rope.short_length for rope in self.ropes if rope.short_length is not None]
+        return min(lengths, default=None)
+
+    def is_short(self, length: int) -> bool:
+        """Return whether a request of at most `length` tokens has the first of two sets of factors."""
+        return self.short_length is not None and length <= self.short_length
 
     @property
     def position_configs(self) -> tuple[PositionConfig, ...]:
@@ -242,6 +251,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
+            has_logits_bias=family.logits_bias_field is not None and fields.flag(family.logits_bias_field, False),
             has_learned_positions=family.has_learned_positions,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,

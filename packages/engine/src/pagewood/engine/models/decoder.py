@@ -27,24 +27,29 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
+    __slots__ = (
+        "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "short_length",
+    )  # fmt: skip
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
         self.config = config
         self.ropes = [position_table(one, device=device) for one in config.position_configs]
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
+        self.short_length = config.short_length
+        """See `ModelConfig.short_length`."""
         self._ops = ops
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
+        bias = weights.stack([("lm_head.bias", config.vocab_size)]) if config.has_logits_bias else None
         if config.tied_embeddings:
-            self.embedding, head = ops.tied_embedding(table)
+            self.embedding, head = ops.tied_embedding(table, bias)
         else:
             matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
-            self.embedding, head = ops.embedding(table), ops.linear(matrix, None)
+            self.embedding, head = ops.embedding(table), ops.linear(matrix, bias)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions:
             places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)

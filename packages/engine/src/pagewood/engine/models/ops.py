@@ -214,8 +214,9 @@ class Ops(Protocol[A]):
         """Take over `table` `[V, E]`; the caller must drop it."""
         ...
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[A], Linear[A]]:
-        """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[A], Linear[A]]:
+        """Take over `table` `[V, E]`, which is also the weight of a projection with `bias` `[V]`; the caller must drop
+        both."""
         ...
 
     def norm(self, x: A, norm: Norm) -> A:

@@ -118,9 +118,9 @@ class TorchOps:
         """Return an embedding with `table` `[V, E]`."""
         return TorchEmbedding(table)
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
-        return TorchEmbedding(table), self._make_linear(table, None)
+        return TorchEmbedding(table), self._make_linear(table, bias)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""

@@ -144,10 +144,11 @@ def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
     length = states.shape[1]
     attention = WholeTexts([layer.mixer for layer in config.layers], length)
     ropes = {rope: position_table(rope, device=torch.device("cpu")) for rope in config.position_configs}
-    parts: list[Tensor] = []
+    is_short, parts = config.is_short(length), list[Tensor]()
     for texts in states.split(max(1, _TOKENS_AT_ONCE // length)):
         positions = torch.arange(length).repeat(len(texts))
-        step = Step(rotations={config: rope(positions) for config, rope in ropes.items()}, attention=attention)
+        rotations = {one: rope(positions, is_short=is_short) for one, rope in ropes.items()}
+        step = Step(rotations=rotations, attention=attention)
         residual = texts.flatten(0, 1).clone()
         pending, residual = one.layer(one.layer.enter(None, residual), residual, step, one.index)
         parts.append((residual if pending is None else residual + pending).view(texts.shape))

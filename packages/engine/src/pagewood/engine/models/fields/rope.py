@@ -303,12 +303,11 @@ def _read_scaling(own: Fields, kind: str, max_position: int, original_length: in
 def _long_scaling(own: Fields, max_position: int, original_length: int, *, num_factors: int) -> LongScaling:
     factor = own.number("factor", max_position / original_length, low=1e-3, high=_MAX_FACTOR)
     usual = math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 and original_length > 1 else 1.0
+    sets = [own.numbers(name, num_factors, low=1e-3, high=1e6) for name in ("short_factor", "long_factor")]
     return LongScaling(
-        short_factors=own.numbers("short_factor", num_factors, low=1e-3, high=1e6),
-        long_factors=own.numbers("long_factor", num_factors, low=1e-3, high=1e6),
+        sets=tuple(sets if max_position > original_length else sets[:1]),
         original_length=original_length,
         attention_factor=own.number("attention_factor", usual, low=1e-3, high=1e3),
-        is_long=max_position > original_length,
     )
 
 

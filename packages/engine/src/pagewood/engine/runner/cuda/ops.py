@@ -83,8 +83,8 @@ class DenseEmbedding:
 class CUDAOps:
     """`models.ops.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
 
-    The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
-    cosines of position i, then its sines.
+    The rotation of a step is (places `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
+    cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
     __slots__ = ("_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
@@ -121,9 +121,9 @@ class CUDAOps:
         """Return an embedding with `table` `[V, E]`."""
         return DenseEmbedding(table)
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
-        return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
+        return DenseEmbedding(table), DenseLinear(table, bias, self._multiply)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""

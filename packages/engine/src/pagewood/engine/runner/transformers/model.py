@@ -62,7 +62,7 @@ class TransformersModel:
     to logits: the layers are taken out of it, and in their place it gets the states that they have returned.
     """
 
-    __slots__ = ("_given", "_layers", "_named", "_num_cached", "_whole", "ropes")
+    __slots__ = ("_given", "_layers", "_named", "_num_cached", "_whole", "ropes", "short_length")
 
     def __init__(self, whole: Any) -> None:
         """Take a model apart.
@@ -72,6 +72,7 @@ class TransformersModel:
                 `attn_implementation` is `interface.NAME`, the step attends, for all texts together.
         """
         self.ropes: Sequence[PositionTable] = ()
+        self.short_length: int | None = None
         self._num_cached: int | None = None  # written by: attend_by_itself, set_cached_layers
         """Layers of the caches, if the layers attend by themselves."""
         found = whole.get_decoder()

@@ -17,6 +17,7 @@ from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import architecture_of, config_of
 from pagewood.engine.weights.gguf.file import GGUFFile
 from pagewood.engine.weights.gguf.parts import open_gguf
+from pagewood.engine.weights.gguf.rope import TENSORS
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = MappingProxyType(
@@ -111,7 +112,7 @@ class GGUFTensors:
 
     def is_unneeded(self, name: str) -> bool:
         """Whether a tensor repeats a part of the configuration."""
-        return name == "rope_freqs.weight"
+        return name in TENSORS
 
 
 def _places(file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts: int) -> Iterator[tuple[str, _Place]]:

@@ -72,7 +72,7 @@ class DraftModel:
         self._target = target
         self._rows = rows
         self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
-        self._rotations = Rotations(model.ropes)
+        self._rotations = Rotations(model.ropes, num_rows=len(rows.lengths))
         self._slots = ValidSlots(tags, rows, root=root)
         self._uses_rejection = uses_rejection
         self._max_rebuilt = max_rebuilt

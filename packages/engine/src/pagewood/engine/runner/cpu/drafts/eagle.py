@@ -97,7 +97,7 @@ class EagleDrafter:
         self._target = target
         self._rows = rows
         self._attention = CPUAttention(storage, layer.attentions)
-        self._rotations = Rotations(head.ropes)
+        self._rotations = Rotations(head.ropes, num_rows=num_rows)
         self._slots = ValidSlots(tags, rows, root=root)
         self._states = np.zeros((num_rows, layer.hidden_size), np.float32)  # contents written by: the program
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan

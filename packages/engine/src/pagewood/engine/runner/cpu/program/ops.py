@@ -263,13 +263,13 @@ class CPUOps:
         self._level_of(packed)
         return PackedEmbedding(packed)
 
-    def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+    def tied_embedding(self, table: Matrix, bias: Tensor | None = None) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
         packed = self._packer.pack(table)
         if packed is None:
-            projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
+            projection = PanelLinear(self._packer.panels(table), table.shape[0], bias)
             return TiedEmbedding(projection), projection
-        return PackedEmbedding(packed), PackedLinear(packed, None, self._level_of(packed))
+        return PackedEmbedding(packed), PackedLinear(packed, bias, self._level_of(packed))
 
     def _level_of(self, weight: PackedWeight) -> ProductLevel:
         kind = weight.shape.kind

@@ -48,7 +48,7 @@ class LoadedModel:
     @property
     def mark(self) -> str:
         """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
-        form = self.model.config.length_mark + ("" if self.form in ("auto", "float32") else f" {self.form}")
+        form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
