@@ -25,7 +25,7 @@ def warm_up(
     memory: int | MultiHeadLayout | LatentLayout,
     *,
     int8: bool = False,
-    draft_head_dim: int | None = None,
+    drafter: int | MultiHeadLayout | LatentLayout | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     others: Iterable[Unit] = (),
     progress: Progress | None = None,
@@ -34,26 +34,20 @@ def warm_up(
 
     Args:
         memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
-        draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
+        drafter: the same as `memory`, of the draft model or the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
         others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = set[int]() if draft_head_dim is None else {draft_head_dim}
-    units = [*COMMON]
-    if isinstance(memory, LatentLayout):
-        units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))
-    else:
-        int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
-        dims.add(memory if isinstance(memory, int) else memory.head_dim)
-    units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
+    memories = [memory] if drafter is None else [memory, drafter]
+    units = [*COMMON, *dict.fromkeys(_attention_unit(one, int8=int8) for one in memories)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    if draft_head_dim is not None:
+    if drafter is not None:
         units.append(DRAFTING)
-    drafts = () if draft_head_dim is None else plans
+    drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     kernels = (*tables, *drafts, *(unit.kernel for unit in units), step)
     doing = "loading"
@@ -66,6 +60,14 @@ def warm_up(
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
     return StepKernel(units)
+
+
+def _attention_unit(memory: int | MultiHeadLayout | LatentLayout, *, int8: bool) -> Unit:
+    if isinstance(memory, LatentLayout):
+        return latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim)
+    if isinstance(memory, int):
+        return heads_unit(memory, int8=int8)
+    return heads_unit(memory.head_dim, int8=memory.dtype == "int8")
 
 
 def log_not_kept(kernels: Sequence[Kernel]) -> None:

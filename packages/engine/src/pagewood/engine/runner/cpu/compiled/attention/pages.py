@@ -208,7 +208,7 @@ def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any,
 
 
 @inlined
-def _begin(scope: Any, grant: Any) -> Any:
+def begin_of(scope: Any, grant: Any) -> Any:
     """Return the first position that a grant attends to."""
     at = scope[Column.BEGINS]
     return np.int64(integers(at, 0)[grant]) if at != 0 else np.int64(0)
@@ -236,7 +236,7 @@ def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, kv_heads: Any
     page_table, rows, starts, _ = _places(scope, first_row)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(_begin(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
+    first_page = max(begin_of(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
     return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
 
 
@@ -402,7 +402,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
+        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, begin_of(scope, grant)
         if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
                  page_size, begin, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
