@@ -129,13 +129,13 @@ def test_quantised_weights_answer_as_transformers_do(
     assert tokens == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp"])
+@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp", "experts"])
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> None:
     model: dict[str, Any] = {}
     drafting: dict[str, Any] = {"speculative": speculative, "speculative_control": control}
-    if speculative in ("eagle", "mtp"):
-        target, head = tiny_heads.folders()
+    if speculative in ("eagle", "mtp", "experts"):
+        target, head = tiny_heads.folders_of(speculative)
         model, drafting["speculative"] = {"model": str(target)}, "eagle"
         drafting |= {"speculative_model": str(head)} if speculative == "eagle" else {}
     size = 40 if model else 200

@@ -143,12 +143,6 @@ def test_int8_latents_have_the_same_bits_in_a_small_pool() -> None:
     large.engine.close()
 
 
-def test_what_latents_do_not_have_is_refused() -> None:
-    folder = str(folder_of("DeepseekV3"))
-    with pytest.raises(ValueError, match="a draft model must not have latent attention, got DeepseekV3ForCausalLM"):
-        Bench(speculative="draft", speculative_model=folder)
-
-
 def test_what_cuda_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim must be \(512, 64\) on CUDA"):
         kernel_needs(EngineConfig(device="cuda"), config_of(tmp_path))

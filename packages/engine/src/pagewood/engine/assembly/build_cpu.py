@@ -117,7 +117,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     kernel = warm_up(
         layout,
         head_dims=(*model_config.head_dims, *(drafter.head_dims if drafter else ())),
-        draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
+        drafter=drafter.memory_layout(layout) if drafter else None,
         packed=variants,
         others=units,
         progress=progress,

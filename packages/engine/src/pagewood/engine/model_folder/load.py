@@ -300,4 +300,6 @@ def _is_not_of_head(name: str, config: HeadConfig) -> bool:
     """Whether a head has no use for a tensor of its checkpoint."""
     if name.endswith("rotary_emb.inv_freq") or name.startswith(config.names.ignored):
         return True
+    if ".indexer." in name and _chooses_tokens(config.layer):
+        return True
     return config.kind == "mtp" and not name.startswith(tuple(f"{prefix}." for prefix in config.names.layers))

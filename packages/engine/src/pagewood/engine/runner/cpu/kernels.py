@@ -26,7 +26,7 @@ def warm_up(
     *,
     int8: bool = False,
     head_dims: Collection[int] = (),
-    draft_head_dim: int | None = None,
+    drafter: int | MultiHeadLayout | LatentLayout | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     others: Iterable[Unit] = (),
     progress: Progress | None = None,
@@ -35,29 +35,28 @@ def warm_up(
 
     Args:
         memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
-        head_dims: elements of heads of the model, where layers have several sizes.
-        draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
+        head_dims: elements of heads of both, where layers have several sizes.
+        drafter: the same as `memory`, of the draft model or the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
         others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = {*head_dims} if draft_head_dim is None else {*head_dims, draft_head_dim}
-    units = [*COMMON]
-    if isinstance(memory, LatentLayout):
-        size, rank = memory.latent_dim + memory.rope_dim, memory.latent_dim
-        units.append(latents_unit(size, rank, int8=memory.dtype == "int8"))
-    else:
-        int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
-        if not head_dims:
-            dims.add(memory if isinstance(memory, int) else memory.head_dim)
-    units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
+    units, memories = [*COMMON], [memory] if drafter is None else [memory, drafter]
+    for one in memories:
+        is_int8 = int8 if isinstance(one, int) else one.dtype == "int8"
+        if isinstance(one, LatentLayout):
+            units.append(latents_unit(one.latent_dim + one.rope_dim, one.latent_dim, int8=is_int8))
+            continue
+        dims = head_dims or (one if isinstance(one, int) else one.head_dim,)
+        units += [heads_unit(dim, int8=is_int8) for dim in sorted(dims)]
+    units = [*dict.fromkeys(units)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    if draft_head_dim is not None:
+    if drafter is not None:
         units.append(DRAFTING)
-    drafts = () if draft_head_dim is None else plans
+    drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     kernels = (*tables, *drafts, *(unit.kernel for unit in units), step)
     doing = "loading"
@@ -70,15 +69,3 @@ def warm_up(
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
     return StepKernel(units)
-
-
-def log_not_kept(kernels: Sequence[Kernel]) -> None:
-    """Log how many kernels could not be stored, and why."""
-    failures = [failure for failure in (kernel.not_kept for kernel in kernels) if failure is not None]
-    if failures:
-        folder, error = failures[0]
-        _log.warning(
-            "%d compiled kernels cannot be kept in %s, so the next start compiles them again: %s; make room there, or "
-            "set XDG_CACHE_HOME to a folder that can be written",
-            len(failures), folder, error,
-        )  # fmt: skip

@@ -29,9 +29,8 @@ from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
-from pagewood.kvpool import JointLayout, LatentLayout, MultiHeadLayout
+from pagewood.kvpool import JointLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
-from pagewood.kvpool.storage import KVStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class JointMemory:
     beside: PageMemory | None = None
     """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
     target: AnyStorage
-    drafter: KVStorage
+    drafter: AnyStorage
     tags: PageMemory
 
 
@@ -66,17 +65,10 @@ class LoadedDrafter:
         config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
         return config.head_dims
 
-    def memory_layout(self, target: AnyLayout) -> MultiHeadLayout:
-        """Return the layout of its keys and values beside the memory of the target.
-
-        Raises:
-            ValueError: it has latent attention.
-        """
+    def memory_layout(self, target: AnyLayout) -> AnyLayout:
+        """Return the layout of its keys and values, or latents, beside the memory of the target."""
         config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
-        if isinstance(layout, LatentLayout):
-            raise ValueError(f"a draft model must not have latent attention, got {config.architecture}")
-        return layout
+        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
 
     def layout(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
@@ -99,13 +91,13 @@ class LoadedDrafter:
         if num_frames is not None:
             storage = storage_for(target, num_frames)
             beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
-            drafter = KVStorage(own, num_pages, memory=for_drafter)
+            drafter = storage_for(own, num_pages, memory=for_drafter)
             return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
         whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
         return JointMemory(
             whole=whole,
             target=storage_for(target, num_pages, memory=for_target),
-            drafter=KVStorage(own, num_pages, memory=for_drafter),
+            drafter=storage_for(own, num_pages, memory=for_drafter),
             tags=tags,
         )
 
@@ -182,7 +174,9 @@ def load_drafter(
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units = loaded.units
     else:
-        model = load_head(found.folder, target, CPUOps(), progress=progress)
+        ops = CPUOps()
+        model = load_head(found.folder, target, ops, progress=progress)
+        variants, units = frozenset(ops.variants), tuple(ops.units)
     if target_digest is not None:
         digest.begin()
     root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")

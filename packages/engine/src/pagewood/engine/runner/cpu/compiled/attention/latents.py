@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.attention.latent_loops import AHEAD, KEYS, ROWS, latent_loops
-from pagewood.engine.runner.cpu.compiled.attention.pages import store_code
+from pagewood.engine.runner.cpu.compiled.attention.pages import begin_of, store_code
 from pagewood.engine.runner.cpu.compiled.attention.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.instruction import (
     First,
@@ -265,13 +265,17 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
     place_of = widen if int8 else find
 
     @strict
-    def attend_segment(memory_at: Any, scales_at: Any, page_table: Any, row: Any, page_size: Any, position: Any,
-                       num_tokens: Any, padded: Any, first: Any, queries: Any, widened: Any, places: Any, scores: Any,
-                       maxima: Any, totals: Any, sums: Any) -> None:  # fmt: skip
-        """Attend from `num_tokens` tokens from `position` on, `padded` rows each, to the segment from `first` on."""
+    def attend_segment(memory_at: Any, scales_at: Any, page_table: Any, row: Any, page_size: Any, begin: Any,
+                       position: Any, num_tokens: Any, padded: Any, first: Any, queries: Any, widened: Any, places: Any,
+                       scores: Any, maxima: Any, totals: Any, sums: Any) -> None:  # fmt: skip
+        """Attend from `num_tokens` tokens from `position` on, `padded` rows each, to the segment from `first` on.
+
+        Nothing before `begin` is seen or read: the slots there may hold anything.
+        """
         last = min(first + SEGMENT, position + num_tokens)
         for i in range(last - first):
-            slot = np.int64(page_table[row, (first + i) // page_size]) * page_size + (first + i) % page_size
+            at = max(first + i, begin)
+            slot = np.int64(page_table[row, at // page_size]) * page_size + at % page_size
             places[i] = place_of(memory_at, scales_at, slot, widened, i)
         for i in range(last - first, last - first + AHEAD + KEYS):
             places[i] = places[last - first - 1]
@@ -280,6 +284,8 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
         for i in range(_U(num_tokens * padded * rank)):
             sums[i] = _F(0.0)
         for block in range(first, last, BLOCK):
+            if block + BLOCK <= begin:
+                continue
             latents = places.ctypes.data + 8 * (block - first)
             for token in range(num_tokens):
                 seen = min(block + BLOCK, last, position + token + 1) - block
@@ -289,6 +295,8 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
                     for j in range(0, seen, KEYS):
                         score(queries.ctypes.data + 4 * r * size, latents + 8 * j, scores.ctypes.data + 4 * j, BLOCK)
                     for i in range(ROWS):
+                        for j in range(begin - block):
+                            scores[i * BLOCK + j] = _UNSEEN
                         for j in range(seen, BLOCK):
                             scores[i * BLOCK + j] = _UNSEEN
                         weigh(scores, i * BLOCK, _F(0), maxima, totals, sums, r + i)
@@ -307,6 +315,7 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
         item, segment = (part // num_segments, part % num_segments) if num_segments > 0 else (part, 0)
         grant, skipped, num_tokens = items[item, 0], items[item, 2], np.int64(items[item, 3])
         row, position, token = rows[grant], np.int64(starts[grant] + skipped), np.int64(offsets[grant] + skipped)
+        begin = begin_of(scope, grant)
         if segment * SEGMENT >= position + num_tokens:
             return
         q, out = floats(q_at, num_rows, num_heads * size), floats(out_at, num_rows, num_heads * rank)
@@ -320,7 +329,7 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
             for i in range(_U(num_heads * size)):
                 queries[_U(t * padded * size) + i] = q[_U(token + t), i] * _F(scale)
         if num_segments > 0:
-            attend_segment(memory_at, scales_at, page_table, row, page_size, position, num_tokens, padded,
+            attend_segment(memory_at, scales_at, page_table, row, page_size, begin, position, num_tokens, padded,
                            segment * SEGMENT, queries, widened, places, scores, maxima, totals, sums)  # fmt: skip
             for t in range(num_tokens):
                 for head in range(num_heads):
@@ -333,7 +342,7 @@ def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
             return
         whole, all_maxima, all_totals = np.zeros(height * rank, _F), np.full(height, _LOWEST), np.zeros(height, _F)
         for first in range(0, position + num_tokens, SEGMENT):
-            attend_segment(memory_at, scales_at, page_table, row, page_size, position, num_tokens, padded, first,
+            attend_segment(memory_at, scales_at, page_table, row, page_size, begin, position, num_tokens, padded, first,
                            queries, widened, places, scores, maxima, totals, sums)  # fmt: skip
             for r in range(max(first - position, 0) * padded, height):  # tokens before the segment see nothing of it
                 _merge(whole, all_maxima, all_totals, r, rank, sums, r * rank, maxima[r], totals[r])

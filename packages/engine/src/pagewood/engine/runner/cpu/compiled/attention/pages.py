@@ -216,7 +216,7 @@ def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any,
 
 
 @inlined
-def _begin(scope: Any, grant: Any) -> Any:
+def begin_of(scope: Any, grant: Any) -> Any:
     """Return the first position that a grant attends to."""
     at = scope[Column.BEGINS]
     return np.int64(integers(at, 0)[grant]) if at != 0 else np.int64(0)
@@ -244,7 +244,7 @@ def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, page_size: An
     page_table, rows, starts, _ = _places(scope, first_row)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(_begin(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
+    first_page = max(begin_of(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
     return page_table[rows[grant], first_page] * stride + head * page_size * dim
 
 
@@ -410,7 +410,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
+        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, begin_of(scope, grant)
         if head >= kv_heads:
             return  # an item of a layer with more key heads
         if size * group >= _MANY:
