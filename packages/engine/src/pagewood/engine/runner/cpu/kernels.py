@@ -69,3 +69,15 @@ def warm_up(
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
     return StepKernel(units)
+
+
+def log_not_kept(kernels: Sequence[Kernel]) -> None:
+    """Log how many kernels could not be stored, and why."""
+    failures = [failure for failure in (kernel.not_kept for kernel in kernels) if failure is not None]
+    if failures:
+        folder, error = failures[0]
+        _log.warning(
+            "%d compiled kernels cannot be kept in %s, so the next start compiles them again: %s; make room there, or "
+            "set XDG_CACHE_HOME to a folder that can be written",
+            len(failures), folder, error,
+        )  # fmt: skip
