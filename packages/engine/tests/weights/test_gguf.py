@@ -46,7 +46,7 @@ END = {"tokenizer.ggml.eos_token_id": 2}
 GROUPS_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
 SMALL_BLOCKS = {
-    "Q2_K": "Float16", "Q3_K": "Float16", "IQ4_NL": "Int8Group", "IQ4_XS": "Int8Group", "MXFP4": "Int8Group",
+    "Q2_K": "Float16", "Q3_K": "Float16", "IQ4_NL": "Int8Group", "IQ4_XS": "Int8Group", "MXFP4": "Float4",
 }  # fmt: skip
 EXACT = {
     "Q4_0": "Int4",

@@ -189,7 +189,7 @@ _FORMS = {
     "Q8_0": "Int8Group",
     "Q4_0": "Int4",
     "Q4_1": "Int4",
-    "MXFP4": "Int8Group",
+    "MXFP4": "Float4",
     "F16": "Float16",
     "BF16": "BFloat16",
 }
