@@ -249,6 +249,32 @@ def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path) -
     assert "<|user|>" in own.special_tokens
 
 
+SPLITS = {
+    "gpt-4o": (
+        "Don't SHOUT: HelloWorld's 12345!\n",
+        ["Don't", " SHOUT", ":", " Hello", "World's", " ", "123", "45", "!\n"],
+    ),
+    "minimax-m2": ("it'll /\n 1234", ["it'll", " /\n", " ", "123", "4"]),
+    "glm4": ("Don't HelloWorld 12345", ["Don", "'t", " HelloWorld", " ", "123", "45"]),
+    "deepseek-v3": (
+        "a_b (x) \u4f60\u597d!\u30ab 12345\n",
+        ["a", "_b", " (", "x", ")", " ", "\u4f60\u597d", "!", "\u30ab", " ", "123", "45", "\n"],
+    ),
+    "exaone4": ("it's 2024", ["it", "'s", " 2024"]),
+    "command-r": ("it's 24", ["it", "'s", " ", "2", "4"]),
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_words_that_an_expression_makes(pre: str, tmp_path: Path) -> None:
+    values = gguf_files.byte_level_tokenizer(model_folder(None) / "tokenizer.json", pre=pre)
+    gguf_files.write_gguf(model_folder(None), tmp_path / "m.gguf", architecture="llama", tokenizer=values)
+    own = tokenizers.Tokenizer.from_file(str(model_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    text, words = SPLITS[pre]
+    found = [text[start:end] for _, (start, end) in own.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == words
+
+
 def test_digits_are_split_for_smollm(tmp_path: Path) -> None:
     """SmolLM's tokenizer.json has Digits and GPT-2's expression; `transformers` does not know its name in files."""
     source = model_folder(None) / "tokenizer.json"
