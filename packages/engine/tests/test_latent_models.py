@@ -132,9 +132,16 @@ def test_answers_are_the_same_bits(options: dict[str, Any]) -> None:
     bench.engine.close()
 
 
+def test_int8_latents_have_the_same_bits_in_a_small_pool() -> None:
+    options: dict[str, Any] = {"max_length": 600, "schedule_conservativeness": 0.01, "kv_cache_dtype": "int8"}
+    small, large = (Bench(max_total_tokens=size, **options) for size in (640, 1 << 14))
+    assert [small.reported(*prompts) for prompts in rounds()] == [large.reported(*prompts) for prompts in rounds()]
+    assert small.engine.counters().num_preempted > 0
+    small.engine.close()
+    large.engine.close()
+
+
 def test_what_latents_do_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype of a model with latent attention must be a floating point"):
-        Bench(kv_cache_dtype="int8")
     folder = str(folder_of("DeepseekV3"))
     with pytest.raises(ValueError, match="a draft model must not have latent attention, got DeepseekV3ForCausalLM"):
         Bench(speculative="draft", speculative_model=folder)
@@ -144,7 +151,7 @@ def test_what_cuda_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim must be \(512, 64\) on CUDA"):
         kernel_needs(EngineConfig(device="cuda"), config_of(tmp_path))
     model = config_of(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, qk_head_dim=72)
-    needs = kernel_needs(EngineConfig(device="cuda"), model)
+    (needs,) = kernel_needs(EngineConfig(device="cuda"), model)
     assert (needs.head_dim, needs.latent_rope_dim, needs.verifies) == (512, 64, False)
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_invariant": True}, "batch_invariant must be False"),
@@ -180,8 +187,8 @@ def test_latents_take_a_small_part_of_the_memory_of_heads(fields: dict[str, Any]
 
 def test_inspection_shows_the_memory_of_latents() -> None:
     found = inspect_model(folder_of("DeepseekV3"))
-    assert found.kv_bytes_per_token == {"float32": 2 * (16 + 4) * 4}
-    assert found.kv_bytes_of_longest == {"float32": 1024 * 2 * (16 + 4) * 4}
+    assert found.kv_bytes_per_token == {"float32": 2 * (16 + 4) * 4, "int8": 2 * (16 + 4 + 2 * 4)}
+    assert found.kv_bytes_of_longest == {"float32": 1024 * 2 * (16 + 4) * 4, "int8": 1024 * 2 * (16 + 4 + 2 * 4)}
 
 
 def test_two_scales_of_yarn_change_the_scale_of_the_attention(tmp_path: Path) -> None:

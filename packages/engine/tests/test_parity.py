@@ -96,7 +96,7 @@ def _runner(
 ) -> CPURunner:
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
-    kernel = warm_up(layout, packed=packed, others=units)
+    kernel = warm_up(layout, head_dims=config.head_dims, packed=packed, others=units)
     return CPURunner(model, storage_for(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 

@@ -88,6 +88,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "head_dim": DIM,
+            "global_head_dim": 2 * DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 50,
+            "eos_token_id": 0,
+        },
+    ),
+    "gemma4-experts": (
+        "Gemma4",
+        {
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "head_dim": DIM,
+            "global_head_dim": 2 * DIM,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "eos_token_id": 0,
+        },
+    ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "cohere2": (
@@ -142,7 +175,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, extra = MODELS[request.param]
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
-    config_class = f"{kind}TextConfig" if kind in ("Gemma3", "Llama4") else f"{kind}Config"
+    config_class = f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4", "Llama4") else f"{kind}Config"
     config = getattr(transformers, config_class)(**{**sizes, **heads, **extra})
     model_class = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     getattr(transformers, model_class)(config).save_pretrained(folder)
@@ -171,7 +204,7 @@ def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool
     device = RecordingDevice()
     model = load_model(folder, CUDAOps(flashinfer_torch))
     storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), NUM_PAGES + 1)
-    for layer in range(2):
+    for layer in range(storage.layout.num_layers):
         storage.layer(layer).fill_(1e3)  # unwritten positions must not count
     runner = CUDARunner(
         model,
@@ -199,7 +232,7 @@ def reference(folder: Path) -> Iterator[CPURunner]:
     runner = CPURunner(
         model,
         storage_for(layout, NUM_PAGES),
-        warm_up(layout, others=ops.units),
+        warm_up(layout, head_dims=model.config.head_dims, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,

@@ -23,6 +23,14 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Olmo2ForCausalLM": ("OLMo 2", "norms behind the parts, of q and k over all heads together"),
         "Gemma3ForCausalLM": ("Gemma 3 1B", "four norms a layer; windows, with a rope of their own"),
         "Gemma3ForConditionalGeneration": ("Gemma 3 4B to 27B", "the text model alone"),
+        "Gemma4ForCausalLM": (
+            "Gemma 4, text alone",
+            "two sizes of heads; keys and values of an earlier layer, inputs of layers; or experts beside a "
+            "feed-forward. On CUDA heads of 512 elements exclude `batch_invariant` and fp8 KV",
+        ),
+        "Gemma4ForConditionalGeneration": ("Gemma 4 E2B, E4B, 26B-A4B, 31B", "the text model alone"),
+        "Gemma4UnifiedForCausalLM": ("Gemma 4 12B, text alone", "two sizes of heads, values that are keys"),
+        "Gemma4UnifiedForConditionalGeneration": ("Gemma 4 12B", "the text model alone"),
         "Ministral3ForCausalLM": ("Ministral 3", "queries times a factor that grows with their position"),
         "Mistral3ForConditionalGeneration": ("Mistral Small 3.1, Ministral 3", "the text model alone"),
         "Qwen2_5_VLForConditionalGeneration": ("Qwen 2.5 VL", "the text model alone"),
@@ -77,6 +85,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def markdown() -> str:
     """Return the table."""
+    from families import causal
     from families.registry import CASES
     from pagewood.engine.models.families.registry import FAMILIES
     from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
@@ -99,7 +108,7 @@ def markdown() -> str:
             remarks,
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", causal.summary()])
 
 
 def written() -> str:

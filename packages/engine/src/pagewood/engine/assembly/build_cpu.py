@@ -16,9 +16,9 @@ from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
-from pagewood.engine.core.page_groups import PageGroups, most_pages
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.page_groups import PageGroups, most_pages
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.model_folder.load import check_draft, check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -112,6 +112,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
     kernel = warm_up(
         layout,
+        head_dims=(*model_config.head_dims, *(drafter.head_dims if drafter else ())),
         draft_head_dim=drafter.memory_layout(layout).head_dim if drafter else None,
         packed=variants,
         others=units,
@@ -252,7 +253,7 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
         reason = "a drafter has its own of all of them"
     if reason is not None:
         _log.info("layers with a window keep the KV of all positions, because %s", reason)
-        return LayerGroups.whole(model.num_layers)
+        return model.groups(max_length=1)
     num_whole = groups.windows.count(None)
     _log.info(
         "KV memory: %d groups of %d layers need all positions, %d groups the last %d",

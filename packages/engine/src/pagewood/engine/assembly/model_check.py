@@ -21,8 +21,8 @@ from torch import Tensor
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.model_choice import reason_for_transformers
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
@@ -184,14 +184,16 @@ def _text_of(tokens: Sequence[int] | None, folder: Path, *, is_native: bool) -> 
     """
     if is_native:
         config = ModelConfig.from_folder(folder)
-        vocab_size, longest = config.vocab_size, config.max_position
+        vocab_size, longest, padding = config.vocab_size, config.max_position, None
     else:
         from pagewood.engine.runner.transformers.load import FoundModel
 
         found = FoundModel.of(folder)
         vocab_size, longest = found.config.get_text_config().vocab_size, found.max_position
+        padding = found.padding
     if tokens is None:
-        return np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        drawn = np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        return [abs(token - 1) if token == padding else token for token in drawn]
     if not 1 <= len(tokens) <= longest:
         raise ValueError(f"tokens must be 1 to {longest}, got {len(tokens)}")
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
@@ -229,7 +231,7 @@ def _logits(
         where = HostDevice(free_bytes=available_memory_bytes()) if device.type == "cpu" else CUDADevice()
         attention = PagedAttention(storage)
         runner: Any = CUDARunner(model, storage, None, where, max_rows=1, max_length=max_length, attention=attention)
-        name = f"{found.name} of transformers over our pages"
+        name = f"{found.name} of transformers over {'a cache in ' if model.attends_by_itself else ''}our pages"
     elif device.type == "cpu":
         runner, name = _cpu_runner(folder, max_length, num_pages, dtype=dtype), "the CPU program"
     else:
@@ -249,7 +251,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
     ops = CPUOps(Packer(dtype, activations="float32"))
     model = load_model(folder, ops)
     layout = model.config.memory_layout(page_size=_PAGE, dtype="float32", order="HND")
-    kernel = warm_up(layout, packed=ops.variants, others=ops.units)
+    kernel = warm_up(layout, head_dims=model.config.head_dims, packed=ops.variants, others=ops.units)
     return CPURunner(
         model,
         storage_for(layout, num_pages),
@@ -271,7 +273,7 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
         max_total_tokens=max_length + _PAGE, page_size=_PAGE,
     )  # fmt: skip
     device, flashinfer = open_cuda()
-    compile_kernels([kernel_needs(config, ModelConfig.from_folder(folder))])
+    compile_kernels(kernel_needs(config, ModelConfig.from_folder(folder)))
     return build_cuda_runner(device, flashinfer, config, folder, progress=None).runner
 
 

@@ -19,12 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat, EngineConfig, Progress, WeightFormat
-from pagewood.engine.core.page_groups import num_frames_needed
+from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -34,6 +33,8 @@ from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Wei
 from pagewood.engine.weights.nearest import joined
 
 _PAGE = 16
+_KV_DTYPES = ("float32", "int8")
+"""The dtypes that the KV memory of a model can have on a CPU."""
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NUM_INPUTS = 16
 _SLICE = 1 << 22  # numbers that are rounded at a time
@@ -170,9 +171,9 @@ def inspect_model(
             )
         ],
         weights_bytes={str(name): size for name, size in sizes.items()},
-        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _kv_dtypes(config)},
-        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _kv_dtypes(config)},
-        tokenizer=_tokenizer(folder, config),
+        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _KV_DTYPES},
+        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _KV_DTYPES},
+        tokenizer=tokenizer_summary(folder, config.eos_token_ids),
         form=form,
         activations=activations,
         errors=errors,
@@ -254,12 +255,6 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
             raise AssertionError(f"plain numbers are floating point, got {type(weight).__name__}")
 
 
-def _kv_dtypes(config: ModelConfig) -> Sequence[str]:
-    """Return the dtypes that the KV memory of a model can have on a CPU."""
-    has_latents = any(isinstance(layer.mixer, LatentAttentionConfig) for layer in config.layers)
-    return ("float32",) if has_latents else ("float32", "int8")
-
-
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:
     layout = config.memory_layout(page_size=_PAGE, dtype=dtype, order="HND")
     return layout.bytes_per_page // _PAGE
@@ -273,7 +268,8 @@ def _kv_bytes_of_longest(config: ModelConfig, dtype: str) -> int:
     return num_frames * layout.bytes_per_page
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
+def tokenizer_summary(folder: Path, end_tokens: Sequence[int]) -> TokenizerSummary | None:
+    """Describe the tokenizer of a folder whose model ends texts with `end_tokens`; None: there is none."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
@@ -285,7 +281,7 @@ def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
         kind="unknown" if model is None else model.text("type", "unknown"),
         num_tokens=tokenizer.vocab_size,
         num_special=len(special),
-        end_tokens=[names.get(token, str(token)) for token in config.eos_token_ids],
+        end_tokens=[names.get(token, str(token)) for token in end_tokens],
         has_chat_template=tokenizer.has_chat_template,
         has_response_template=tokenizer.response_template is not None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
@@ -289,8 +291,18 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))
         or name.startswith(config.other_parts)
         or is_mtp_tensor(name, config)
+        or _is_shared(name, config)
         or (".indexer." in name and _chooses_tokens(config))
     )
+
+
+def _is_shared(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor would make keys or values for a layer that reads those of another layer."""
+    found = re.fullmatch(r".*layers\.(\d{1,6})\.self_attn\.[kv]_(?:proj|norm)\.\w+", name, re.ASCII)
+    if found is None or int(found[1]) >= config.num_layers:
+        return False
+    mixer = config.layers[int(found[1])].mixer
+    return isinstance(mixer, AttentionConfig) and mixer.source is not None
 
 
 def _chooses_tokens(config: ModelConfig) -> bool:

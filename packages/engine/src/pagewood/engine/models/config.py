@@ -14,10 +14,13 @@ from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
+from pagewood.engine.models.memory import layer_groups, memory_layout
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
+from pagewood.engine.models.parts.layer_inputs import LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
@@ -62,6 +65,13 @@ class ModelConfig:
         frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers}
         if len(frames) > 1:
             raise ValueError(f"layers must all have norms before their parts, or none of them, got {frames}")
+        if len({layer.inputs for layer in self.layers}) > 1:
+            raise ValueError("layers must all have the same inputs, or none of them")
+        if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input must be at least vocab_size {self.vocab_size}, "
+                f"got {self.inputs.vocab_size}"
+            )
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
@@ -116,11 +126,29 @@ class ModelConfig:
     def num_idle_parameters(self) -> int:
         """Number of parameters that the computation of a token does not read, because other experts have them."""
         parts = [layer.feed_forward for layer in self.layers]
-        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
+        kinds = (ExpertsConfig, ExpertsBesideConfig)
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, kinds))
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Elements of a head, each size once."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(dict.fromkeys(mixer.head_dim for mixer in mixers if isinstance(mixer, AttentionConfig)))
+
+    @property
+    def has_shared_memory(self) -> bool:
+        """Whether a layer reads the keys and values of another one."""
+        mixers = (layer.mixer for layer in self.layers)
+        return any(isinstance(mixer, AttentionConfig) and mixer.source is not None for mixer in mixers)
+
+    @property
+    def inputs(self) -> LayerInputsConfig | None:
+        """What layers add of each token beside its embedding; None: nothing."""
+        return self.layers[0].inputs
 
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
-        return LayerGroups.divide(self.windows, max_length=max_length)
+        return layer_groups([layer.mixer for layer in self.layers], max_length=max_length)
 
     def memory_layout(
         self, *, page_size: int, dtype: str = "float32", order: Order = "NHD", groups: LayerGroups | None = None
@@ -132,16 +160,9 @@ class ModelConfig:
         Raises:
             ValueError: layers need memory of different shapes.
         """
-        first, *others = dict.fromkeys(
-            layer.mixer.memory(page_size=page_size, dtype=dtype, order=order) for layer in self.layers
-        )
-        if others:
-            heads = [one for one in (first, others[0]) if isinstance(one, MultiHeadLayout)]
-            if len(heads) < 2:
-                raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
-            shapes = [(one.num_kv_heads, one.head_dim) for one in heads]
-            raise ValueError(f"layers must have the same number and size of key heads, got {shapes[0]} and {shapes[1]}")
-        return replace(first, num_layers=self.num_layers if groups is None else groups.num_layers)
+        groups = groups or self.groups(max_length=1)
+        mixers = [layer.mixer for layer in self.layers]
+        return memory_layout(mixers, groups, page_size=page_size, dtype=dtype, order=order)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:

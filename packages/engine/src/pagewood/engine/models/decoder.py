@@ -13,6 +13,7 @@ import torch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
+from pagewood.engine.models.parts.layer_inputs import LayerInputs
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
@@ -26,7 +27,7 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
+    __slots__ = ("_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
@@ -49,8 +50,13 @@ class Decoder(Generic[A]):
             places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
             self._positions = ops.embedding(places)
         self.head = make_output(config.output, head, ops)
+        self._inputs: LayerInputs[A] | None = None
+        if config.inputs is not None:
+            self._inputs = LayerInputs(
+                config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers
+            )
         self._layers = [
-            Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size)
+            Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index)
             for index, layer in enumerate(config.layers)
         ]
         self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
@@ -94,12 +100,16 @@ class Decoder(Generic[A]):
             `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
         """
         ops, last = self._ops, len(self._layers) - 1
-        step = Step(rotations=dict(zip(self.config.position_configs, rotations, strict=True)), attention=attention)
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
         residual, pending = self.embedding(tokens), None
         if self.config.embedding_multiplier != 1:
             residual = ops.scale(residual, self.config.embedding_multiplier)
+        step = Step(
+            rotations=dict(zip(self.config.position_configs, rotations, strict=True)),
+            attention=attention,
+            inputs=None if self._inputs is None else self._inputs(tokens, residual),
+        )
         if self._positions is not None:
             numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
             ops.add(self._positions(ops.positions(numbers)), residual)

@@ -16,6 +16,7 @@ from pagewood.engine.models.parts.rope import (
     LongScaling,
     PositionConfig,
     PositionNumbers,
+    ProportionalScaling,
     RopeConfig,
     TemperatureConfig,
     YarnScaling,
@@ -129,6 +130,8 @@ def _frequencies(config: RopeConfig) -> torch.Tensor:
             return plain
         case LinearScaling(factor=factor):
             return plain / factor
+        case ProportionalScaling() as proportional:
+            return plain[: proportional.num_pairs] / proportional.factor
         case LongScaling() as long:
             factors = torch.tensor(long.long_factors if long.is_long else long.short_factors)
             return 1.0 / (factors * config.theta ** _exponents(config.size))

@@ -138,11 +138,15 @@ class TorchOps:
         """Add `x` to `residual`."""
         residual.add_(x)
 
+    def norm_heads(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own."""
+        return self.norm(x.unflatten(-1, (-1, size)), norm).flatten(-2)
+
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
         """Return rotated q and k, and v."""
-        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        q, k, v = qkv.split(split.sizes, dim=-1)
 
         def rotated(heads: Tensor) -> Tensor:
             if rotation is None:
@@ -161,7 +165,9 @@ class TorchOps:
                 return self.norm(rotated(heads), norm).flatten(1)
             return rotated(self.norm(heads, norm)).flatten(1)
 
-        return finished(q, split.q_norm), finished(k, split.k_norm), v
+        if not split.kv_size:
+            return finished(q, split.q_norm), None, None
+        return finished(q, split.q_norm), finished(k, split.k_norm), k if split.values_are_keys else v
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor."""
@@ -198,6 +204,14 @@ class TorchOps:
     ) -> ChosenExperts[Tensor]:
         """Return experts, each with projections of its own."""
         return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
+
+    def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Return `shares`, each times the factor of its expert."""
+        return shares * factors[chosen.long()]
+
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on."""
+        return x * y[:, column : column + x.shape[1]]
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
@@ -254,19 +268,27 @@ def activated(x: Tensor, activation: PlainActivation) -> Tensor:
 class WholeTexts:
     """`models.ops.Attention` of texts of one length, one after the other, each from position 0; it needs no memory."""
 
-    __slots__ = ("_layers", "_length")
+    __slots__ = ("_layers", "_length", "_memory")
 
     def __init__(self, layers: Sequence[AttentionConfig | LatentAttentionConfig], length: int) -> None:
         """Attend in `layers` within texts of `length` tokens."""
         self._layers = layers
         self._length = length
+        self._memory: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values of layers whose memory others read, by number."""  # written by: run
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`, or over latents `k`."""
         config, length = self._layers[layer], self._length
         if isinstance(config, LatentAttentionConfig):
+            assert k is not None
             return _attend_latents(config, q, k, length)
+        if config.source is not None:
+            k, v = self._memory[config.source]
+        assert k is not None
         assert v is not None
+        if any(isinstance(one, AttentionConfig) and one.source == layer for one in self._layers):
+            self._memory[layer] = k, v
         own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
         window = config.window or length
         seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))

@@ -125,7 +125,9 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
             found.append(Projection(*weights.parts(weight), weight, bias))
             return found[-1]
 
-        layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)
+        layer = Layer(
+            one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size, index=index
+        )
         weights.forget()
         yield ReadLayer(index=index, layer=layer, projections=found)
 

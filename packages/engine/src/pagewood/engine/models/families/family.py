@@ -82,6 +82,9 @@ class Family:
     """Whether an embedding of its position is added to that of a token."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
+    has_own_kinds: bool = False
+    """Whether layers that see all positions have heads of their own, and the last layers no keys and values, as in
+    `fields.layer_kinds`, with inputs and scalars of layers."""
     by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
     """Families to take instead, by the `model_type` in `text_config`."""
     stored: StoredLayout | None = None

@@ -10,13 +10,14 @@ from typing import Protocol
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
+from pagewood.engine.models.parts.experts_beside import ExpertsBeside, ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig | ExpertsBesideConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
@@ -29,7 +30,7 @@ class Mixer(Protocol[A]):
 
 
 class PerToken(Protocol[A]):
-    """A feed-forward with its parameters."""
+    """A feed-forward with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`."""
@@ -57,3 +58,5 @@ def make_feed_forward(
             return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
         case ExpertsConfig():
             return Experts(config, weights, ops, prefix, hidden_size=hidden_size)
+        case ExpertsBesideConfig():
+            return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size)

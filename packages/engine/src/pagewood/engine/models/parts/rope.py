@@ -15,6 +15,16 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """Only the first pairs are rotated, by the frequencies that they have in a head that is rotated as a whole."""
+
+    num_pairs: int
+    """Pairs that are rotated: element i and i + head_dim / 2, for i below it."""
+    factor: float = 1.0
+    """Divides all angles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicScaling:
     """NTK scaling, whose base grows with the position from `original_length` on.
 
@@ -73,7 +83,7 @@ class LongScaling:
     """Which set is used."""
 
 
-Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
+Scaling = LinearScaling | ProportionalScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

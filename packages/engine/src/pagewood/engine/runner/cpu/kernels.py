@@ -25,6 +25,7 @@ def warm_up(
     memory: int | MultiHeadLayout | LatentLayout,
     *,
     int8: bool = False,
+    head_dims: Collection[int] = (),
     draft_head_dim: int | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     others: Iterable[Unit] = (),
@@ -34,19 +35,22 @@ def warm_up(
 
     Args:
         memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
+        head_dims: elements of heads of the model, where layers have several sizes.
         draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
         others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = set[int]() if draft_head_dim is None else {draft_head_dim}
+    dims = {*head_dims} if draft_head_dim is None else {*head_dims, draft_head_dim}
     units = [*COMMON]
     if isinstance(memory, LatentLayout):
-        units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))
+        size, rank = memory.latent_dim + memory.rope_dim, memory.latent_dim
+        units.append(latents_unit(size, rank, int8=memory.dtype == "int8"))
     else:
         int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
-        dims.add(memory if isinstance(memory, int) else memory.head_dim)
+        if not head_dims:
+            dims.add(memory if isinstance(memory, int) else memory.head_dim)
     units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewood.engine.models import torch_experts
 from pagewood.engine.models.ops import (
     ChosenExperts,
     Embedding,
@@ -27,9 +28,8 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
-from pagewood.engine.models.torch_experts import choose, clamped_mul
 from pagewood.engine.models.torch_ops import activated, normed
-from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
+from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
 
@@ -87,14 +87,14 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer", "_grouped", "_multiply", "_silu_mul")
+    __slots__ = ("_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
 
     def __init__(
         self,
         flashinfer: FlashInfer,
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
-        grouped: Grouped = grouped_by_row,
+        expert_kernels: ExpertKernels | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -102,10 +102,10 @@ class CUDAOps:
             flashinfer: computes everything else.
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
-            grouped: computes products of experts.
+            expert_kernels: compute mixtures of experts; None: torch does, slowly.
         """
         self._flashinfer = flashinfer
-        self._grouped = grouped
+        self._expert_kernels = expert_kernels
         self._multiply = multiply
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
@@ -161,9 +161,16 @@ class CUDAOps:
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, as views of `qkv`."""
-        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+    ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
+        """Return rotated q and k, and v, as views of `qkv`, or v as a copy of k.
+
+        FlashInfer rotates queries and keys together. So a head of no meaning is rotated where there are no keys.
+        """
+        q, k, v = qkv.split(split.sizes, dim=-1)
+        if split.values_are_keys:
+            v = k.clone()
+        if not split.kv_size:
+            k = torch.zeros_like(q[:, : split.head_dim])
         if not split.norms_follow:
             self._norm_heads(q, k, split)
         if rotation is not None:
@@ -171,7 +178,7 @@ class CUDAOps:
             self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, split.head_dim, table)
         if split.norms_follow:
             self._norm_heads(q, k, split)
-        return q, k, v
+        return (q, k, v) if split.kv_size else (q, None, None)
 
     def _norm_heads(self, q: Tensor, k: Tensor, split: HeadSplit) -> None:
         """Norm q and k in their memory, if they have norms."""
@@ -179,6 +186,11 @@ class CUDAOps:
             if norm is not None:
                 heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
                 self._norm_inside(heads, norm)
+
+    def norm_heads(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own, in its memory."""
+        self._norm_inside(x.view(x.shape[0], -1, size), norm)
+        return x
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
@@ -203,21 +215,31 @@ class CUDAOps:
 
     def clamped_mul(self, gate_up: Tensor) -> Tensor:
         """Return the product of the two halves, which are limited first."""
-        return clamped_mul(gate_up)
+        return torch_experts.clamped_mul(gate_up)
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
-        return choose(logits, router, bias)
+        return (self._expert_kernels or torch_experts).choose(logits, router, bias)
 
     def experts(
         self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
         """Return experts whose matrices stay where they are."""
+        if self._expert_kernels is not None:
+            return self._expert_kernels.TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
 
         def activate(gate_up: Tensor) -> Tensor:
             return gated(self, activation, gate_up)
 
-        return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
+        return CUDAExperts(matrices, activate, weighs_inputs=weighs_inputs)
+
+    def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Return `shares`, each times the factor of its expert."""
+        return shares * factors[chosen.long()]
+
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on, in its memory."""
+        return x.mul_(y[:, column : column + x.shape[1]])
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""

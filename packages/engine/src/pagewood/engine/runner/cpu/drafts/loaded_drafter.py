@@ -60,6 +60,12 @@ class LoadedDrafter:
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Elements of a head, each size once."""
+        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+        return config.head_dims
+
     def memory_layout(self, target: AnyLayout) -> MultiHeadLayout:
         """Return the layout of its keys and values beside the memory of the target.
 
