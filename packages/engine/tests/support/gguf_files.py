@@ -18,15 +18,21 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gguf_layouts import converted
+
 _PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose norms the converter stores with 1 added."""
-_EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps")
+_EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+_OTHER_NAMES = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
+}  # fmt: skip
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _ROUTER = re.compile(r"(mlp\.gate|moe\.gate|router|router\.layer|shared_expert_gate)\.|_bias$|\.bias$")
 _TOGETHER = re.compile(
-    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
+    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=\.experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
     r"(?:\.weight|(?P<bias>_bias)|)"
 )
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
@@ -45,6 +51,7 @@ def write_gguf(
     seed: int = 0,
     part: tuple[int, int] = (0, 1),
     holds_all: bool = False,
+    splits_latents: bool = True,
 ) -> dict[str, Tensor]:
     """Write the model of a Hugging Face folder as a GGUF file.
 
@@ -60,15 +67,18 @@ def write_gguf(
         seed: of random blocks.
         part: which part of how many to write: the first has all keys, and each has one of that many tensors in turn.
         holds_all: whether a part has all tensors.
+        splits_latents: see `converted`.
 
     Returns:
         All weights in float32, under their names in Hugging Face's folder, as the package reads them.
     """
     random = np.random.default_rng(seed)
     config = json.loads((folder / "config.json").read_text())
+    config |= {name: config[other] for name, other in _OTHER_NAMES.items() if other in config}
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    weights, parameters = _arranged(_separated(load_file(folder / "model.safetensors")))
+    loaded = converted(architecture, load_file(folder / "model.safetensors"), config, splits_latents=splits_latents)
+    weights, parameters = _arranged(_separated(loaded))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -95,7 +105,8 @@ def write_gguf(
         _add(writer, key, value)
     read: dict[str, Tensor] = {}
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    named = gguf.get_tensor_name_map(_number_of(architecture), config["num_hidden_layers"])
+    num_layers = config["num_hidden_layers"] + (keys or {}).get(f"{architecture}.nextn_predict_layers", 0)
+    named = gguf.get_tensor_name_map(_number_of(architecture), num_layers)
     number = 0
     for place, (name, parts) in enumerate(weights.items()):
         if place % part[1] != part[0] and not holds_all:
@@ -213,9 +224,15 @@ def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the converter writes of a mixture."""
     fields = {
-        "expert_count": ("num_experts", "num_local_experts"),
-        "expert_used_count": ("num_experts_per_tok",),
+        "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        "expert_used_count": ("num_experts_per_tok", "moe_k"),
         "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+        "expert_group_count": ("n_group",),
+        "expert_group_used_count": ("topk_group",),
+        "expert_weights_scale": ("routed_scaling_factor",),
+        "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+        "interleave_moe_layer_step": ("moe_layer_interval",),
         "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     }
     return {

@@ -105,7 +105,7 @@ CASES = {
         config={"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]},
         form="float16",
     ),
-    "mxfp4": Case(make=made.mxfp4, config={"quant_method": "mxfp4"}, form="int8group in groups of 32"),
+    "mxfp4": Case(make=made.mxfp4, config={"quant_method": "mxfp4"}, form="float4 in groups of 32"),
     "modelopt fp8": Case(
         make=made.float8_whole(scale=".weight_scale", activations=".input_scale"),
         config={"quant_method": "modelopt", "quant_algo": "FP8"},
@@ -114,7 +114,7 @@ CASES = {
     "modelopt nvfp4": Case(
         make=made.modelopt_nvfp4,
         config={"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
-        form="int8group in groups of 16",
+        form="float4 in groups of 16",
     ),
     "torchao int8": Case(
         make=made.torchao_int8,
@@ -175,12 +175,12 @@ CASES = {
     "nvfp4": _compressed(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True},
-        "int8group in groups of 16",
+        "float4 in groups of 16",
     ),
     "mxfp4 packed": _compressed(
         "mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True},
-        "int8group in groups of 32",
+        "float4 in groups of 32",
     ),
 }  # fmt: skip
 

@@ -19,15 +19,25 @@ _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 """The scaling of all models that store the factors of their rope as a tensor."""
 
 
-def rope_scaling_of(file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int) -> dict[str, Any] | None:
+def rope_scaling_of(
+    file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int, *, has_latents: bool = False
+) -> dict[str, Any] | None:
     """Return `rope_scaling` of config.json; None: positions are not stretched.
+
+    Args:
+        file: with the tensor.
+        fields: the keys.
+        name: of the architecture.
+        length: the longest sequence.
+        head_dim: elements of a head.
+        has_latents: whether attention is that of DeepSeek, whose scale grows with the stretching.
 
     Raises:
         ValueError: a key or the tensor asks for something that is not supported.
     """
     if file.tensors.keys() & {_LONG, _SHORT}:
         return _longrope(file, fields, name)
-    stretched = _scaling(file, fields, name, length)
+    stretched = _scaling(file, fields, name, length, has_latents=has_latents)
     if FACTORS not in file.tensors:
         return stretched
     factors = _llama3_scaling(file, fields, name, head_dim)
@@ -39,17 +49,20 @@ def rope_scaling_of(file: GGUFFile, fields: Fields, name: str, length: int, head
     return stretched or factors
 
 
-def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str, Any] | None:
+def _scaling(file: GGUFFile, fields: Fields, name: str, length: int, *, has_latents: bool) -> dict[str, Any] | None:
     """Return the scaling in the keys. Without a type it is linear; without a factor the older key counts, or 1."""
     own = f"{name}.rope.scaling."
     kind = fields.text(f"{own}type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise ValueError(f"{file.path}: {own}type must be none, linear or yarn, got {kind[:80]!r}")
     ext = -1.0 if kind == "none" else 1.0 if kind == "yarn" else 0.0
+    growth = 0.0
+    if has_latents and kind == "yarn":
+        growth = fields.number(f"{own}yarn_log_multiplier", low=1e-3, high=1e3)
     for key, plain in (
         ("attn_factor", (1.0,)),
         ("yarn_attn_factor", (1.0,)),
-        ("yarn_log_multiplier", (0.0,)),
+        ("yarn_log_multiplier", (growth,)),
         ("yarn_ext_factor", (-1.0, ext)),  # negative: the default of the type
     ):
         value = fields.number(f"{own}{key}", plain[0], low=-1e3, high=1e3)
@@ -63,6 +76,8 @@ def _scaling(file: GGUFFile, fields: Fields, name: str, length: int) -> dict[str
         raise ValueError(f"{file.path}: {key} must be 0 or in [1, 4096], got {factor:g}")
     original = fields.integer(f"{own}original_context_length", length, low=1, high=_LARGEST)
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    if growth:  # llama.cpp assumes that both multipliers are the same; files have a tenth of them
+        scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), growth * 10)
     if kind == "yarn":
         for name_here in ("beta_fast", "beta_slow"):
             if f"{own}yarn_{name_here}" in file.metadata:

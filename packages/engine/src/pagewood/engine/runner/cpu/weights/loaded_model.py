@@ -29,7 +29,7 @@ from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWrite
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = b"2"
+_LAYOUT = b"3"
 """Change it with the layout: files of earlier layouts are then not used."""
 _CACHED = ("int8", "int4")
 
