@@ -35,7 +35,7 @@ def test_processes_get_the_same_sums_whenever_they_arrive(count: int, num_thread
             text=True,
             pass_fds=(descriptor,),
             env=environment,
-        )  # fmt: skip
+        )
         for rank in range(count)
     ]
     os.close(descriptor)

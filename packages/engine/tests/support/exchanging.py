@@ -1,7 +1,7 @@
-"""A process that is one rank of a group and only exchanges: `python exchanging.py RANK COUNT DESCRIPTOR THREADS SUMS`.
+"""A process that is one rank of a group and only exchanges: `exchanging.py RANK COUNT DESCRIPTOR THREADS SUMS`.
 
-It makes the same random matrices as all others, one of each rank, sums and gathers its own, and writes what differs from
-the sum in the order of ranks, or from all columns side by side; then a digest of all results.
+It makes the same random matrices as all others, one of each rank, sums and gathers its own, and writes what differs
+from the sum in the order of ranks, or from all columns side by side; then a digest of all results.
 """
 
 # pyright: basic

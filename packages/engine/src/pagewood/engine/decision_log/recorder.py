@@ -14,7 +14,7 @@ from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.constrain import Compiler, Compiling
 from pagewood.engine.core.kv import PrefixCache, TieredCache
-from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.loop import CheckedRunner, Runner, StepHandle
 from pagewood.engine.core.plan import Grant, StepPlan
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
@@ -171,6 +171,10 @@ class _RecordedRunner:
             raise
         launches.append("")
         return handle
+
+    def check(self) -> None:
+        if isinstance(self._inner, CheckedRunner):
+            self._inner.check()
 
     def close(self) -> None:
         self._inner.close()

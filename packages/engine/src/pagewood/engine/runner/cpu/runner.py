@@ -370,12 +370,13 @@ class CPURunner:
 
     def _watched(self, step: _Step) -> StepResult:
         assert self._watch is not None
-        result, rows = None, self._rows
+        result: StepResult | None = None
+        rows = self._rows
         try:
             result = self._step(step)
+            return result
         finally:
-            self._watch.note(result, (rows.tokens, rows.lengths, rows.pages))
-        return result
+            self._watch.note(result, (rows.lengths, rows.pages))
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)

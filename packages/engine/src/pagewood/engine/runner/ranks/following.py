@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -22,20 +22,37 @@ from pagewood.engine.runner.ranks.messages import (
     receive,
     send,
 )
+from pagewood.engine.runner.ranks.pulse import Pulse
 from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
-LOST_CODE = 3
-"""Exit code of a rank whose group has ended without it."""
 
 
-def follow(link: Connection, runner: Runner, segment: Segment, rank: int) -> None:
-    """Compute what rank 0 sends until it closes the group.
+def follow(
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    *,
+    leave: Callable[[], None],
+) -> None:
+    """Compute what rank 0 sends until it closes the group; from its first step on, it must give signs of life.
 
     One thread launches, so that the next step is there when the last one ends. This one waits, and so helps to compute.
+
+    Args:
+        link: to rank 0.
+        runner: of this rank.
+        segment: of the group.
+        rank: this one.
+        pulse: of this rank.
+        leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
     """
     steps: SimpleQueue[StepHandle | None] = SimpleQueue()
-    thread = threading.Thread(target=_take, args=(link, runner, segment, rank, steps), name="steps", daemon=True)
+    thread = threading.Thread(
+        target=_take, args=(link, runner, segment, rank, pulse, steps, leave), name="steps", daemon=True
+    )
     thread.start()
     while (step := steps.get()) is not None:
         try:
@@ -45,23 +62,35 @@ def follow(link: Connection, runner: Runner, segment: Segment, rank: int) -> Non
     thread.join()
 
 
-def _take(link: Connection, runner: Runner, segment: Segment, rank: int, steps: SimpleQueue[StepHandle | None]) -> None:
-    """Take messages until the group is closed; end the process if rank 0 has ended, or if it cannot be followed."""
+def _take(
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    steps: SimpleQueue[StepHandle | None],
+    leave: Callable[[], None],
+) -> None:
+    """Take messages until the group is closed."""
     try:
-        _follow(link, runner, segment, rank, steps)
+        _follow(link, runner, segment, rank, pulse, steps)
     except (EOFError, OSError):
         segment.end(0, "the process of rank 0 has ended")
     except Exception as error:
         _log.exception("rank %d cannot follow rank 0", rank)
         segment.end(rank, f"rank {rank} cannot follow rank 0: {error!r}")
-    else:
-        steps.put(None)
-        return
-    os._exit(LOST_CODE)  # threads that compute cannot be interrupted
+    if segment.ended[0] != 0:
+        leave()
+    steps.put(None)
 
 
 def _follow(
-    link: Connection, runner: Runner, segment: Segment, rank: int, steps: SimpleQueue[StepHandle | None]
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    steps: SimpleQueue[StepHandle | None],
 ) -> None:
     latest: StepHandle | None = None
     number, profile = 0, profiled(runner)
@@ -76,6 +105,7 @@ def _follow(
                 latest = runner.launch(batch)
                 segment.launched[rank, 0] = number
                 steps.put(latest)
+                pulse.begin()
             case Constrain(masks=data):
                 masks = decode(data)
                 assert isinstance(masks, Masks)

@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
@@ -24,7 +24,7 @@ from pagewood.engine.runner.ranks.messages import (
     FromRank,
     Loaded,
     Ready,
-    Sizes,
+    Said,
     Spans,
     ToRank,
     receive_from_rank,
@@ -43,26 +43,58 @@ _LOOK_S = 0.2
 Answer = TypeVar("Answer", Loaded, Ready, Spans)
 
 
-class RankError(Exception):
-    """A rank cannot be built; not the fault of the model or the configuration."""
+class RankProcess(Protocol):
+    """The process of a rank, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+Spawn = Callable[[int, int, Sequence[int]], RankProcess]
+"""(rank, descriptor of its connection, descriptors of shared memory) -> its process, which has inherited these."""
+
+
+def spawn(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    """Start the process of a rank, with nothing of this process but its connection and the shared memory."""
+    return subprocess.Popen(
+        [sys.executable, "-m", _MODULE, str(rank), str(connection)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection, *descriptors),
+        start_new_session=True,  # the terminal's Ctrl-C is for this process
+    )
 
 
 class Group:
     """The ranks of a model. Invariant: when the group has ended, none of the processes that it has started lives.
 
-    A group ends at `close`; when a process of it ends or gives no sign of life; and when ranks differ. Then nothing that
-    waits for a rank goes on waiting, and all methods raise `RunnerLostError`.
+    A group ends at `close`; when a process of it ends or gives no sign of life; and when ranks differ. Then nothing
+    that waits for a rank goes on waiting, and methods that need the others raise `RunnerLostError`.
 
     Args:
         config: of all ranks.
         count: R, at least 2; this process is rank 0.
-        kv_memory: descriptors of the KV memory of ranks 1 to R - 1, which this process reads too; None: each has its own.
+        shares_kv: whether this process reads and writes the KV memory of all ranks.
         heartbeat_s: how long a rank may be silent.
-        module: what the processes of the other ranks run.
+        spawn: starts the other ranks.
     """
 
     __slots__ = (
-        "_answers", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count", "segment",
+        "_answers", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count", "kv_memory",
+        "segment",
     )  # fmt: skip
 
     def __init__(
@@ -70,8 +102,9 @@ class Group:
         config: EngineConfig,
         count: int,
         *,
+        shares_kv: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
-        module: str = _MODULE,
+        spawn: Spawn = spawn,
     ) -> None:
         if not 2 <= count <= MAX_RANKS:
             raise ValueError(f"a group must have 2 to {MAX_RANKS} ranks, got {count}")
@@ -81,8 +114,10 @@ class Group:
         divided = divided_cores(count)
         self.cores: Sequence[int] = divided[0]
         """Logical processors of this rank; empty: any."""
+        self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
+        """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it."""
         self._links: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[RankProcess] = []
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
@@ -90,8 +125,21 @@ class Group:
         """What each rank does at present."""  # written by: _read
         try:
             for rank in range(1, count):
-                self._start(rank, module, descriptor)
-                self.tell(rank, self._begin(config, rank, descriptor, divided[rank]))
+                kv_memory = self.kv_memory[rank - 1] if shares_kv else None
+                self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
+                self.tell(
+                    rank,
+                    Begin(
+                        config=config,
+                        rank=rank,
+                        count=count,
+                        segment=descriptor,
+                        kv_memory=kv_memory,
+                        search_path=[one for one in sys.path if one],
+                        cores=divided[rank],
+                        log_level=logging.getLogger("pagewood").getEffectiveLevel(),
+                    ),
+                )
         except BaseException:
             self._kill()
             raise
@@ -136,8 +184,7 @@ class Group:
 
         Raises:
             ValueError: the model or the configuration is wrong for a rank.
-            RankError: a rank cannot be built.
-            RunnerLostError: the group has ended.
+            RunnerLostError: a rank cannot be built for another reason, or the group has ended.
         """
         found: list[Answer] = []
         for rank in range(1, self.count):
@@ -148,15 +195,22 @@ class Group:
                     if failure is None and answer is None:
                         self._changed.wait(_LOOK_S)
                 if isinstance(failure, Failed):
-                    raise (ValueError if failure.is_refusal else RankError)(failure.message)
+                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
                 if isinstance(answer, kind):
                     found.append(answer)
                     break
+                if self.segment.end_reason is not None and self._reader.is_alive():
+                    self._reader.join()  # the last words of the ranks may be on their way
+                    continue
                 self.check()
                 doing = self._doing.get(rank)
                 if progress is not None and doing is not None:
                     progress(f"rank {rank}: {doing.what}", doing.done, doing.total)
         return found
+
+    def spans(self) -> list[Spans]:
+        """Wait for what each other rank has recorded."""
+        return self.answers(Spans)
 
     def agree(self, number: int) -> None:
         """Wait until all ranks have ended a step, and compare what they have computed.
@@ -167,19 +221,26 @@ class Group:
         Raises:
             RunnerLostError: they differ, or the group ends before that.
         """
-        if not self.segment.wait_for_step(number):
-            self.check()
-        if (found := self.segment.differing(number)) is not None:
-            rank, what = found
-            self.segment.end(rank, f"rank {rank} has other {what} than rank 0 after step {number}")
-            self.check()
+        self.segment.agree(number)
+        self.check()
 
     def end(self, rank: int, reason: str) -> None:
         """End the group because of a rank."""
         self.segment.end(rank, reason)
 
+    def enlarge_kv(self, num_bytes: int) -> None:
+        """Give the KV memory of each other rank this size, before the ranks map it."""
+        for descriptor in self.kv_memory:
+            os.ftruncate(descriptor, num_bytes)
+
+    def abandon(self) -> None:
+        """End the group without waiting for anything."""
+        self.segment.end(0, "the group is abandoned")
+        self.close()
+
     def close(self) -> None:
         """End all ranks after what they have been given; kill those that take too long. A second call does nothing."""
+        self._pulse.stop()
         if self.segment.end_reason is None:
             for link in self._links:
                 with contextlib.suppress(OSError, ValueError):
@@ -188,36 +249,22 @@ class Group:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_CLOSE_S)
             self.segment.end(0, "the group is closed")
-        self._pulse.stop()
         self._kill()
         self._reader.join()
+        for link in self._links:
+            link.close()
+        while self.kv_memory:
+            os.close(self.kv_memory.pop())
 
     def pids(self) -> list[int]:
         """Return the process ids of the other ranks, in their order."""
         return [process.pid for process in self._processes]
 
-    def _begin(self, config: EngineConfig, rank: int, descriptor: int, cores: list[int]) -> Begin:
-        return Begin(
-            config=config,
-            rank=rank,
-            count=self.count,
-            segment=descriptor,
-            kv_memory=None,
-            search_path=[one for one in sys.path if one],
-            cores=cores,
-        )
-
-    def _start(self, rank: int, module: str, descriptor: int) -> None:
-        """Start the process of a rank, with nothing of this process but the connection and the shared memory."""
+    def _start(self, rank: int, spawn: Spawn, descriptors: Sequence[int]) -> None:
         own, other = socket.socketpair()
         self._links.append(Connection(own.detach()))
         with other:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(), descriptor),
-                start_new_session=True,  # the terminal's Ctrl-C is for this process
-            )
+            process = spawn(rank, other.fileno(), descriptors)
         self._processes.append(process)
         _log.info("rank %d: process %d", rank, process.pid)
 
@@ -236,6 +283,8 @@ class Group:
                 with self._changed:
                     if isinstance(message, Doing):
                         self._doing[rank] = message
+                    elif isinstance(message, Said):
+                        logging.getLogger(message.logger).log(message.level, "rank %d: %s", rank, message.text)
                     else:
                         self._answers[rank, type(message)] = message
                     self._changed.notify_all()

@@ -25,6 +25,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Where modules are found that the configuration names."""
     cores: list[int]
     """On which its threads run; empty: on any."""
+    log_level: int
+    """Of what it says."""
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -73,6 +75,14 @@ class Doing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     total: int
 
 
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A line for the log of rank 0."""
+
+    logger: str
+    level: int
+    text: str
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank has its weights, and knows how much KV memory fits beside them."""
 
@@ -99,7 +109,7 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_dropped: int
 
 
-FromRank: TypeAlias = Doing | Loaded | Ready | Failed | Spans
+FromRank: TypeAlias = Doing | Said | Loaded | Ready | Failed | Spans
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

@@ -21,9 +21,9 @@ _TABLES_EVERY = 16
 class StepNotes:
     """Writes digests of the steps of one rank to the shared memory. Used by the thread that computes them, in order.
 
-    The digest of a step covers the tokens that it yields and the bits of its last hidden states. So it finds a rank that
-    adds in another order, although all ranks draw from the same logits. That of the tables, every some steps, covers
-    all that the runner knows of its rows.
+    The digest of a step covers the tokens that it yields and the bits of its last hidden states. So it finds a rank
+    that adds in another order, although all ranks draw from the same logits. That of the tables, every some steps,
+    finds a rank with other pages or lengths of rows. Tokens of the host are not in it: other ones make other states.
 
     Args:
         segment: of the group.
@@ -45,12 +45,12 @@ class StepNotes:
 
         Args:
             result: of the step; None: it has failed.
-            tables: what the runner knows of its rows.
+            tables: of rows, small ones.
         """
         self._number += 1
-        found = 1 if result is None else zlib.crc32(result.counts, zlib.crc32(np.ascontiguousarray(result.tokens)))
+        found = 1 if result is None else zlib.crc32(result.counts.tobytes(), zlib.crc32(result.tokens.tobytes()))
         own = self._segment.digests[self._rank, self._number % NUM_KEPT]
-        own[0] = (found << 32) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
+        own[0] = (found << 31) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
         own[1] = _digest(tables) if self._number % _TABLES_EVERY == 0 else 0
         self.states[0] = 0
         self._segment.end_step(self._rank)
@@ -58,4 +58,4 @@ class StepNotes:
 
 def _digest(tables: tuple[Int32, ...]) -> int:
     """Return a digest other than 0; sums take a tenth of the time of a checksum."""
-    return zlib.crc32(np.array([table.sum(dtype=np.int64) for table in tables])) + 1
+    return zlib.crc32(np.array([table.sum(dtype=np.int64) for table in tables]).tobytes()) + 1

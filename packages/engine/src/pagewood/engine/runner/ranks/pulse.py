@@ -10,14 +10,15 @@ from pagewood.engine.runner.ranks.segment import Segment
 BEAT_S = 0.1
 """Time between two beats of a rank."""
 HEARTBEAT_S = 5.0
-"""A rank without a beat for this long is late, and the group ends."""
+"""A rank without a beat for this long, while a step is computed, is late, and the group ends."""
 
 
 class Pulse:
     """A thread that counts beats of its own rank, and watches those of the others.
 
-    It counts its own beats instead of seconds. So a machine that was suspended, or a container that was paused, with all
-    ranks, is not taken for a late rank.
+    It counts its own beats instead of seconds. So a machine that was suspended, or a container that was paused with all
+    ranks, is not taken for a late rank. Silence counts while a step is computed: an idle process may be busy with
+    something else, and nothing waits for it.
 
     Invariant: after `end` is called, or has been noted, the group stays ended.
 
@@ -71,7 +72,10 @@ class Pulse:
                 segment.end(*found)
             if self._has_begun.is_set():
                 beats: list[int] = segment.beats[:, 0].tolist()
-                since = [num + 1 if one == old else 0 for num, one, old in zip(since, beats, seen, strict=True)]
+                is_busy = bool(segment.launched[:, 0].max() > segment.steps[:, 0].min())
+                since = [
+                    num + 1 if is_busy and one == old else 0 for num, one, old in zip(since, beats, seen, strict=True)
+                ]
                 seen = beats
                 for rank, num in enumerate(since):
                     if rank != self._rank and num > self._limit:

@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.codec import Masks, encode
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, RunnerLostError, StepHandle
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.observe.profiling import Span, profiled
-from pagewood.engine.runner.ranks.group import Group
-from pagewood.engine.runner.ranks.messages import Constrain, Launch, Spans, StartSpans, TakeSpans
+from pagewood.engine.observe.profiling import RANK, Span, profiled
+from pagewood.engine.runner.ranks.messages import Constrain, Launch, Spans, StartSpans, TakeSpans, ToRank
+from pagewood.engine.runner.ranks.segment import Segment
+
+
+class Ranks(Protocol):
+    """The group of a model, as rank 0 uses it in every step; see `Group`."""
+
+    @property
+    def segment(self) -> Segment:
+        """What the ranks share."""
+        ...
+
+    def check(self) -> None:
+        """Raise `RunnerLostError` if the group has ended."""
+        ...
+
+    def tell_all(self, message: ToRank) -> None:
+        """Send a message to all other ranks."""
+        ...
+
+    def spans(self) -> Sequence[Spans]:
+        """Wait for what each other rank has recorded."""
+        ...
+
+    def agree(self, number: int) -> None:
+        """Wait until all ranks have ended a step, and raise `RunnerLostError` if they differ."""
+        ...
+
+    def end(self, rank: int, reason: str) -> None:
+        """End the group because of a rank."""
+        ...
+
+    def close(self) -> None:
+        """End all other ranks."""
+        ...
 
 
 class RankedRunner:
@@ -26,7 +60,7 @@ class RankedRunner:
 
     __slots__ = ("_group", "_number", "_runner")
 
-    def __init__(self, runner: Runner, group: Group) -> None:
+    def __init__(self, runner: Runner, group: Ranks) -> None:
         self._runner = runner
         self._group = group
         self._number = 0
@@ -66,8 +100,8 @@ class RankedRunner:
         found, num_dropped = ((), 0) if own is None else own.take_spans()
         spans = list(found)
         self._group.tell_all(TakeSpans())
-        for rank, answer in enumerate(self._group.answers(Spans), 1):
-            spans += [span._replace(details={**span.details, "rank": rank}) for span in answer.spans]
+        for rank, answer in enumerate(self._group.spans(), 1):
+            spans += [span._replace(details={**span.details, RANK: rank}) for span in answer.spans]
             num_dropped += answer.num_dropped
         return spans, num_dropped
 
@@ -82,7 +116,7 @@ class _RankedHandle:
 
     __slots__ = ("_group", "_handle", "_number")
 
-    def __init__(self, handle: StepHandle, group: Group, number: int) -> None:
+    def __init__(self, handle: StepHandle, group: Ranks, number: int) -> None:
         self._handle = handle
         self._group = group
         self._number = number

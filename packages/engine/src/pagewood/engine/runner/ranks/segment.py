@@ -1,4 +1,4 @@
-"""The memory that the ranks of a model share. It has no name, so nothing of it is left when the last of them has ended."""
+"""The memory that the ranks of a model share. It has no name, so nothing of it is left when the last one has ended."""
 
 # pyright: basic
 # numpy's memory by address has no types.
@@ -52,9 +52,10 @@ class Segment:
     arrivals: Int64
     """[R, L, LINE], see `compiled.exchange`."""
     beats: Int64
-    """[R, LINE], in the first of each line a number that a living rank changes."""
+    """[R, LINE], in the first of each line a number that a living rank changes."""  # written by: pulse
     launched: Int64
     """[R, LINE], in the first of each line how many steps the rank has launched."""
+    # written by: following, ranked_runner
     steps: Int64
     """[R, LINE], in the first of each line how many steps the rank has ended."""
     digests: Int64
@@ -86,18 +87,17 @@ class Segment:
         """Count a step that a rank has ended; its digests are there."""
         count_step(self.steps.reshape(-1), rank)
 
-    def wait_for_step(self, number: int) -> bool:
-        """Wait until all ranks have ended step `number`, counted from 1; return False if the group ends first."""
-        return wait_for_all(self.steps.reshape(-1), self.count, number, self.ended)
+    def agree(self, number: int) -> None:
+        """Wait until all ranks have ended step `number`, counted from 1, and end the group if they differ.
 
-    def differing(self, number: int) -> tuple[int, str] | None:
-        """Return a rank that has computed something else in a step than rank 0, and what; None: all agree."""
-        digests = self.digests[:, number % NUM_KEPT]
-        for column, what in enumerate(("tokens or hidden states", "tables of rows")):
-            for rank in range(1, self.count):
-                if digests[rank, column] != digests[0, column]:
-                    return rank, what
-        return None
+        If the group ends before that, nothing is compared.
+        """
+        if wait_for_all(self.steps.reshape(-1), self.count, number, self.ended):
+            digests = self.digests[:, number % NUM_KEPT]
+            for column, what in enumerate(("tokens or hidden states", "tables of rows")):
+                for rank in range(1, self.count):
+                    if digests[rank, column] != digests[0, column]:
+                        self.end(rank, f"rank {rank} has other {what} than rank 0 after step {number}")
 
     def end(self, rank: int, reason: str) -> None:
         """End the group because of a rank, unless it has ended; every rank stops waiting for the others."""

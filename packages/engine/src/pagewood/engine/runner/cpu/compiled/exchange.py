@@ -1,12 +1,12 @@
 """What the ranks of a model give each other while they compute, through memory that their processes share.
 
-An exchange goes by pieces of at most `PIECE` elements. A rank writes its piece to its own place, counts its arrival, waits
-for the arrivals of all others, and reads theirs. There is no system call, and the order of additions is that of ranks, so
-all ranks get the same bits, whenever each of them arrives.
+An exchange goes by pieces of at most `PIECE` elements. A rank writes its piece to its own place, counts its arrival,
+waits for the arrivals of all others, and reads theirs. Values are added in the order of ranks, so all ranks get the
+same bits, whenever each of them arrives. A thread makes system calls only in a long wait.
 
 A lane is a sequence of pieces that one thread of each rank takes in turn. A lane has two places per rank, which it uses
-alternately. A rank that writes to a place again has seen all ranks arrive at the piece in between, so they have read what
-was there. All ranks have the same instructions with the same rows, so the counts of a lane agree by themselves.
+alternately. A rank that writes to a place again has seen all ranks arrive at the piece in between, so they have read
+what was there. All ranks have the same instructions with the same rows, so the counts of a lane agree by themselves.
 
 Legend: T tokens, R ranks, L lanes.
 """
@@ -165,7 +165,7 @@ def wait_for_all(counters: Any, count: Any, wanted: Any, ended: Any) -> Any:
         wanted: what each must reach.
         ended: `[>= 1]`, other than 0 when the group has ended.
     """
-    for rank in range(count):
+    for rank in range(count):  # noqa: SIM110 (numba compiles no generators)
         if not wait_for_rank(counters, LINE * rank, wanted, ended):
             return False
     return True

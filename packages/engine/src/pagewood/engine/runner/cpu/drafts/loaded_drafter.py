@@ -31,7 +31,7 @@ from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
 from pagewood.kvpool import JointLayout, LatentLayout, MultiHeadLayout
-from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
 
@@ -81,7 +81,14 @@ class LoadedDrafter:
         """Return the layout of pages that hold the drafter's KV and its tags only."""
         return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
 
-    def allocate(self, target: AnyLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+    def allocate(
+        self,
+        target: AnyLayout,
+        num_pages: int,
+        *,
+        num_frames: int | None = None,
+        shared: SharedBytes | None = None,
+    ) -> JointMemory:
         """Allocate the memory of `layout`.
 
         Args:
@@ -89,14 +96,15 @@ class LoadedDrafter:
             num_pages: that the drafter has memory for.
             num_frames: of the target, whose memory the drafter's then lies beside, in `layout_beside`; None: its pages
                 are whole.
+            shared: see `kvpool.memory.allocate`.
         """
         own = self.memory_layout(target)
         if num_frames is not None:
-            storage = storage_for(target, num_frames)
-            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
+            storage = storage_for(target, num_frames, memory=allocate(target, num_frames, shared=shared))
+            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages, shared=shared)
             drafter = KVStorage(own, num_pages, memory=for_drafter)
             return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
-        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages, shared=shared)
         return JointMemory(
             whole=whole,
             target=storage_for(target, num_pages, memory=for_target),
@@ -184,7 +192,8 @@ def load_drafter(
         model = load_head(found.folder, target, CPUOps(exchange=exchange), progress=progress)
     if target_digest is not None:
         digest.begin()
-    root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
+    known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks
+    root = _root(known, target_digest, mark=f"{found.kind}{mark}")
     return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
 
 

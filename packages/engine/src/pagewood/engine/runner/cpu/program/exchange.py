@@ -59,6 +59,6 @@ class StepWatch(Protocol):
 
         Args:
             result: of the step; None: it has failed.
-            tables: what the runner knows of its rows.
+            tables: lengths and pages of rows.
         """
         ...

@@ -200,7 +200,7 @@ def wait_for_host(counters: Any, at: Any, wanted: Any) -> None:
 
 @inlined
 def wait_for_rank(counters: Any, at: Any, wanted: Any, ended: Any) -> Any:
-    """Like `wait_for_host`, for what another process does; return whether it came before `ended[0]` was other than 0."""
+    """Like `wait_for_host`, for what another process does; return False if `ended[0]` is other than 0 before that."""
     waits = 0
     while _load_shared(counters, at) < wanted:
         waits += 1
