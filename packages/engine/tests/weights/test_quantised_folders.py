@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -522,6 +523,33 @@ def test_what_is_kept_takes_less_memory_than_the_checkpoint_or_little_more(folde
     rows, columns = made.SIZE, made.WIDTH
     [form] = checkpoint.forms([(f"{DOWN}.weight", rows)], columns)
     assert form.nbytes == rows * columns // 2 + 4 * rows * math.ceil(columns / 32)
+
+
+WHOLE_ONLY = {
+    "outputs": ("fp8 blocks",),
+    "inputs": (
+        "fp8 blocks", "gptq desc_act", "gptq 3 bits desc_act"
+    ),
+}  # fmt: skip
+"""Cases of which a part of 32 is cut from the numbers of the whole: it cuts blocks, or its groups are not in order."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_the_tensors_of_a_part_are_decoded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    made.quantise(folder, case.make, case.config, metadata=case.metadata)
+    checkpoint, cuts = Checkpoint(folder, dtype=None), list[str]()
+    after = Checkpoint._cut  # pyright: ignore[reportPrivateUsage]
+
+    def noted(self: Checkpoint, weight: Any, found: Any) -> Any:
+        cuts.append(what)
+        return after(self, weight, found)
+
+    monkeypatch.setattr(Checkpoint, "_cut", noted)
+    parts: dict[str, dict[str, Any]] = {"outputs": {"order": np.arange(32, 64)}, "inputs": {"inputs": range(32, 64)}}
+    for what, part in parts.items():  # noqa: B007  # `noted` reads it
+        checkpoint.stack([("model.layers.0.self_attn.o_proj.weight", made.SIZE)], made.SIZE, **part)
+    assert cuts == [what for what in parts if name in WHOLE_ONLY[what]]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32])

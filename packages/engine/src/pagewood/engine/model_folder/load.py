@@ -36,6 +36,12 @@ class Fused:
     parts: Sequence[Found]
     columns: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of what is needed of all parts."""
+        shapes = [one.shape(self.columns) for one in self.parts]
+        return sum(rows for rows, _ in shapes), shapes[0][1]
+
 
 class _Headers:
     """`HeadWeights` that read and compare only the headers and the token map."""
@@ -53,13 +59,13 @@ class _Headers:
         order: RowOrder | None = None,
         inputs: range | None = None,
     ) -> torch.Tensor:
-        found = self._checkpoint.check(parts, *columns)
+        found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if columns:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
-        self._checkpoint.check([(name, rows)], columns)
+        self._checkpoint.check([(name, rows)], columns, order=order)
         return torch.empty(0)
 
     def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
@@ -90,8 +96,7 @@ class _Shapes:
         found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if any(one.format is not None for one in found):
             return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
-        own = columns if inputs is None else (len(inputs),)
-        return torch.empty((sum(one.num_rows for one in found), *own), device="meta")
+        return torch.empty(Fused(parts=found, columns=columns[0]).shape, device="meta")
 
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
         return self._checkpoint.numbers(name, rows, columns, order=order)
@@ -117,14 +122,16 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
     return checkpoint.num_elements
 
 
-def open_matrices(checkpoint: Checkpoint, config: ModelConfig) -> list[Fused]:
-    """Return all matrices of a decoder, in the order in which it reads them; `Checkpoint.read` reads their numbers.
+def open_matrices(checkpoint: Checkpoint, config: ModelConfig, *, shard: Shard = WHOLE) -> list[Fused]:
+    """Return all matrices of a decoder, or of a rank's part of it, in the order in which it reads them.
+
+    `Checkpoint.read` reads their numbers.
 
     Raises:
         ValueError: the tensors are not those that the model needs.
     """
     headers = _Headers(checkpoint)
-    Decoder(config, headers, TorchOps(), device=torch.device("cpu"))
+    Decoder(config, headers, TorchOps(), device=torch.device("cpu"), shard=shard)
     return headers.matrices
 
 
