@@ -26,9 +26,12 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts import attention
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.shard import WHOLE, Shard
-from pagewood.engine.models.torch_ops import TorchOps
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.runner.cuda.ops import CUDAOps
 from rank_threads import on_ranks, ranks_logits, text_logits, text_states
 from seeded_faults import Edit, seed_fault
+from stand_ins import flashinfer_torch
+from stand_ins.torch_decoding import rotations_at
 
 TOKENS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(5))
 NUM_GREEDY = 8
@@ -62,6 +65,23 @@ def test_ranks_compute_what_one_does(folder: Path, count: int) -> None:
         assert torch.equal(states, parts[0][0])
         torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
         assert tokens == greedy
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "olmo2", "gpt-neox", "gpt2", "qwen3-moe"])
+def test_ranks_of_the_operations_of_cuda(name: str, tmp_path: Path) -> None:
+    """With FlashInfer's in plain torch."""
+    build(CASES[name], tmp_path)
+    whole = text_logits(load_model(tmp_path, TorchOps()), TOKENS)
+
+    def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        model = load_model(tmp_path, CUDAOps(flashinfer_torch, exchange=exchange), shard=shard)
+        within = WholeTexts([layer.mixer for layer in model.config.layers], len(TOKENS))
+        rotations = rotations_at(model.ropes, list(range(len(TOKENS))))
+        with torch.inference_mode():
+            return model(TOKENS, rotations, within, torch.arange(len(TOKENS)))
+
+    for logits in on_ranks(2, work):
+        torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
 
 
 def test_a_rank_has_its_part_of_memory_and_weights(tmp_path: Path) -> None:
@@ -140,7 +160,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "gpt-oss", (attention.SelfAttention, "__init__", "np.asarray(heads[0])", "np.arange(len(heads[0]))"),
     ),
     "the vocabulary of ranks stands in another order": (
-        "llama", (TorchOps, "gather_ranks", "list(self._of_ranks(x))", "list(self._of_ranks(x))[::-1]"),
+        "llama", (torch_ops, "columns_of_ranks", "list(exchange(x))", "list(exchange(x))[::-1]"),
     ),
 }  # fmt: skip
 

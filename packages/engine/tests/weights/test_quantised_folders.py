@@ -525,6 +525,19 @@ def test_what_is_kept_takes_less_memory_than_the_checkpoint_or_little_more(folde
     assert form.nbytes == rows * columns // 2 + 4 * rows * math.ceil(columns / 32)
 
 
+def test_a_part_that_cuts_a_group_is_refused_by_name(folder: Path) -> None:
+    case = CASES["gptq"]
+    made.quantise(folder, case.make, case.config)
+    message = (
+        "model.layers.0.mlp.down_proj.weight: a rank's part must begin and end at a multiple of 32 inputs, because "
+        "these share a scale, got 0 to 48"
+    )
+    with pytest.raises(ValueError, match=message):
+        Checkpoint(folder, dtype=None).stack(
+            [("model.layers.0.mlp.down_proj.weight", made.SIZE)], made.WIDTH, inputs=range(48)
+        )
+
+
 WHOLE_ONLY = {
     "outputs": ("fp8 blocks",),
     "inputs": (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
+
+Exchange: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+"""A function that returns the tensors that all ranks pass to it, in the order of ranks."""
 
 
 class TorchLinear:
@@ -108,13 +112,13 @@ class TorchOps:
         self,
         make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear,
         *,
-        exchange: Callable[[Tensor], Sequence[Tensor]] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Choose how projections are made, and how ranks are connected.
 
         Args:
             make_linear: makes projections of a weight and a bias.
-            exchange: returns the tensors that all ranks pass to it, in the order of ranks; None: there is one rank.
+            exchange: with the other ranks of the model; None: it is whole.
         """
         self._make_linear = make_linear
         self._exchange = exchange
@@ -245,15 +249,23 @@ class TorchOps:
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Return the sum over ranks, in their order."""
-        return x.copy_(functools.reduce(torch.add, self._of_ranks(x)))
+        return sum_of_ranks(x, self._exchange)
 
     def gather_ranks(self, x: Tensor, size: int) -> Tensor:
         """Return the first columns of all ranks side by side."""
-        return torch.cat(list(self._of_ranks(x)), dim=-1)[:, :size]
+        return columns_of_ranks(x, size, self._exchange)
 
-    def _of_ranks(self, x: Tensor) -> Sequence[Tensor]:
-        assert self._exchange is not None, "a model of one rank has nothing to exchange"
-        return self._exchange(x)
+
+def sum_of_ranks(x: Tensor, exchange: Exchange | None) -> Tensor:
+    """Return the sum of the `x` of all ranks, added in the order of ranks, in the memory of `x`."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return x.copy_(functools.reduce(torch.add, exchange(x)))
+
+
+def columns_of_ranks(x: Tensor, size: int, exchange: Exchange | None) -> Tensor:
+    """Return the first `size` columns of the `x` of all ranks, side by side in new memory."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return torch.cat(list(exchange(x)), dim=-1)[:, :size].contiguous()
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:

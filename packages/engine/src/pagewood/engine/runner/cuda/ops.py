@@ -28,7 +28,14 @@ from pagewood.engine.models.ops import (
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.models.torch_experts import choose, clamped_mul
-from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
+from pagewood.engine.models.torch_ops import (
+    Exchange,
+    activated,
+    columns_of_ranks,
+    norm_over_ranks,
+    normed,
+    sum_of_ranks,
+)
 from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
@@ -87,7 +94,7 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer", "_grouped", "_multiply", "_silu_mul")
+    __slots__ = ("_exchange", "_flashinfer", "_grouped", "_multiply", "_silu_mul")
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class CUDAOps:
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
         grouped: Grouped = grouped_by_row,
+        exchange: Exchange | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -103,7 +111,9 @@ class CUDAOps:
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
             grouped: computes products of experts.
+            exchange: with the other ranks of the model; None: it is whole.
         """
+        self._exchange = exchange
         self._flashinfer = flashinfer
         self._grouped = grouped
         self._multiply = multiply
@@ -252,9 +262,9 @@ class CUDAOps:
         return x.masked_fill((rotation[0] == 0)[:, None], 0)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Raise ValueError: models are whole on this device."""
-        raise ValueError("tensor_parallel_size must be 1 on this device")
+        """Return the sum over ranks, in their order."""
+        return sum_of_ranks(x, self._exchange)
 
     def gather_ranks(self, x: Tensor, size: int) -> Tensor:
-        """Raise ValueError: models are whole on this device."""
-        raise ValueError("tensor_parallel_size must be 1 on this device")
+        """Return the first columns of all ranks side by side, in new memory."""
+        return columns_of_ranks(x, size, self._exchange)
