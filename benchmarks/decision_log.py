@@ -19,9 +19,9 @@ import numpy as np
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 PAGE = 16

@@ -1,6 +1,7 @@
 """Measures the engine on a GPU: `python benchmarks/gpu.py`; prints one table in under eight minutes and records it.
 
-The model has the shape of Llama 3.1 8B and random weights made on the device. The script measures decoding as a share
+The model has the shape of Llama 3.1 8B and random weights made on the device; `--shape experts` and `--shape latents`
+have those of Qwen3 30B-A3B and DeepSeek V2 Lite. The script measures decoding as a share
 of the memory roofline and prefill as a share of the matrix peak, both in the same run; what it costs to verify drafts;
 the share of time in which the device is idle; the first token of a long prompt; and `transformers` on the same device.
 `--stand-in` runs a tiny model on the CPU with stand-ins, to test the script.
@@ -31,8 +32,9 @@ from on_gpu.limits import Limits, measure_limits
 from on_gpu.peer import Peer
 from on_gpu.record import Record, Row, markdown, write
 from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds, shares_pages
-from on_gpu.subject import LLAMA_8B, NUM_DRAFTS, TINY, Plan, Subject, make_subject
+from on_gpu.subject import EXPERTS_30B, LATENTS_16B, LLAMA_8B, TINY, Plan, Subject, make_subject
 from pagewood.engine.assembly.build_cuda import open_cuda
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
@@ -40,6 +42,7 @@ from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SHAPES = {"dense": LLAMA_8B, "experts": EXPERTS_30B, "latents": LATENTS_16B}
 DECODE_TARGETS = {1: 0.80, 64: 0.65}
 """Target share of the memory roofline, by batch size."""
 PREFILL_TARGETS = {8192: 0.60}
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table and record it; return 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stand-in", action="store_true", help="a tiny model on the CPU; its numbers mean nothing")
+    parser.add_argument("--shape", choices=SHAPES, default="dense", help="(default: %(default)s)")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--record", type=Path, default=RESULTS, metavar="FOLDER", help="(default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             print(f"there is nothing to measure: {error}")
             return 2
-        plan = LLAMA_8B
+        plan = SHAPES[options.shape]
         compile_kernels([kernels_of(plan)], progress=lambda what, done, count: print(f"{what}: {done} of {count}"))
     measurements = Measurements()
     limits = measure_limits(device, dtype=plan.dtype, stream_bytes=plan.stream_bytes, matmul_size=plan.matmul_size)
@@ -104,13 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if not options.no_peer:
+    if plan.peer_batches and not options.no_peer:
         measure_peer(measurements, device, plan)
     record = Record(
         device="stand-in" if options.stand_in else torch.cuda.get_device_name(),
         date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M} UTC",
         versions=_versions(),
-        subject="Llama 3.1 8B, random weights, bfloat16" if plan is LLAMA_8B else "a tiny model (means nothing)",
+        subject=f"{plan.name}, random weights, {plan.dtype}",
         seconds=perf_counter() - measurements.start_s,
         rows=measurements.rows,
     )
@@ -124,9 +128,9 @@ def measure_steps(measurements: Measurements, subject: Subject, limits: Limits) 
     for context, batch in itertools.product(subject.plan.contexts, subject.plan.batches):
         row = Row(name=f"decode, {batch} at {context} tokens", at_least=DECODE_TARGETS.get(batch))
         measurements.add(row, partial(_decode, row, subject, limits, batch, context))
-    for batch in subject.plan.batches:
+    for batch in subject.plan.batches if subject.plan.num_drafts else ():
         context = subject.plan.contexts[0]
-        row = Row(name=f"decode with {NUM_DRAFTS} drafts each, {batch} at {context} tokens")
+        row = Row(name=f"decode with {subject.plan.num_drafts} drafts each, {batch} at {context} tokens")
         measurements.add(row, partial(_verify, row, subject, batch, context))
     for size in subject.plan.prefills:
         row = Row(name=f"prefill, {size} tokens", at_least=PREFILL_TARGETS.get(size))
@@ -142,7 +146,9 @@ def _decode(row: Row, subject: Subject, limits: Limits, batch: int, context: int
 
 
 def _verify(row: Row, subject: Subject, batch: int, context: int) -> Row:
-    plain, seconds = (decode_seconds(subject, batch, context, num_drafts=count) for count in (0, NUM_DRAFTS))
+    plain, seconds = (
+        decode_seconds(subject, batch, context, num_drafts=count) for count in (0, subject.plan.num_drafts)
+    )
     return replace(row, value=seconds * 1e3, unit="ms a step", note=f"{seconds / plain:.2f} times one without drafts")
 
 
@@ -191,9 +197,15 @@ def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
 
 def kernels_of(plan: Plan) -> KernelNeeds:
     """Return the attention kernels that the measured model needs."""
-    attention = plan.model.attentions[0]
+    mixer = plan.model.layers[0].mixer
+    if not isinstance(mixer, AttentionConfig):
+        return KernelNeeds(
+            dtype=plan.dtype, head_dim=mixer.shape.rank, group=mixer.shape.num_heads, has_windows=(False,),
+            latent_rope_dim=mixer.shape.rope_dim,
+        )  # fmt: skip
+    verifies = bool(plan.num_drafts)
     return KernelNeeds(
-        dtype=plan.dtype, head_dim=attention.head_dim, group=attention.group, has_windows=(False,), verifies=True
+        dtype=plan.dtype, head_dim=mixer.head_dim, group=mixer.group, has_windows=(False,), verifies=verifies
     )
 
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import seconds_by
 from pagewood.schedpolicy import MIXINGS, StepModel, budget_named

@@ -28,9 +28,9 @@ from end_to_end.machine import describe_machine
 from end_to_end.model import FULL, QUICK, write_model
 from end_to_end.pagewood_system import PagewoodSystem
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import decode, encode
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import decode, encode
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
 from pagewood.engine.runner.cpu.kernels import warm_up

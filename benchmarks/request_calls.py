@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
 from pagewood.engine.links import MemoryInbox
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache

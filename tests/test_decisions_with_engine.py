@@ -29,10 +29,10 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import SimulatedDevice, VirtualClock, seconds_by
 from pagewood.radixcache import RadixCache

@@ -7,10 +7,10 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core import kv
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.memory import kv
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.schedpolicy import Budget, StepModel
 from pagewood.schedpolicy.simulation import Fleet, Machine, Trace, TraceRequest, memory, policies_named, simulate

@@ -38,6 +38,7 @@ SHIPPED = (
     "tools/gpu_checks",
     "packages/engine/tests/support/stand_ins",
     "packages/engine/tests/support/scenarios",
+    "packages/engine/tests/support/families",
     "packages/engine/tests/support/encoded_runner.py",
     "packages/engine/tests/support/row_driver.py",
     "benchmarks/gpu.py",

@@ -8,11 +8,15 @@ import numpy as np
 
 from on_gpu.subject import PAGE_SIZE, Plan, Subject
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 
 _WARM_UP = 3  # steps to warm up
+_NOTHING = FeedForwardConfig(size=1)
 
 
 def decode_seconds(subject: Subject, batch: int, context: int, *, num_drafts: int = 0) -> float:
@@ -51,9 +55,15 @@ def shares_pages(subject: Subject, batch: int, context: int) -> bool:
     return batch * num_own > subject.num_pages
 
 
-def decode_bytes(subject: Subject, batch: int, context: int) -> int:
-    """Return the bytes that a decode step reads: the weights once, and the KV of every request."""
-    return subject.read_bytes + batch * context * subject.token_bytes
+def decode_bytes(subject: Subject, batch: int, context: int) -> float:
+    """Return the bytes that a decode step reads: the weights once, and the KV of every request.
+
+    Of the experts these are as many as random choices of all requests would use; it is an estimate.
+    """
+    share = 0.0
+    if isinstance(part := subject.plan.model.layers[0].feed_forward, ExpertsConfig):
+        share = 1 - (1 - part.router.num_chosen / part.router.num_experts) ** batch
+    return subject.read_bytes + share * subject.expert_bytes + batch * context * subject.token_bytes
 
 
 def prefill_seconds(subject: Subject, num_tokens: int) -> float:
@@ -69,11 +79,21 @@ def prefill_seconds(subject: Subject, num_tokens: int) -> float:
 def prefill_flops(plan: Plan, num_tokens: int) -> float:
     """Return the multiplications and additions of a prefill: projections, causal attention, one row of logits."""
     model = plan.model
-    mixer, feed_forward = model.attentions[0], model.layers[0].feed_forward
-    layer = model.hidden_size * (2 * mixer.q_size + 2 * mixer.kv_size + 3 * feed_forward.size)
-    projections = 2 * num_tokens * model.num_layers * layer
-    attention = 4 * num_tokens * (num_tokens + 1) / 2 * mixer.q_size * model.num_layers
-    return projections + attention + 2 * model.hidden_size * model.vocab_size
+    mixer, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
+    if isinstance(mixer, AttentionConfig):
+        layer, pair = model.hidden_size * (2 * mixer.q_size + 2 * mixer.kv_size), 2 * mixer.q_size
+    else:
+        shape = mixer.shape
+        layer = model.hidden_size * (shape.query_size + shape.latent_size + shape.num_heads * shape.value_dim)
+        layer += shape.head_rows * shape.rank
+        pair = shape.num_heads * (shape.latent_size + shape.rank)
+    if isinstance(feed_forward, ExpertsConfig):
+        width = feed_forward.size * feed_forward.router.num_chosen + (feed_forward.shared or _NOTHING).size
+    else:
+        width = feed_forward.size
+    layer += 3 * model.hidden_size * width
+    attention = 2 * num_tokens * (num_tokens + 1) / 2 * pair
+    return model.num_layers * (2 * num_tokens * layer + attention) + 2 * model.hidden_size * model.vocab_size
 
 
 def row_pages(batch: int, context: int, num_more: int, num_pages: int) -> Int32:
@@ -105,7 +125,7 @@ def decode_batch(batch: int, position: int, pages: Int32 | None, *, width: int =
         _full(batch, width),
         num_promised=width,
         pages=(np.repeat(rows, num_columns), np.tile(np.arange(num_columns, dtype=np.int32), batch), pages.ravel()),
-        tokens=(rows, _full(batch, position), _full(batch, 1)),
+        tokens=(rows, _full(batch, position), 7 * rows + 1),  # of several kinds, so that experts differ
     )
 
 

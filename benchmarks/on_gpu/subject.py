@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagewood.engine.assembly.build_cuda import cuda_ops
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.ops import LatentShape
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import ExpertsConfig, RouterConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.rope import Llama3Scaling, RopeConfig
@@ -26,6 +30,7 @@ from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, count_accepted
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.storage import storage_for
+from pagewood.kvpool.latent_storage import LatentStorage
 
 PAGE_SIZE = 16
 NUM_DRAFTS = 4
@@ -51,6 +56,10 @@ class Plan:
     stream_bytes: int
     matmul_size: int
     peer_batches: tuple[int, ...]
+    """Batches of `transformers`; none: it is left out."""
+    name: str
+    num_drafts: int = NUM_DRAFTS
+    """Drafts of each request in steps that verify; 0: none are measured."""
 
     @property
     def max_length(self) -> int:
@@ -59,25 +68,60 @@ class Plan:
 
 
 def model_config(
-    *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+    *,
+    hidden: int,
+    feed_forward: FeedForwardConfig | ExpertsConfig,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    qk_norm: bool = False,
 ) -> ModelConfig:
-    """Return the configuration of a Llama 3.1 with these sizes."""
+    """Return the configuration of a Llama 3.1 with these sizes, with norms of q and k or experts if asked."""
     scaling = Llama3Scaling(factor=8.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0)
     norm = NormConfig(epsilon=1e-5)
-    layer = LayerConfig(
-        mixer=AttentionConfig(
+    return _decoder(
+        AttentionConfig(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
             scale=head_dim**-0.5,
+            qk_norm=norm if qk_norm else None,
         ),
-        feed_forward=FeedForwardConfig(size=inner),
-        norm=norm,
-        frame=FrameConfig(),
+        feed_forward,
+        hidden=hidden,
+        layers=layers,
+        vocab=vocab,
     )
+
+
+def latent_config(
+    *, hidden: int, feed_forward: ExpertsConfig, layers: int, shape: LatentShape, vocab: int
+) -> ModelConfig:
+    """Return the configuration of a DeepSeek V2 Lite with these sizes, whose first layer has experts too."""
+    mixer = LatentAttentionConfig(
+        shape=shape,
+        rope=RopeConfig(head_dim=shape.rope_dim, theta=10_000.0),
+        scale=(shape.plain_dim + shape.rope_dim) ** -0.5,
+        norm=NormConfig(epsilon=1e-6),
+    )
+    return _decoder(mixer, feed_forward, hidden=hidden, layers=layers, vocab=vocab)
+
+
+def _decoder(
+    mixer: AttentionConfig | LatentAttentionConfig,
+    feed_forward: FeedForwardConfig | ExpertsConfig,
+    *,
+    hidden: int,
+    layers: int,
+    vocab: int,
+) -> ModelConfig:
+    norm = NormConfig(epsilon=1e-5)
+    layer = LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=FrameConfig())
     return ModelConfig(
-        architecture="LlamaForCausalLM",
+        architecture="random",
         vocab_size=vocab,
         hidden_size=hidden,
         layers=(layer,) * layers,
@@ -87,18 +131,46 @@ def model_config(
     )
 
 
+_SIZES: dict[str, Any] = {
+    "dtype": "bfloat16", "batches": (1, 16, 64, 256), "contexts": (1024, 8192), "prefills": (512, 2048, 8192),
+    "long_prompt": 32_768, "chunk": 8192, "idle_batch": 64, "idle_context": 1024, "num_steps": 16,
+    "stream_bytes": 4 << 30, "matmul_size": 8192,
+}  # fmt: skip
 LLAMA_8B = Plan(
     model=model_config(
-        hidden=4096, inner=14_336, layers=32, heads=32, kv_heads=8, head_dim=128, vocab=128_256
+        hidden=4096, feed_forward=FeedForwardConfig(size=14_336), layers=32, heads=32, kv_heads=8, head_dim=128,
+        vocab=128_256,
     ),
-    dtype="bfloat16", batches=(1, 16, 64, 256), contexts=(1024, 8192), prefills=(512, 2048, 8192),
-    long_prompt=32_768, chunk=8192, idle_batch=64, idle_context=1024, num_steps=16,
-    stream_bytes=4 << 30, matmul_size=8192, peer_batches=(1, 16, 64),
+    name="Llama 3.1 8B", peer_batches=(1, 16, 64), **_SIZES,
+)  # fmt: skip
+EXPERTS_30B = Plan(
+    model=model_config(
+        hidden=2048,
+        feed_forward=ExpertsConfig(
+            size=768, router=RouterConfig(num_experts=128, num_chosen=8, renormalises=True)
+        ),
+        layers=48, heads=32, kv_heads=4, head_dim=128, vocab=151_936, qk_norm=True,
+    ),
+    name="Qwen3 30B-A3B", peer_batches=(), num_drafts=0, **_SIZES,
+)  # fmt: skip
+LATENTS_16B = Plan(
+    model=latent_config(
+        hidden=2048,
+        feed_forward=ExpertsConfig(
+            size=1408, router=RouterConfig(num_experts=64, num_chosen=6), shared=FeedForwardConfig(size=2816)
+        ),
+        layers=27, shape=LatentShape(num_heads=16, plain_dim=128, rope_dim=64, value_dim=128, rank=512),
+        vocab=102_400,
+    ),
+    name="DeepSeek V2 Lite", peer_batches=(), num_drafts=0, **_SIZES,
 )  # fmt: skip
 TINY = Plan(
-    model=model_config(hidden=32, inner=48, layers=2, heads=4, kv_heads=1, head_dim=8, vocab=50),
+    model=model_config(
+        hidden=32, feed_forward=FeedForwardConfig(size=48), layers=2, heads=4, kv_heads=1, head_dim=8, vocab=50
+    ),
     dtype="float32", batches=(1, 3), contexts=(20, 40), prefills=(8, 24), long_prompt=40, chunk=16,
     idle_batch=3, idle_context=20, num_steps=4, stream_bytes=1 << 16, matmul_size=32, peer_batches=(1, 2),
+    name="a tiny model (means nothing)",
 )  # fmt: skip
 """For the stand-ins; its numbers mean nothing."""
 
@@ -158,7 +230,9 @@ class Subject:
     plan: Plan
     num_pages: int
     read_bytes: int
-    """Bytes of the weights that a decode step reads: all but the embedding table."""
+    """Bytes of the weights that every decode step reads: all but the embedding table and the experts."""
+    expert_bytes: int
+    """Bytes of all experts that tokens choose."""
     token_bytes: int
     """Bytes of the KV of one position."""
 
@@ -180,7 +254,8 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     num_pages = min(needed, room // layout.bytes_per_page - 1)
     storage = storage_for(layout, num_pages + 1, device=device.torch_device)
     for layer in range(model.num_layers):
-        storage.layer(layer).normal_(std=0.5)
+        for part in storage.parts(layer) if isinstance(storage, LatentStorage) else (storage.layer(layer),):
+            part.normal_(std=0.5)
     accept_all()
     runner = cuda_runner.CUDARunner(
         decoder,
@@ -190,8 +265,13 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
         max_rows=max(plan.batches),
         max_length=plan.max_length,
         graph_sizes=plan.batches,
-        drafter=AlwaysDrafting(),
-        max_drafts=NUM_DRAFTS,
+        drafter=AlwaysDrafting() if plan.num_drafts else None,
+        max_drafts=plan.num_drafts,
+    )
+    expert_bytes = dtype.itemsize * sum(
+        3 * part.size * model.hidden_size * part.router.num_experts
+        for part in (layer.feed_forward for layer in model.layers)
+        if isinstance(part, ExpertsConfig)
     )
     table_bytes = model.vocab_size * model.hidden_size * dtype.itemsize
     return Subject(
@@ -199,6 +279,7 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
         runner=runner,
         plan=plan,
         num_pages=num_pages,
-        read_bytes=weights.num_bytes - table_bytes,
+        read_bytes=weights.num_bytes - table_bytes - expert_bytes,
+        expert_bytes=expert_bytes,
         token_bytes=layout.bytes_per_page // PAGE_SIZE,
     )

@@ -49,7 +49,7 @@ class Run:
 
 
 class _Resting:
-    """A policy of draft lengths that never drafts; satisfies `core.speculation.Drafting`."""
+    """A policy of draft lengths that never drafts; satisfies `core.steps.speculation.Drafting`."""
 
     max_tokens = 5
     reason = "never"

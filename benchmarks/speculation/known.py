@@ -9,7 +9,7 @@ from functools import partial
 from unittest.mock import patch
 
 from pagewood.engine.assembly import cpu_rank
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from speculation.engines import System
 
 

@@ -27,6 +27,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
+from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from row_driver import RowDriver
 from stand_ins.recording_device import RecordingDevice
@@ -53,6 +54,7 @@ def compare_logits(host: Host, folder: Path) -> int:
     """Compare a model's logits at every position of the prompts with the CPU runner's; return their number."""
     model = load_model(folder, CPUOps())
     layout = model.config.memory_layout(page_size=PAGE_SIZE, order="HND")
+    assert isinstance(layout, MultiHeadLayout)
     reference = CPURunner(
         model, KVStorage(layout, 64), warm_up(layout.head_dim), max_rows=6, max_length=256, num_threads=1
     )
@@ -60,7 +62,7 @@ def compare_logits(host: Host, folder: Path) -> int:
     reference.close()
     found: list[str] = []
     for dtype in ("float16", "bfloat16"):
-        engine = _build(host, host.config(dtype=dtype, model=str(folder)))[0]
+        engine = build(host, host.config(dtype=dtype, model=str(folder)))[0]
         runner: Any = engine._runner
         if problem := difference(runner.forward(_prompt_batch(runner)), expected, dtype):
             found.append(f"{dtype}: {problem}")
@@ -119,7 +121,7 @@ def _launch_behind_a_queue(host: Host) -> str:
     """Launch each kind of step while the device is busy; return a text with the longest time that a launch took."""
     took_s: dict[str, float] = {}
     for cuda_graph in (True, False):
-        engine = _build(host, host.config(cuda_graph=cuda_graph))[0]
+        engine = build(host, host.config(cuda_graph=cuda_graph))[0]
         runner: Any = engine._runner
         driver = RowDriver(runner, num_pages=100, page_size=PAGE_SIZE)
         rows = [driver.add(list(range(5, 45))) for _ in QUESTIONS]
@@ -184,7 +186,7 @@ def answers(
     host: Host, sampling: Sequence[SamplingParams], *, watched: bool = False, **options: Any
 ) -> list[list[int]]:
     """Return the tokens of all answers; with `watched`, a wait for anything but results is an error."""
-    engine, inbox, outbox = _build(host, host.config(**options))
+    engine, inbox, outbox = build(host, host.config(**options))
     tokens: dict[str, list[int]] = {}
     for index, (prompt, one) in enumerate(zip(prompts(), sampling, strict=True)):
         tokens[str(index)] = []
@@ -220,7 +222,8 @@ def _watching(host: Host) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _build(host: Host, config: EngineConfig) -> tuple[Any, MemoryInbox, MemoryOutbox]:
+def build(host: Host, config: EngineConfig) -> tuple[Any, MemoryInbox, MemoryOutbox]:
+    """Return an engine on the device, and its links."""
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     return build_on(host.device, host.flashinfer, config, inbox=inbox, outbox=outbox), inbox, outbox
 
@@ -235,7 +238,7 @@ def _final_logits(
 ) -> torch.Tensor:
     """Return the logits after 30 tokens of one request."""
     config = host.config(batch_invariant=batch_invariant, cuda_graph=with_graphs)
-    engine = _build(host, config)[0]
+    engine = build(host, config)[0]
     runner: Any = engine._runner
     seen: list[torch.Tensor] = []
     head = runner._model.head

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import Message, decode, encode
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Message, decode, encode
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
 NUM_ROWS = 256
 ROWS = np.arange(NUM_ROWS, dtype=np.int32)

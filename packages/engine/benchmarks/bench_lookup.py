@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.drafting.lookup import MAX_N, MIN_N, draft_ngrams
 from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 

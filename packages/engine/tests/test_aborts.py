@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from echo_bench import PAGE, EchoBench, expected, submit
 from pagewood.engine.api import Abort, FinishReason, Flush, Grammar, Pause, PauseRequest, Refusal, Resume
-from pagewood.engine.core.constrain import Compiling
+from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.grammar.matcher import Matcher
 from pagewood.kvpool.tiers import ArrayPages, HostTier, Lanes, ThreadLane, TieredIndex
 from pagewood.kvpool.tiers.transfers.transfer import Transfer

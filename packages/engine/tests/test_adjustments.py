@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.core import adjustments as core_adjustments
-from pagewood.engine.core import batch
-from pagewood.engine.core.adjustments import Adjustments
+from pagewood.engine.core.messages import adjustments as core_adjustments
+from pagewood.engine.core.messages.adjustments import Adjustments
+from pagewood.engine.core.steps import batch_builder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.program import adjustments
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments
@@ -215,7 +215,7 @@ def test_drafts_are_verified_with_the_changes() -> None:
 
 
 FAULTS: dict[str, list[Edit]] = {
-    "cached text not sent": [(batch.BatchBuilder, "build", "or request.sampling.changes_logits", "")],
+    "cached text not sent": [(batch_builder.BatchBuilder, "build", "or request.sampling.changes_logits", "")],
     "prompt counts as output": [
         (Adjustments, "of", "[one.output_start for one in adjusted]", "[0 for one in adjusted]")
     ],

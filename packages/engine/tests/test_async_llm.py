@@ -319,7 +319,7 @@ def test_an_error_of_the_engine_reaches_every_caller(
         tasks = [asyncio.create_task(llm.generate([3, 4, n], LONG)) for n in range(3)]
         await anext(stream)
         with monkeypatch.context() as patch:
-            patch.setattr("pagewood.engine.core.plan.Planner.plan", fail)
+            patch.setattr("pagewood.engine.core.steps.plan.Planner.plan", fail)
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             assert isinstance(result, EngineFailedError)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cpu.compiled.step import StepKernel

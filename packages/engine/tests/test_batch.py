@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.engine.core.batch import BatchBuilder
-from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
+from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.plan import Grant
 from parts import make_request, make_space
 
 

@@ -20,7 +20,8 @@ import transformers
 from pagewood.engine import LLM, BeamSearchParams, BeamSearchResult, FinishReason
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import BeamSearch
-from pagewood.engine.core import adjustments, intake
+from pagewood.engine.core import intake
+from pagewood.engine.core.messages import adjustments
 from pagewood.engine.model_folder.folder import model_folder
 from seeded_faults import Edit, seed_fault
 

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as st_np
 
 from encoded_runner import EncodedRunner
 from pagewood.engine.api import LogitsProcessor
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import Drafts, Masks, Message, decode, encode
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Drafts, Masks, Message, decode, encode
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.testing import EchoRunner, RunnerSize, check_runner
 from pagewood.engine.testing.echo import STATE_SIZE
 

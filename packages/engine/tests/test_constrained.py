@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason, Grammar, SamplingParams
-from pagewood.engine.core import batch, loop, retire
+from pagewood.engine.core import loop, retire
+from pagewood.engine.core.steps import batch_builder
 from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.compiled.drawing.masks import apply_mask
 from pagewood.engine.runner.cuda.drawing.adjust import forbid
@@ -124,7 +125,7 @@ def test_masks_come_before_the_answers_of_others(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((batch.BatchBuilder, "build"), (loop, "fill_masks"), (retire, "_retire")):
+    for owner, name in ((batch_builder.BatchBuilder, "build"), (loop, "fill_masks"), (retire, "_retire")):
         noted(owner, name)
     grammar = Grammar(kind="regex", text="3 40 999 0")
     some = [arrival([i, 4], max_tokens=20, temperature=0.5, grammar=None if i else grammar) for i in range(4)]
@@ -190,9 +191,9 @@ FAULTS: dict[str, list[Edit]] = {
     "masks not applied": [
         (cpu_runner.CPURunner, "_work_through", "constraint.gate.ctypes.data", "0 * constraint.gate.ctypes.data")
     ],
-    "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
+    "forced tokens not sent": [(batch_builder, "_untold", "grant.request.num_untold and", "False and")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
-    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
+    "foreseen token answered twice": [(retire, "_advance", "tokens[num_old:]", "tokens")],
     "forced token lost": [(retire, "_follow", "tokens + forced", "tokens")],
 }
 

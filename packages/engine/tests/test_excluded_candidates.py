@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.steps.plan import Planner
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import StepReserve
 from pagewood.schedpolicy.memory import reserve

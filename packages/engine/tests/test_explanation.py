@@ -11,8 +11,8 @@ import pytest
 from pagewood.engine.api import Abort, Delta, EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.lower_caches import TieredCaches
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from pagewood.kvpool import MultiHeadLayout, PageAllocator

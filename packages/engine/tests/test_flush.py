@@ -12,8 +12,8 @@ import pytest
 from pagewood.engine.api import EngineConfig, FinishReason, Flush, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.lower_caches import TieredCaches
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from pagewood.kvpool import MultiHeadLayout, PageAllocator

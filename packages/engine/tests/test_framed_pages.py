@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from pagewood.engine.assembly import framed_pages
 from pagewood.engine.assembly.framed_pages import FramedPages
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.kvpool import PageAllocator
 from pagewood.kvpool.tiers import ArrayPages
 from seeded_faults import Edit, seed_fault

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row, num_empty_grants

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pagewood.engine.core.kv import KVSpace, NoPrefixCache, private_pages
+from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, private_pages
 from pagewood.engine.core.request import Request
 from pagewood.kvpool import PageAllocator
 from parts import make_request, make_space

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.ops import LatentShape, Norm
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig

@@ -25,11 +25,11 @@ from pagewood.engine.api import (
     TenantQuota,
 )
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, StepHandle
-from pagewood.engine.core.quota_queue import QuotaQueue
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.waiting import WaitingQueue
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.queue.quota_queue import QuotaQueue
+from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from scale import scaled

@@ -400,7 +400,7 @@ def test_an_error_that_escapes_from_a_step_is_raised_by_every_later_call(monkeyp
     with LLM(max_total_tokens=1024, max_running=2) as llm:
         stream: Stream = llm.stream("Count from 1 to 20", LONG)
         with monkeypatch.context() as patch:
-            patch.setattr("pagewood.engine.core.plan.Planner.plan", fail)
+            patch.setattr("pagewood.engine.core.steps.plan.Planner.plan", fail)
             with pytest.raises(ZeroDivisionError):
                 llm.generate("a", GREEDY)
         for call in (lambda: llm.generate("a", GREEDY), lambda: next(stream)):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from chi_square import is_near_the_largest
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.build import build_engine
-from pagewood.engine.core import logprobs as core_logprobs
+from pagewood.engine.core.messages import logprobs as core_logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.program import adjustments, reports

@@ -20,9 +20,9 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.core.mask_turns import ALONE_MS, STEP_MS, MaskTurns
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.steps.mask_turns import ALONE_MS, STEP_MS, MaskTurns
 from pagewood.schedpolicy import deserving
 from parts import make_queue, make_request, make_space
 from scale import scaled

@@ -11,7 +11,7 @@ from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.api import SamplingParams as Sampling
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
-from pagewood.engine.core.measures import MAX_PRIORITIES, Measures, Stage
+from pagewood.engine.core.observe.measures import MAX_PRIORITIES, Measures, Stage
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.observe.histogram import OTHER, Histogram, Labels
 from pagewood.engine.testing import EchoRunner

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.core import kv as kv_module
-from pagewood.engine.core import page_groups
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.page_groups import PageGroups, longest_request, num_frames_needed
+from pagewood.engine.core.memory import kv as kv_module
+from pagewood.engine.core.memory import page_groups
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.page_groups import PageGroups, longest_request, num_frames_needed
+from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.retention import Retention
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 from parts import make_request

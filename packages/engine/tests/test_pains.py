@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from echo_bench import PAGE, EchoBench, expected, submit
 from pagewood.engine.api import FinishReason, Grammar
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.testing.echo_grammar import EchoCompiler
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.kvpool.tiers import ArrayPages, HostTier, TieredIndex

@@ -9,11 +9,11 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo, StepHandle
-from pagewood.engine.core.plan import Planner
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import NewTokenRatio, SkipAhead, choose_victim, deserving, prefill_first

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.plan import Grant, Planner, Shortage, StepPlan, Victim
-from pagewood.engine.core.quota_queue import QuotaQueue
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.quota_queue import QuotaQueue
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.waiting import WaitingQueue
+from pagewood.engine.core.steps.plan import Grant, Planner, Shortage, StepPlan, Victim
 from pagewood.schedpolicy import (
     NewTokenRatio,
     Quota,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pagewood.engine.core.measures import Stage
+from pagewood.engine.core.observe.measures import Stage
 from pagewood.engine.observe.profiling import Recorded, Span, profiled, summary
 from pagewood.engine.runner.cpu.populate import PopulatingRunner
 from pagewood.engine.runner.cpu.program import spans as cpu_spans

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.sampling_table import SamplingArrays, SamplingColumn
+from pagewood.engine.core.messages.sampling_table import SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
 from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION as POSITION_COLUMN
 from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, seed_of

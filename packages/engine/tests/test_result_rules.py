@@ -12,12 +12,12 @@ import pytest
 
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Grammar, PoolingParams, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.result_rules import check_drafts
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.messages.result_rules import check_drafts
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import Delta, FinishReason
-from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.result import EXCLUDED, StepResult
+from pagewood.engine.core.messages.result import EXCLUDED, StepResult
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.retire import retire
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.steps.plan import Grant
 from pagewood.engine.grammar.matcher import Matcher
 from pagewood.schedpolicy import deserving
 from parts import make_queue, make_request, make_space

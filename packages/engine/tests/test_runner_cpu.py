@@ -20,7 +20,7 @@ import transformers
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.core.batch import NUM_STOP_IDS
+from pagewood.engine.core.messages.batch import NUM_STOP_IDS
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from chi_square import drop_atypical, is_near_the_largest
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
 from pagewood.engine.runner.cpu.compiled.step import StepKernel

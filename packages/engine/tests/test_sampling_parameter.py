@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
-from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
+from pagewood.engine.core.messages.sampling_table import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
 
 DRAWN = [name for name, one in SAMPLING_PARAMETERS.items() if one.off is not None]
 SEEDS = st.integers(-(2**63), 2**63 - 1)

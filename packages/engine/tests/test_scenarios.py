@@ -71,22 +71,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
-from pagewood.engine.core import (
-    batch,
-    intake,
-    kv,
-    loop,
-    plan,
-    priority_preemption,
-    retire,
-    speculation,
-    state,
-    waiting,
-)
+from pagewood.engine.core import intake, loop, retire
 from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.memory import kv
+from pagewood.engine.core.memory.retention import Retention
 from pagewood.engine.core.pooling import Pool
+from pagewood.engine.core.queue import priority_preemption, state, waiting
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.retention import Retention
+from pagewood.engine.core.steps import batch_builder, plan, speculation
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import EchoMatcher
@@ -446,7 +438,9 @@ FAULTS: dict[str, list[Edit]] = {
             "budget.take_prefill(count, ends=False); request.num_computed += count; kv.publish(request)",
         )
     ],
-    "end announced too early": [(batch.BatchBuilder, "build", "one.max_length for one", "one.max_length - 1 for one")],
+    "end announced too early": [
+        (batch_builder.BatchBuilder, "build", "one.max_length for one", "one.max_length - 1 for one")
+    ],
     "end of the prompt": [(EchoRunner, "_has_ended", "first, limit, stop_ids = ", "first, (_, limit, stop_ids) = 0, ")],
     "freed duplicates": [
         (
@@ -468,10 +462,10 @@ FAULTS: dict[str, list[Edit]] = {
         (Request, "reusable_tokens", "self.tokens[: self.num_known - 1]", "self.tokens[: self.num_known]")
     ],
     "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
-    "pages not announced": [(batch.BatchBuilder, "build", "-(-start // page_size)", "start // page_size + 1")],
+    "pages not announced": [(batch_builder.BatchBuilder, "build", "-(-start // page_size)", "start // page_size + 1")],
     "aliased batch": [
         (
-            batch.BatchBuilder,
+            batch_builder.BatchBuilder,
             "build",
             "rows = np.array([grant.request.row for grant in grants], np.int32)",
             "rows = self._table.seeds.view(np.int32)[: len(grants)]; rows[:] = [grant.request.row for grant in grants]",
@@ -479,14 +473,19 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "rows of other requests": [
         (
-            batch.BatchBuilder,
+            batch_builder.BatchBuilder,
             "_build_decode",
             "if requests != self._decoded:",
             "if len(requests) != len(self._decoded):",
         )
     ],
     "new page not announced": [
-        (batch.BatchBuilder, "_pages_of_tokens", "starts % page_size == 0", "starts % page_size == page_size - 1")
+        (
+            batch_builder.BatchBuilder,
+            "_pages_of_tokens",
+            "starts % page_size == 0",
+            "starts % page_size == page_size - 1",
+        )
     ],
     "answer after the end": [(retire, "_retire", "if request.finish is not None:", "if False:")],
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
@@ -495,8 +494,8 @@ FAULTS: dict[str, list[Edit]] = {
 FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "compiled while it waits": [(intake.Intake, "poll", "self._state.compiling.remove(request)", "pass")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
-    "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
-    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
+    "forced tokens not sent": [(batch_builder, "_untold", "grant.request.num_untold and", "False and")],
+    "foreseen token answered twice": [(retire, "_advance", "tokens[num_old:]", "tokens")],
     "foreseen token forgotten": [(Engine, "_finish", "- request.num_foreseen", "")],
     "forced tokens taken for computed": [
         (
@@ -508,7 +507,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     ],
     "forced tokens without their log probabilities": [(retire, "_follow", "sampling.logprobs is not None or", "")],
     "not ended with its grammar": [(retire, "_append", "or matcher.is_finished", "or False")],
-    "failure of a matcher not seen": [(retire, "_retire", "if failure is not None:", "if False:")],
+    "failure of a matcher not seen": [(retire, "_advance", "if failure is not None:", "if False:")],
     "draws not constrained": [(loop, "fill_masks", "matcher.fill(rows[0])", "pass")],
     "masks of drafts not filled": [(loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")],
     "failure behind a draft taken for one of the text": [
@@ -558,8 +557,8 @@ DEGENERATIONS: dict[str, list[Edit]] = {
         )
     ],
     "unseen token forgotten": [
-        (loop.Engine, "_launch_plan", "request.num_unseen += grant.num_promised", "pass"),
-        (loop.Engine, "_launch_plan", "request.num_unseen += 1", "pass"),
+        (loop, "_count_launched", "request.num_unseen += grant.num_promised", "pass"),
+        (loop, "_count_launched", "request.num_unseen += 1", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= grant.num_promised - request.num_foreseen", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= 1", "pass"),
     ],
@@ -586,14 +585,14 @@ FAULTS_OF_FAILURES: dict[str, list[Edit]] = {
         (loop.Engine, "step_overlapped", "self._finish(last)\n        raise", "raise"),
     ],
     "innocent row": [
-        (retire, "_retire", "if tokens == ():", "if tokens == () or 0 in result.counts:"),
+        (retire, "_retire", "if tokens:", "if tokens and 0 not in result.counts:"),
     ],
     "broken KV published": [
         (
             retire,
             "_retire",
-            "if tokens == ():",
-            "if tokens == ():\n            request.num_computed = start + grant.num_tokens",
+            "else:\n            index",
+            "else:\n            request.num_computed = start + grant.num_tokens\n            index",
         ),
     ],
     "failed KV published": [
@@ -613,7 +612,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
     "rejected page published": [
         (
             retire,
-            "_retire",
+            "_advance",
             "request.num_computed = request.num_known - 1",
             "request.num_computed = request.num_known",
         )
@@ -670,7 +669,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         (EchoDrafts, "catch_up", "np.flatnonzero(is_stale)", "np.flatnonzero(is_stale[:0])")
     ],
     "drafts not announced": [
-        (batch.BatchBuilder, "build", "-(-(start + grant.num_tokens) // page_size)", "start // page_size + 1")
+        (batch_builder.BatchBuilder, "build", "-(-(start + grant.num_tokens) // page_size)", "start // page_size + 1")
     ],
 }
 

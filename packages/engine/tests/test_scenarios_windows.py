@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pagewood.engine.assembly.framed_pages import FramedPages
-from pagewood.engine.core import kv, page_groups
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory import kv, page_groups
+from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.radixcache import RadixCache
 from scale import scaled

@@ -14,7 +14,8 @@ from typing import Literal, get_args
 import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.core import loop, plan
+from pagewood.engine.core import loop
+from pagewood.engine.core.steps import plan
 from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_interruptions
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario

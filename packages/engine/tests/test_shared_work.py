@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from pagewood.engine.core.shared_work import SharedWork
+from pagewood.engine.core.masks.shared_work import SharedWork
 
 
 def note(done: list[tuple[int, int]], index: int, seconds: float = 0.0) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, Submit
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.testing import (
     SimulatedDevice,
     SimulatedEngine,

@@ -15,10 +15,10 @@ import pytest
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.speculation import Speculation, StepsReport
+from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.speculation import Speculation, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.runner import CPURunner
 from speculating import runner_of
@@ -27,7 +27,7 @@ DRAFTERS = ("ngram", "suffix", "draft", "eagle")
 
 
 class Resting:
-    """A policy that never drafts; satisfies `core.speculation.Drafting`."""
+    """A policy that never drafts; satisfies `core.steps.speculation.Drafting`."""
 
     max_tokens = 5
     reason = "never"

@@ -16,8 +16,8 @@ from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
 from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.drafts.drafting import LookupDrafter

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Delta, EngineConfig, Grammar, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel

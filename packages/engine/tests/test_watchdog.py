@@ -13,9 +13,9 @@ from echo_bench import EchoBench, expected, submit
 from pagewood.engine.api import Abort, EngineConfig, PauseRequest, ResumeRequest, TenantQuota
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.core.plan import StepPlan
+from pagewood.engine.core.observe.watchdog import STUCK_PASSES, STUCK_S
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.watchdog import STUCK_PASSES, STUCK_S
+from pagewood.engine.core.steps.plan import StepPlan
 from pagewood.engine.links import MemoryOutbox, ThreadInbox
 from pagewood.engine.testing import EchoRunner
 

@@ -1,5 +1,6 @@
 # pyright: basic
 # torch is optional here, so it comes from importorskip, which has no types.
+import inspect
 import re
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from pagewood.kvpool.latent_storage import LatentStorage  # noqa: E402
 from pagewood.kvpool.memory import allocate, allocate_joint  # noqa: E402
+from pagewood.kvpool.storage import KVStorage  # noqa: E402
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 # The largest error of a number in (-4, 4): half a unit in the last place.
@@ -96,6 +98,12 @@ def test_memory_of_heads_is_not_taken_for_latents():
         LatentStorage(storage.layout, 6, memory=other)
     with pytest.raises(ValueError, match="memory must have"):
         LatentStorage(storage.layout, 5, memory=storage.memory)
+
+
+def test_it_is_made_with_the_arguments_of_memory_of_heads():
+    latents, heads = (inspect.signature(one).parameters for one in (LatentStorage, KVStorage))
+    assert list(latents) == list(heads)
+    assert [(one.kind, one.default) for one in latents.values()] == [(one.kind, one.default) for one in heads.values()]
 
 
 def test_pages_are_copied_zeroed_and_summed():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memory_server import MemoryServer
-from pagewood.engine.core.speculation import SpeculationCounts
+from pagewood.engine.core.steps.speculation import SpeculationCounts
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire

@@ -12,7 +12,7 @@ import pytest
 
 from leaving_client import Client
 from memory_server import MemoryServer
-from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.observe.incidents import Incidents

@@ -19,7 +19,7 @@ from logged_scenarios import MIXES, scenario_of
 from pagewood.engine import LLM
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core import plan
+from pagewood.engine.core.steps import plan
 from pagewood.engine.decision_log.frames import Record
 from pagewood.engine.decision_log.log_file import Log, LogFile, older
 from pagewood.engine.decision_log.replay import replay

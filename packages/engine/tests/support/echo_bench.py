@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.constrain import Compiler
-from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.speculation import Drafting
+from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.simulated_device import StepSeconds

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import Drafts, Masks, decode, encode
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Drafts, Masks, decode, encode
+from pagewood.engine.core.messages.result import StepResult
 
 
 class EncodedRunner:

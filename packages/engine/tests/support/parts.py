@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import InBatchDeferral, Lending, order_named

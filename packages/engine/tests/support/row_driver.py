@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.adjustments import Adjustments
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.adjustments import Adjustments
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,10 +28,10 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.assembly import build_cpu
 from pagewood.engine.build import build_engine
-from pagewood.engine.core import speculation
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.speculation import Drafting, SpeculationCounts, StepsReport
+from pagewood.engine.core.steps import speculation
+from pagewood.engine.core.steps.speculation import Drafting, SpeculationCounts, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.populate import PopulatingRunner
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Watched:
-    """A policy of draft lengths whose calls are checked; satisfies `core.speculation.Drafting`."""
+    """A policy of draft lengths whose calls are checked; satisfies `core.steps.speculation.Drafting`."""
 
     policy: Drafting
     drafter: Drafter

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, RunnerLostError, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.following import follow
 from pagewood.engine.runner.ranks.messages import Close, Spans, ToRank, receive_from_rank, send
 from pagewood.engine.runner.ranks.notes import StepNotes

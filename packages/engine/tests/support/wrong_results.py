@@ -1,4 +1,4 @@
-"""Results that break a rule of `core.result_rules`, one rule each, and a runner that returns one of them."""
+"""Results that break a rule of `core.messages.result_rules`, one rule each, and a runner that returns one of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.loop import Runner, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.core.messages.result import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

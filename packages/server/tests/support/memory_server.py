@@ -20,10 +20,10 @@ from memory_link import MemoryLink
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import EngineInfo, StepHandle
-from pagewood.engine.core.speculation import Drafting
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.observe.profiling import Profile

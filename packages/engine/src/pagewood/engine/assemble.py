@@ -13,23 +13,23 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
-from pagewood.engine.core.batch import BatchBuilder
-from pagewood.engine.core.constrain import Compiler
-from pagewood.engine.core.deadlines import Deadlines
 from pagewood.engine.core.intake import Intake
-from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
-from pagewood.engine.core.pacing import Pacing
-from pagewood.engine.core.page_groups import PageGroups, most_pages, num_frames_needed
-from pagewood.engine.core.plan import Planner
-from pagewood.engine.core.priority_preemption import PriorityPreemption
-from pagewood.engine.core.quota_queue import QuotaQueue
+from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
+from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
+from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.queue.deadlines import Deadlines
+from pagewood.engine.core.queue.priority_preemption import PriorityPreemption
+from pagewood.engine.core.queue.quota_queue import QuotaQueue
+from pagewood.engine.core.queue.state import EngineState
+from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.retention import Retention
-from pagewood.engine.core.speculation import Drafting, Speculation
-from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.waiting import WaitingQueue
+from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.pacing import Pacing
+from pagewood.engine.core.steps.plan import Planner
+from pagewood.engine.core.steps.speculation import Drafting, Speculation
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (

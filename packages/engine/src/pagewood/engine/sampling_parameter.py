@@ -1,7 +1,8 @@
 """What a number among the sampling parameters may be and where it is read, declared beside its field. Imports nothing.
 
 A field of `api.SamplingParams` that is a number is declared as `Annotated[float, Parameter(...)]`. From that come its
-check, its column of `core.sampling_table.SamplingArrays`, its default in a model's folder and its range over HTTP.
+check, its column of `core.messages.sampling_table.SamplingArrays`, its default in a model's folder and its range over
+HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Parameter:
     off: float | None = None
     """The value for which drawing a token skips the parameter; None: logits are changed by it, before a token is drawn.
 
-    Numbers with such a value are columns of `core.sampling_table.SamplingArrays`.
+    Numbers with such a value are columns of `core.messages.sampling_table.SamplingArrays`.
     """
     is_recommended: bool = False
     """Whether `generation_config.json` has it."""

@@ -12,7 +12,7 @@ from pagewood.engine.api import (
     SamplingParams,
     TenantQuota,
 )
-from pagewood.engine.core.page_groups import num_frames_needed
+from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.schedpolicy import ORDERS
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 

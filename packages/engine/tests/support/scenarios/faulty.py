@@ -6,11 +6,11 @@ import enum
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import StepHandle
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
 from pagewood.engine.testing.echo import EchoRunner, EchoStep
 
 

@@ -29,9 +29,9 @@ from pagewood.engine.api import (
     TokenLogprob,
 )
 from pagewood.engine.assemble import assemble, page_allocator
-from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks.notes import StepNotes

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.runner.cuda.attention import PlannedAttention

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.models.parts.rope import RopeConfig
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column

@@ -16,9 +16,9 @@ from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights

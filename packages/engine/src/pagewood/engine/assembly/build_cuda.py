@@ -27,7 +27,7 @@ from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.page_groups import longest_request, most_pages
+from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -169,16 +169,16 @@ def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: b
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
-        grouped = importlib.import_module("pagewood.engine.runner.cuda.kernels.grouped_triton").grouped
+        experts: Any = importlib.import_module("pagewood.engine.runner.cuda.kernels.experts_triton")
     except ImportError as error:
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
         return CUDAOps(flashinfer)
     if batch_invariant:
-        return CUDAOps(flashinfer, kernels.linear, grouped=grouped)
+        return CUDAOps(flashinfer, kernels.linear, expert_kernels=experts)
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
-    return CUDAOps(flashinfer, kernels.linear, silu_mul, grouped)
+    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:

@@ -15,7 +15,7 @@ import torch
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.page_groups import most_pages
+from pagewood.engine.core.memory.page_groups import most_pages
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter
 from pagewood.engine.model_folder.load import check_draft
 from pagewood.engine.model_folder.model_digest import ModelDigest

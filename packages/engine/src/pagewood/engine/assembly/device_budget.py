@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParams
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
 MIB = 1 << 20
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.device import DevicePages
 

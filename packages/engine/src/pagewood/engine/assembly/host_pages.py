@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.core.page_groups import longest_request, num_frames_needed
+from pagewood.engine.core.memory.page_groups import longest_request, num_frames_needed
 from pagewood.kvpool import LayerGroups
 
 _MEMORY_SHARE = 0.25

@@ -14,7 +14,7 @@ from pagewood.engine.assemble import radix_cache
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.framed_pages import FramedPages, image_bytes
 from pagewood.engine.assembly.late_store import LateStore
-from pagewood.engine.core.page_groups import PageGroups
+from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory

@@ -13,7 +13,7 @@ _FEWEST_PREFILL_TOKENS = 16
 
 
 class MeasuredChunk(DynamicChunk):
-    """`core.pacing.Chunking` by schedpolicy's model of steps, which is empty until it is fitted."""
+    """`core.steps.pacing.Chunking` by schedpolicy's model of steps, which is empty until it is fitted."""
 
     __slots__ = ("_initial",)
 
@@ -51,7 +51,7 @@ class Expectation(Protocol):
 
 
 class StepForecast:
-    """`core.deadlines.Forecast` by the measured steps of an engine. A past deadline is always missed.
+    """`core.queue.deadlines.Forecast` by the measured steps of an engine. A past deadline is always missed.
 
     A request that only its length ends generates all of its output. Other requests are expected to generate the part
     for which the engine keeps memory, so that a high limit does not cause a refusal for tokens that are unlikely.

@@ -21,8 +21,8 @@ from torch import Tensor
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.model_choice import reason_for_transformers
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig

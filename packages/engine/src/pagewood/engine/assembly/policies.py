@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.core.plan import Budget, Reserve, SkipAhead, Victim
+from pagewood.engine.core.queue.waiting import Deferral, Order
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.waiting import Deferral, Order
+from pagewood.engine.core.steps.plan import Budget, Reserve, SkipAhead, Victim
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
     ORDERS,

@@ -9,9 +9,9 @@ from time import perf_counter
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
 _CONTEXT = 64  # tokens before the computed ones in each row
 _NUM_REPEATS = 4  # the first one also allocates memory, so the least time counts

@@ -29,18 +29,18 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.constrain import Compiler
-from pagewood.engine.core.deadlines import Deadlines
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.pausing import pause, pause_compiled, resume, retract_all
+from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.processors import processors_refusal
 from pagewood.engine.core.pooling import Pool
-from pagewood.engine.core.processors import processors_refusal
-from pagewood.engine.core.quota_queue import Quotas
+from pagewood.engine.core.queue.deadlines import Deadlines
+from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume, retract_all
+from pagewood.engine.core.queue.quota_queue import Quotas
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
-from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.timeline import Timeline
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds

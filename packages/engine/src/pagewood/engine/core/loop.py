@@ -10,12 +10,15 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Inbox, Outbox, Refusal
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch, BatchBuilder, num_masks
-from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
-from pagewood.engine.core.kv import KVSpace, PrefixCache
-from pagewood.engine.core.measures import (
+from pagewood.engine.core.masks.constrain import fill_masks, open_masks
+from pagewood.engine.core.masks.shared_work import SharedWork
+from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch, num_masks
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.messages.result_rules import check_drafts, check_result
+from pagewood.engine.core.observe.measures import (
     BUILD,
     CONSTRAIN,
     INTAKE,
@@ -28,19 +31,17 @@ from pagewood.engine.core.measures import (
     Stage,
     counts_of,
 )
-from pagewood.engine.core.pacing import Pacing
-from pagewood.engine.core.plan import Grant, Planner, StepPlan
+from pagewood.engine.core.observe.step_record import StepRecord
+from pagewood.engine.core.observe.viewing import view_pool, view_requests, view_tree
+from pagewood.engine.core.observe.watchdog import Watchdog
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.result_rules import check_drafts, check_result
 from pagewood.engine.core.retire import end, release_drained, retire
-from pagewood.engine.core.shared_work import SharedWork
-from pagewood.engine.core.speculation import Speculation, SpeculationCounts
-from pagewood.engine.core.state import EngineState
-from pagewood.engine.core.step_record import StepRecord
-from pagewood.engine.core.viewing import view_pool, view_requests, view_tree
-from pagewood.engine.core.watchdog import Watchdog
+from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.pacing import Pacing
+from pagewood.engine.core.steps.plan import Grant, Planner, StepPlan
+from pagewood.engine.core.steps.speculation import Speculation, SpeculationCounts
 from pagewood.engine.observe.view import EngineView
 
 _log = logging.getLogger(__name__)
@@ -622,39 +623,21 @@ class Engine:
             measures.mark(LAUNCH)
             measured_s = measures.launched(grants, num_tokens=num_tokens, is_decode=is_decode)
             launched_s = launched_s or measured_s
-        if is_decode:
+        _count_launched(grants, is_decode=is_decode)
+        constrained: Sequence[Request] = ()
+        if is_constraining:
             for grant in grants:
-                request = grant.request
-                request.num_launched = grant.start + 1
-                request.num_in_flight += 1
-                request.num_unseen += 1
-        else:
-            for grant in grants:
-                request = grant.request
-                request.num_launched = grant.start + grant.num_tokens
-                request.num_in_flight += 1
-                request.num_unseen += grant.num_promised
-        if not is_constraining:
-            return Pending(
-                grants=grants,
-                handle=handle,
-                batch=batch,
-                is_drafting=is_drafting,
-                is_decode=is_decode,
-                is_long=is_long,
-                launched_s=launched_s,
-            )
-        for grant in grants:
-            grant.request.num_untold = 0
-        promising = [grant.request for grant in grants if grant.num_promised]
-        waiting: list[int] = batch.constrained.tolist()
+                grant.request.num_untold = 0
+            promising = [grant.request for grant in grants if grant.num_promised]
+            waiting: list[int] = batch.constrained.tolist()
+            constrained = [promising[index] for index in waiting]
         return Pending(
             grants=grants,
             handle=handle,
             batch=batch,
+            constrained=constrained,
             launched_s=launched_s,
-            constrained=[promising[index] for index in waiting],
-            num_masks=num_masks(batch),
+            num_masks=num_masks(batch) if constrained else 0,
             is_drafting=is_drafting,
             is_decode=is_decode,
             is_long=is_long,
@@ -786,6 +769,22 @@ class Engine:
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)
             self._kv.heal()
             self._state.waiting.watch_again()
+
+
+def _count_launched(grants: Sequence[Grant], *, is_decode: bool) -> None:
+    """Count a launched step in its requests; `is_decode`: every grant computes one position and promises one token."""
+    if is_decode:
+        for grant in grants:
+            request = grant.request
+            request.num_launched = grant.start + 1
+            request.num_in_flight += 1
+            request.num_unseen += 1
+    else:
+        for grant in grants:
+            request = grant.request
+            request.num_launched = grant.start + grant.num_tokens
+            request.num_in_flight += 1
+            request.num_unseen += grant.num_promised
 
 
 def _num_top(request: Request) -> int:

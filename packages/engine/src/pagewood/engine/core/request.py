@@ -20,8 +20,8 @@ from typing import Literal
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.constrain import Compiling
+from pagewood.engine.core.masks.constrain import Compiling
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.grammar.matcher import Matcher

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.pausing import forget
-from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.pooling import Float32, Pool
+from pagewood.engine.core.queue.pausing import forget
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.steps.plan import Grant
 from pagewood.engine.grammar.matcher import Matcher
 
 _NOT_NUMBERS = Refusal(
@@ -134,42 +135,71 @@ def _retire(
             continue
         if request.finish is not None:  # it ended while this step was in flight
             continue
-        if tokens and request.num_foreseen:
+        if tokens:
+            deltas += _advance(state, kv, grant, tokens, logprobs, first)
+        elif tokens is None:
             request.num_computed = start + grant.num_tokens
-            num_old, request.num_foreseen = min(len(tokens), request.num_foreseen), 0
-            tokens = tokens[num_old:]
-            if not tokens:
-                continue
-        if tokens == ():  # its KV may not be numbers either, so no other request may get it
+            kv.publish(request)
+        else:
             index = sum(one is not None for one in by_grant[: grants.index(grant)])  # among those that yield
-            if index not in result.excluded:
-                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
-            elif request.matcher is not None and request.matcher.is_finished:
-                deltas.append(end(state, kv, request, FinishReason.STOP))
-            elif request.num_before is not None:  # the search goes on with its other sequences
-                deltas.append(end(state, kv, request, FinishReason.LENGTH))
-            else:
-                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_EXCLUDED))
-            continue
-        if tokens is None:
-            request.num_computed = start + grant.num_tokens
-            kv.publish(request)
-            continue
-        reason, tokens = _append(request, tokens)
-        request.num_computed = request.num_known - 1
-        if start < request.num_prompt:
-            kv.publish(request)
-        if request.matcher is not None:
-            failure = request.matcher.error
-            if failure is not None:
-                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure)))
-                continue
-            request.mask_ms = request.matcher.slow_ms
-            if reason is None:
-                reason, tokens = _follow(request, request.matcher, tokens)
-        entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
-        deltas.append(_answer(state, kv, request, tokens, reason, None, entries))
+            deltas.append(_end_without_token(state, kv, request, is_excluded=index in result.excluded))
     return deltas
+
+
+def _advance(
+    state: EngineState, kv: KVSpace, grant: Grant, tokens: tuple[int, ...], logprobs: Logprobs | None, first: int
+) -> list[Delta]:
+    """Append the tokens of a grant to its request.
+
+    Args:
+        state: of the engine.
+        kv: publishes a prompt whose computation this grant has finished.
+        grant: of a request that has not ended.
+        tokens: that the step has drawn for it, at least one.
+        logprobs: of all tokens of the step.
+        first: index of the first of `tokens` among them.
+
+    Returns:
+        The answer; none if all of `tokens` have been answered before.
+    """
+    request, start = grant.request, grant.start
+    if request.num_foreseen:
+        request.num_computed = start + grant.num_tokens
+        num_old, request.num_foreseen = min(len(tokens), request.num_foreseen), 0
+        tokens = tokens[num_old:]
+        if not tokens:
+            return []
+    reason, tokens = _append(request, tokens)
+    request.num_computed = request.num_known - 1
+    if start < request.num_prompt:
+        kv.publish(request)
+    if request.matcher is not None:
+        failure = request.matcher.error
+        if failure is not None:
+            return [end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure))]
+        request.mask_ms = request.matcher.slow_ms
+        if reason is None:
+            reason, tokens = _follow(request, request.matcher, tokens)
+    entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
+    return [_answer(state, kv, request, tokens, reason, None, entries)]
+
+
+def _end_without_token(state: EngineState, kv: KVSpace, request: Request, *, is_excluded: bool) -> Delta:
+    """End a request whose grant should have yielded a token, without publishing: its KV may not be numbers either.
+
+    Args:
+        state: of the engine.
+        kv: releases its memory.
+        request: it has not ended.
+        is_excluded: whether its logits were numbers, and all of them minus infinity.
+    """
+    if not is_excluded:
+        return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
+    if request.matcher is not None and request.matcher.is_finished:
+        return end(state, kv, request, FinishReason.STOP)
+    if request.num_before is not None:  # the search goes on with its other sequences
+        return end(state, kv, request, FinishReason.LENGTH)
+    return end(state, kv, request, FinishReason.ERROR, refusal=_EXCLUDED)
 
 
 def end(

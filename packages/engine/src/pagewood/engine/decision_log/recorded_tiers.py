@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 
 
 class RecordedCache:
-    """Satisfies `core.kv.TieredCache` and `core.waiting.WatchedCache`; other attributes are those of the cache itself.
+    """Satisfies `TieredCache` and `WatchedCache` of the core; other attributes are those of the cache itself.
 
     Args:
         inner: the cache.

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.constrain import Compiler, Compiling
-from pagewood.engine.core.kv import PrefixCache, TieredCache
 from pagewood.engine.core.loop import CheckedRunner, Runner, StepHandle
-from pagewood.engine.core.plan import Grant, StepPlan
+from pagewood.engine.core.masks.constrain import Compiler, Compiling
+from pagewood.engine.core.memory.kv import PrefixCache, TieredCache
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.speculation import Drafting
-from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.steps.plan import Grant, StepPlan
+from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.decision_log.recorded_tiers import RecordedCache
 from pagewood.engine.decision_log.turn import Note, PlanHeard, ResultHeard, Turn
 from pagewood.engine.grammar.matcher import Matcher

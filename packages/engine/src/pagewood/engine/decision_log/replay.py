@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Refusal
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
 from pagewood.engine.decision_log.differences import difference
 from pagewood.engine.decision_log.frames import Header, Record, Result
 from pagewood.engine.decision_log.log_file import Log
@@ -284,7 +284,7 @@ def _logprobs(tokens: Int32, num_top: Int32) -> Logprobs:
 
 
 class _ReplayedDrafting:
-    """Decides as in the log; satisfies `core.speculation.Drafting`."""
+    """Decides as in the log; satisfies `core.steps.speculation.Drafting`."""
 
     reason = "replayed"
     is_far = False
@@ -312,7 +312,7 @@ class _ReplayedDrafting:
 
 
 class _ReplayedCompiler:
-    """Satisfies `core.constrain.Compiler`."""
+    """Satisfies `core.masks.constrain.Compiler`."""
 
     def __init__(self, source: _Replay) -> None:
         self._source = source

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat, EngineConfig, Progress, WeightFormat
-from pagewood.engine.core.page_groups import num_frames_needed
+from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices

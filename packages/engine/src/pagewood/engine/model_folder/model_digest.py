@@ -21,7 +21,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from threading import Thread, get_native_id
 
-from pagewood.engine.assembly.cache_folder import REMEDY, cache_root
+from pagewood.engine.cache_folder import REMEDY, cache_root
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files, index_file
 
 _log = logging.getLogger(__name__)

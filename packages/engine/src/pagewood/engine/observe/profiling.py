@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pagewood.engine.core.loop import Engine, Runner
-from pagewood.engine.core.measures import Stage
+from pagewood.engine.core.observe.measures import Stage
 
 MAX_SPANS = 100_000
 """Spans of a device in a profile; later ones are counted, but not kept."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import LogitsProcessor
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.processors import arguments_of
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.processors import arguments_of
 
 _log = logging.getLogger(__name__)
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from pagewood.kvpool import LatentLayout, MultiHeadLayout
@@ -14,12 +16,14 @@ from pagewood.kvpool.storage import KVStorage
 
 AnyLayout = MultiHeadLayout | LatentLayout
 AnyStorage = KVStorage | LatentStorage
+_STORAGES: Mapping[type[AnyLayout], Callable[..., AnyStorage]] = {
+    MultiHeadLayout: KVStorage,
+    LatentLayout: LatentStorage,
+}
 
 
 def storage_for(
     layout: AnyLayout, num_pages: int, *, device: str | torch.device = "cpu", memory: PageMemory | None = None
 ) -> AnyStorage:
     """Return memory for `num_pages` pages; see `KVStorage` for the arguments and errors."""
-    if isinstance(layout, LatentLayout):
-        return LatentStorage(layout, num_pages, device=device, memory=memory)
-    return KVStorage(layout, num_pages, device=device, memory=memory)
+    return _STORAGES[type(layout)](layout, num_pages, device=device, memory=memory)

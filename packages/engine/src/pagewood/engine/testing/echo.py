@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.splitmix import mix
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.grammar.entry import Entry, Marks, TokenTexts
 from pagewood.engine.grammar.later import LaterMatcher
 from pagewood.engine.grammar.mask import EndTokens
@@ -140,7 +140,7 @@ class EchoMatcher:
 
 
 class EchoCompiler:
-    """Compiles grammars of the echo model, each after some polls; satisfies `core.constrain.Compiler`."""
+    """Compiles grammars of the echo model, each after some polls; satisfies `core.masks.constrain.Compiler`."""
 
     def __init__(self, rng: random.Random, vocab_size: int) -> None:
         self._rng = rng

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import EXCLUDED, StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import EXCLUDED, StepResult
 from pagewood.engine.runner.splitmix import row_keys, uniform
 
 _ACCEPTS = 0x5EED

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.speculation import StepsReport
+from pagewood.engine.core.steps.speculation import StepsReport
 
 
 class RandomDrafting:
-    """Gives requests random numbers of draft tokens; satisfies `core.speculation.Drafting`.
+    """Gives requests random numbers of draft tokens; satisfies `core.steps.speculation.Drafting`.
 
     Now and then it rests for some steps, and drafters may stop to follow for any part of these.
     """

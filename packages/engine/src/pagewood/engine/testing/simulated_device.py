@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.schedpolicy import StepModel
 
 _SPIN_S = 0.0002

@@ -10,9 +10,9 @@ from typing import Literal
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.draft_control import draft_control
-from pagewood.engine.core.constrain import Compiler
-from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.made_up_tokens import MadeUpTokens

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 
 _NUM_KEPT = 4
 """Results that must not change when later steps are computed."""

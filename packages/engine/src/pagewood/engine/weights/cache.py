@@ -28,7 +28,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.assembly.cache_folder import cache_root, remove_abandoned
+from pagewood.engine.cache_folder import cache_root, remove_abandoned
 
 _MAGIC = b"pagewdw2"
 _HEAD = struct.Struct("<8sQQ32s")

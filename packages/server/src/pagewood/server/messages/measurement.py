@@ -1,4 +1,4 @@
-"""The measurements of an engine as a message: the fields of the engine's `core.measures.Measurement`."""
+"""The measurements of an engine as a message: the fields of the engine's `core.observe.measures.Measurement`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Counts = tuple[tuple[float, ...], tuple[int, ...], float]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The live requests of the engine by priority; see `core.measures.Queue`."""
+    """The live requests of the engine by priority; see `core.observe.measures.Queue`."""
 
     waiting: dict[str, int] = {}
     running: dict[str, int] = {}

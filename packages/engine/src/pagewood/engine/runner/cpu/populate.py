@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.kvpool.memory import PageMemory
 
 _AHEAD_BYTES = 128 << 20

@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import EXCLUDED, StepResult
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import EXCLUDED, StepResult
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update

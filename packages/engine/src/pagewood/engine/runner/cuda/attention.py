@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, LatentWrapper, PrefillWrapper

@@ -12,32 +12,58 @@ input and of the output of a product.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pagewood.engine.models.ops import ExpertMatrices
+from pagewood.engine.models.ops import ChosenExperts, ExpertMatrices
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
 
-Grouped = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
-"""(x `[S, I]`, weight `[N, O, I]`, bias `[N, O]`, expert of each slot `[S]`, ascending) -> `[S, O]`."""
+
+class ExpertKernels(Protocol):
+    """The kernels of a device: the module `kernels.experts_triton`."""
+
+    def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `models.ops.Ops.choose`."""
+        ...
+
+    def TritonExperts(
+        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+    ) -> ChosenExperts[Tensor]:
+        """See `models.ops.Ops.experts`."""
+        ...
 
 
 def grouped_by_row(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
-    """Multiply each row by a copy of its expert's matrix: the reference for `grouped_triton`, slow, for any device."""
+    """Multiply each row by a copy of its expert's matrix.
+
+    Args:
+        x: `[S, I]`.
+        weight: `[N, O, I]`.
+        bias: `[N, O]`, or None.
+        experts: `[S]`, the expert of each slot, ascending.
+
+    Returns:
+        `[S, O]`.
+    """
     products = (weight.index_select(0, experts) @ x[:, :, None])[:, :, 0]
     return products if bias is None else products + bias.index_select(0, experts)
 
 
 class CUDAExperts:
-    """`models.ops.ChosenExperts`. Invariant: with a product that goes row by row, a token's bits are its own."""
+    """`models.ops.ChosenExperts` in plain torch: the reference for `kernels.experts_triton`, slow, for any device.
 
-    __slots__ = ("_activate", "_down", "_down_bias", "_gate_up", "_gate_up_bias", "_multiply", "_weighs_inputs")
+    Invariant: a token's bits do not depend on the other tokens.
+    """
+
+    __slots__ = ("_activate", "_down", "_down_bias", "_gate_up", "_gate_up_bias", "_weighs_inputs")
 
     def __init__(
         self,
         matrices: ExpertMatrices,
         activate: Callable[[Tensor], Tensor],
-        multiply: Grouped,
         *,
         weighs_inputs: bool = False,
     ) -> None:
@@ -51,7 +77,6 @@ class CUDAExperts:
         self._gate_up_bias = apart(matrices.gate_up_bias)
         self._down_bias = apart(matrices.down_bias)
         self._activate = activate
-        self._multiply = multiply
         self._weighs_inputs = weighs_inputs
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -61,8 +86,8 @@ class CUDAExperts:
         rows = x.index_select(0, order // num_chosen)
         if self._weighs_inputs:
             rows = rows * shares.flatten()[order, None].to(x.dtype)
-        gate_up = self._multiply(rows, self._gate_up, self._gate_up_bias, experts)
-        sorted_results = self._multiply(self._activate(gate_up), self._down, self._down_bias, experts)
+        gate_up = grouped_by_row(rows, self._gate_up, self._gate_up_bias, experts)
+        sorted_results = grouped_by_row(self._activate(gate_up), self._down, self._down_bias, experts)
         results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
         results = results.view(num_tokens, num_chosen, -1)
         total = torch.zeros(num_tokens, results.shape[2], dtype=torch.float32, device=x.device)

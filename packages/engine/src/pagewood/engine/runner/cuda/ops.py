@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewood.engine.models import torch_experts
 from pagewood.engine.models.ops import (
     ChosenExperts,
     Embedding,
@@ -27,7 +28,6 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
-from pagewood.engine.models.torch_experts import choose, clamped_mul
 from pagewood.engine.models.torch_ops import (
     Exchange,
     activated,
@@ -36,7 +36,7 @@ from pagewood.engine.models.torch_ops import (
     normed,
     sum_of_ranks,
 )
-from pagewood.engine.runner.cuda.experts import CUDAExperts, Grouped, grouped_by_row
+from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
 
@@ -94,14 +94,14 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_exchange", "_flashinfer", "_grouped", "_multiply", "_silu_mul")
+    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
 
     def __init__(
         self,
         flashinfer: FlashInfer,
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
-        grouped: Grouped = grouped_by_row,
+        expert_kernels: ExpertKernels | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
@@ -110,12 +110,12 @@ class CUDAOps:
             flashinfer: computes everything else.
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
-            grouped: computes products of experts.
+            expert_kernels: compute mixtures of experts; None: torch does, slowly.
             exchange: with the other ranks of the model; None: it is whole.
         """
         self._exchange = exchange
         self._flashinfer = flashinfer
-        self._grouped = grouped
+        self._expert_kernels = expert_kernels
         self._multiply = multiply
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
@@ -216,21 +216,23 @@ class CUDAOps:
 
     def clamped_mul(self, gate_up: Tensor) -> Tensor:
         """Return the product of the two halves, which are limited first."""
-        return clamped_mul(gate_up)
+        return torch_experts.clamped_mul(gate_up)
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
-        return choose(logits, router, bias)
+        return (self._expert_kernels or torch_experts).choose(logits, router, bias)
 
     def experts(
         self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
         """Return experts whose matrices stay where they are."""
+        if self._expert_kernels is not None:
+            return self._expert_kernels.TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
 
         def activate(gate_up: Tensor) -> Tensor:
             return gated(self, activation, gate_up)
 
-        return CUDAExperts(matrices, activate, self._grouped, weighs_inputs=weighs_inputs)
+        return CUDAExperts(matrices, activate, weighs_inputs=weighs_inputs)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.device import Device
 
 

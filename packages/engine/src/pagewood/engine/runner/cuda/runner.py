@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.attention import (
@@ -317,9 +317,8 @@ class CUDARunner:
             self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
             planned = None
             if attention is None:
-                assert isinstance(model, Decoder)
                 assert flashinfer is not None
-                layers = [layer.mixer for layer in model.config.layers]
+                layers = [layer.mixer for layer in cast("Decoder[Tensor]", model).config.layers]
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, batch_invariant=batch_invariant,
                     verifies=drafter is not None, groups=groups,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cuda.attention import STAGING_BYTES
 from pagewood.engine.runner.cuda.device import Device
 

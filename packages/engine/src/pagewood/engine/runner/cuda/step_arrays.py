@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.pool import pooled_tokens
 

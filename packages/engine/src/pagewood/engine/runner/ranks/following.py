@@ -8,9 +8,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import Masks, decode
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Masks, decode
 from pagewood.engine.observe.profiling import profiled
 from pagewood.engine.runner.ranks.messages import (
     Close,

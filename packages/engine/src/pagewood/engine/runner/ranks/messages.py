@@ -42,14 +42,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
     """From 1 on."""
     batch: bytes
-    """See `core.codec`."""
+    """See `core.messages.codec`."""
 
 
 class Constrain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The masks of the step that was launched last."""
 
     masks: bytes
-    """See `core.codec`."""
+    """See `core.messages.codec`."""
 
 
 class StartSpans(msgspec.Struct, frozen=True, kw_only=True, tag=True):

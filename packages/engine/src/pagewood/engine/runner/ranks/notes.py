@@ -10,8 +10,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.segment import NUM_KEPT, Segment
 
 _TABLES_EVERY = 16

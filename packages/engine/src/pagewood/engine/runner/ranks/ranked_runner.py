@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.codec import Masks, encode
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, RunnerLostError, StepHandle
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Masks, encode
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.observe.profiling import RANK, Span, profiled
 from pagewood.engine.runner.ranks.messages import Constrain, Launch, Spans, StartSpans, TakeSpans, ToRank
 from pagewood.engine.runner.ranks.segment import Segment

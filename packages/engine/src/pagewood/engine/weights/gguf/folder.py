@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pagewood.engine.assembly import cache_folder
+from pagewood.engine import cache_folder
 from pagewood.engine.weights.gguf.config import config_of, generation_config_of
 from pagewood.engine.weights.gguf.file import MAGIC
 from pagewood.engine.weights.gguf.keys import log_ignored

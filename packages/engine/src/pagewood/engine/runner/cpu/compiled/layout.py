@@ -109,7 +109,7 @@ class Adjustment(IntEnum):
     NUM_PROMPT = 1
     """Tokens of the prompt."""
     PENALTIES = 2
-    """Address of `[3] float32`, see `core.adjustments`; 0: none."""
+    """Address of `[3] float32`, see `core.messages.adjustments`; 0: none."""
     BIASES = 3
     """Address of `[NUM_BIASES, 3] int32`: token, end, and the value as float32."""
     NUM_BIASES = 4

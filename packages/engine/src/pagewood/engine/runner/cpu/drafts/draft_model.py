@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled.drafting import passes
 from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry, Tally, lay_out_chains, plan_model

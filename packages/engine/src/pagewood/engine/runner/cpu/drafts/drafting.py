@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass

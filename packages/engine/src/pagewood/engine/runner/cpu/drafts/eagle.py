@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.drafting import passes

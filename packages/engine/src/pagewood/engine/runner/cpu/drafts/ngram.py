@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.drafting.lookup import MAX_N, MIN_N, draft_ngrams
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cpu.compiled.drafting.chains import select, shrink
 from pagewood.engine.runner.cpu.drafts.drafting import LookupDrafter
 from pagewood.engine.runner.cpu.program.passes import Grants, RowTables

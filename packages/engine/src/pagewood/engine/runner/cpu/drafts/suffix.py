@@ -11,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.drafting.suffix import BLOCK, NUM_CANDIDATES, ORDERS, append, draft
 
 _SMALLEST = 4096  # tokens of the first log of a namespace

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
 from pagewood.engine.runner.cpu.program.passes import Pass, RowTables
 from pagewood.kvpool import MultiHeadLayout, PageArray, StateLayout

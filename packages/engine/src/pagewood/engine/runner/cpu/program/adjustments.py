@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.adjustments import Adjustments
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.adjustments import Adjustments
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Adjustment
 
 

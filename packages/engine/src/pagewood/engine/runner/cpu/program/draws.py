@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.drawing import draw as drawing
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.splitmix import Domain, seeds_of

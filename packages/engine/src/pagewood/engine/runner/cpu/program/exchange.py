@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.cpu.compiled import exchange
 from pagewood.engine.runner.cpu.program.tape import Buffer
 

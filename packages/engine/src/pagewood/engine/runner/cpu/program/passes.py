@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import NUM_STOP_IDS
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import NUM_STOP_IDS
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
 from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits

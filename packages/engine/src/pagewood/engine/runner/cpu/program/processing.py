@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.program.passes import Grants
 from pagewood.engine.runner.cpu.program.tape import MeasuredRun, Run

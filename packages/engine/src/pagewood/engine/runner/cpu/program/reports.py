@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import MAX_LOGPROBS
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
 
 Float32 = NDArray[np.float32]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled import exchange
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS

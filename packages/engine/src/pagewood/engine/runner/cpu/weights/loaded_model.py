@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
-from pagewood.engine.assembly.cache_folder import REMEDY
+from pagewood.engine.cache_folder import REMEDY
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cuda.attention import (
     AttentionShape,

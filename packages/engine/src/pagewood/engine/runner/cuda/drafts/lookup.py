@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 
 MIN_N = 2

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.messages.arrays import Int32
 
 _PIECE = 1 << 20  # bytes that are computed at a time: intermediate numbers take about fifty times as much memory
 

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import EXCLUDED, StepResult
-from pagewood.engine.core.sampling_table import SamplingArrays
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.result import EXCLUDED, StepResult
+from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cuda.attention import HostArrays, Places
 from pagewood.engine.runner.cuda.device import Event, Stamp
 from pagewood.engine.runner.cuda.drafts.masks import Masks

@@ -13,8 +13,8 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape
 from pagewood.engine.runner.cuda.pool import pooled_tokens

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.core.adjustments import Adjustments
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.messages.adjustments import Adjustments
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
 
 _NONE = -1  # no token of a bad word
 _NOWHERE = -2  # no token of the text

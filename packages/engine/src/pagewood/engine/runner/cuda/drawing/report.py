@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.result import EXCLUDED
-from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
+from pagewood.engine.core.messages.result import EXCLUDED
+from pagewood.engine.core.messages.sampling_table import NUM_SAMPLING_COLUMNS, SamplingArrays, SamplingColumn
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
@@ -196,7 +196,7 @@ def is_broken(largest: Tensor) -> Tensor:
 
 
 def marked(tokens: Tensor, largest: Tensor) -> Tensor:
-    """Return `tokens` `[S] int32`, with a negative number as in `core.result.EXCLUDED` for rows without a token.
+    """Return `tokens` `[S] int32`, with a negative number (`core.messages.result.EXCLUDED`) where none was drawn.
 
     Args:
         tokens: `[S] int32`.

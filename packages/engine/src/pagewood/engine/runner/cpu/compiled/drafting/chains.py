@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS
+from pagewood.engine.core.messages.sampling_table import NUM_SAMPLING_COLUMNS
 from pagewood.engine.runner.cpu.compiled.drafting.passes import adjust_scope, follow
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, lay_out_scope
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.sampling_table import SamplingColumn
+from pagewood.engine.core.messages.sampling_table import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION, best_of, kept_range, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import exponential, row_key, seed_in, uniform
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.core.result import EXCLUDED
-from pagewood.engine.core.sampling_table import NUM_SAMPLING_COLUMNS, SamplingColumn
+from pagewood.engine.core.messages.result import EXCLUDED
+from pagewood.engine.core.messages.sampling_table import NUM_SAMPLING_COLUMNS, SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.race import first_to_arrive
 from pagewood.engine.runner.cpu.compiled.machine.kernel import apart, exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp, float_from_bits

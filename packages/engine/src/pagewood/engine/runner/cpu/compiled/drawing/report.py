@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import MAX_LOGPROBS
-from pagewood.engine.core.sampling_table import SamplingColumn
+from pagewood.engine.core.messages.sampling_table import SamplingColumn
 from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMNS, best_of, kept_range
 from pagewood.engine.runner.cpu.compiled.instruction import InScope, Part, instruction
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column

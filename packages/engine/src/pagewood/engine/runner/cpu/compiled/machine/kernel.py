@@ -20,7 +20,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCa
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
-from pagewood.engine.core.sampling_table import SamplingColumn
+from pagewood.engine.core.messages.sampling_table import SamplingColumn
 
 _log = logging.getLogger(__name__)
 _COMPILED = Path(__file__).parents[1]

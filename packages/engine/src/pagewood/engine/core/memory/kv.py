@@ -1,0 +1,780 @@
+"""The KV memory of the running requests: rows, page lists and leases over a prefix cache and a page allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from pagewood.engine.api import CachedPrefix, FinishReason
+from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
+from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.reasons import Notes, Reason
+from pagewood.engine.core.request import Request
+
+_SPARE_NEEDS, _SPARE_TOKENS, _SPARE_SHARE = 2, 1024, 256
+"""An eviction frees more pages than are needed, so that most requests need none: _SPARE_NEEDS times as many as this
+request needs, and those of _SPARE_TOKENS at least, but at most 1 / _SPARE_SHARE of all pages, which is what this costs
+the cache. In a large pool that share alone would let one request wait for evictions that dozens of later ones need."""
+
+
+class Match(Protocol):
+    """The longest cached prefix of some tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length, whole pages."""
+        ...
+
+    @property
+    def pages(self) -> Int32:
+        """[num_tokens / page_size] page ids; owned by the cache."""
+        ...
+
+    @property
+    def node(self) -> Any:
+        """Handle for `lock`."""
+        ...
+
+
+class Insertion(Protocol):
+    """What the cache did with offered pages."""
+
+    @property
+    def num_existing(self) -> int:
+        """Leading pages that the cache already had; the caller still owns its duplicates of them."""
+        ...
+
+    @property
+    def node(self) -> Any:
+        """Handle of the whole prefix, for `lock`; the one that unlocks it, if it is locked."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """Maps token prefixes to page ids. Owns the pages that it has adopted."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages it owns."""
+        ...
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that `evict` can give back now."""
+        ...
+
+    @property
+    def num_locked(self) -> int:
+        """Pages on a locked path."""
+        ...
+
+    def match(self, tokens: Int32, namespace: str | None = None) -> Match:
+        """Return the longest cached prefix; this counts as a use."""
+        ...
+
+    def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
+        """Return the longest cached prefix; this does not count as a use."""
+        ...
+
+    def insert(
+        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+    ) -> Insertion:
+        """Adopt the pages that the cache lacks; tokens and pages are those that follow the locked prefix `after`.
+
+        With `relock`, the whole prefix is locked then instead of `after`.
+        """
+        ...
+
+    def lock(self, node: Any) -> Any:
+        """Keep a prefix from eviction; return the handle that unlocks it."""
+        ...
+
+    def unlock(self, node: Any) -> None:
+        """Undo one lock."""
+        ...
+
+    def evict(self, num_pages: int) -> Int32:
+        """Remove up to `num_pages` unlocked pages and return them; the caller owns them."""
+        ...
+
+
+@runtime_checkable
+class TieredCache(PrefixCache, Protocol):
+    """A prefix cache that keeps evicted pages in lower tiers (host memory, disk) and brings them back."""
+
+    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
+        """Start to copy back what lower tiers have of these tokens; None: lower tiers have nothing.
+
+        Its copies go before those of lower priority that have not begun.
+        """
+        ...
+
+    def advance(self, recall: Any, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
+        """Continue without waiting; return whether to call again later. `take` gives pages to the cache, or None."""
+        ...
+
+    def cancel(self, recall: Any) -> None:
+        """End a recall, finished or not."""
+        ...
+
+    def poll(self) -> None:
+        """Register finished copies and start new ones."""
+        ...
+
+    def clear(self) -> Int32:
+        """Drop what is not in use from device and host, and return the device's pages; the caller owns them."""
+        ...
+
+    def close(self) -> None:
+        """Store what must survive the process, and end."""
+        ...
+
+
+@runtime_checkable
+class KeepingCache(PrefixCache, Protocol):
+    """A prefix cache with lower tiers, to which parts of pages can be copied before they are given up."""
+
+    def keep(self, pages: Int32) -> None:
+        """Copy cached pages that are going to lose a part of what they hold."""
+        ...
+
+    def finish_copies(self) -> None:
+        """Wait for the copies from the device that have begun."""
+        ...
+
+
+@runtime_checkable
+class ReleasingCache(PrefixCache, Protocol):
+    """A prefix cache that can drop a branch that is not needed any more."""
+
+    def release(self, node: Any, *, keeps_longer: bool = False) -> Int32:
+        """Remove the unlocked pages that only this prefix needs, unless longer ones follow; the caller owns them."""
+        ...
+
+
+class FoundPrefix(Protocol):
+    """Why a cached prefix is not longer."""
+
+    @property
+    def cause(self) -> Enum:
+        """One of COMPLETE, PAGE_ROUNDING, EVICTED, OTHER_NAMESPACE and NEVER_SEEN."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the cached prefix, whole pages."""
+        ...
+
+    @property
+    def first_difference(self) -> int:
+        """Position of the first token after it that differs from everything cached there in the namespace."""
+        ...
+
+    @property
+    def num_possible_tokens(self) -> int:
+        """Its length without the cause."""
+        ...
+
+    @property
+    def evicted_by(self) -> str | None:
+        """What evicted it; None for other causes."""
+        ...
+
+    @property
+    def evicted_at_s(self) -> float | None:
+        """When, in seconds of the cache's clock; None for other causes."""
+        ...
+
+
+@runtime_checkable
+class ExplainingCache(Protocol):
+    """A prefix cache that knows why a cached prefix is not longer."""
+
+    def explain(self, tokens: Int32, namespace: str | None = None, *, searches_others: bool) -> FoundPrefix:
+        """Return why the cached prefix of these tokens is not longer; this does not count as a use."""
+        ...
+
+
+@runtime_checkable
+class CountingTiers(Protocol):
+    """A cache with lower tiers that counts the pages it copies."""
+
+    @property
+    def counters(self) -> Any:
+        """A dataclass of counts."""
+        ...
+
+
+_NO_PAGES: Int32 = np.empty(0, np.int32)
+_CAUSES: dict[str, Literal["complete", "page_rounding", "evicted", "never_seen"]] = {
+    "COMPLETE": "complete",
+    "PAGE_ROUNDING": "page_rounding",
+    "EVICTED": "evicted",
+    "NEVER_SEEN": "never_seen",
+}
+"""Causes that a client may know. That another namespace has more is none of its business."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoMatch:
+    num_tokens: int
+    pages: Int32
+    node: None
+
+
+@dataclass(frozen=True, slots=True)
+class _NothingAdopted:
+    num_existing: int
+    node: None
+
+
+class NoPrefixCache:
+    """A prefix cache that is always empty, for engines without prefix caching."""
+
+    num_pages = 0
+    num_evictable = 0
+    num_locked = 0
+
+    def match(self, tokens: Int32, namespace: str | None = None) -> _NoMatch:
+        """Find nothing."""
+        return _NoMatch(0, np.empty(0, np.int32), None)
+
+    peek = match
+
+    def insert(
+        self,
+        tokens: Int32,
+        pages: Int32,
+        namespace: str | None = None,
+        *,
+        after: object = None,
+        relock: bool = False,
+    ) -> _NothingAdopted:
+        """Adopt nothing."""
+        return _NothingAdopted(len(pages), None)
+
+    def lock(self, node: object) -> None:
+        """Do nothing."""
+
+    def unlock(self, node: object) -> None:
+        """Do nothing."""
+
+    def evict(self, num_pages: int) -> Int32:
+        """Return nothing."""
+        return np.empty(0, np.int32)
+
+
+class KVSpace:
+    """Gives requests rows and pages, and takes them back.
+
+    Invariant: every page is free, or owned by the cache, or private to exactly one request with a row. Exactly the
+    requests with a row hold a lease, and it covers their published pages.
+
+    Args:
+        make_cache: makes an empty cache, which keeps computed pages for other requests, and ends the cache that it made
+            before.
+        allocator: where fresh pages come from; `PageGroups` where layers have windows.
+        page_size: positions per page.
+        num_rows: requests that can hold a row at the same time.
+        retention: retains prefixes that are likely to return; None: they are evicted like others.
+        notes: gets the reasons of evictions, and every admitted request is then explained; None: no reasons are kept.
+    """
+
+    __slots__ = (
+        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "cache", "epoch", "groups", "num_evicted",
+        "page_size", "tiers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        make_cache: Callable[[], PrefixCache],
+        allocator: PageAllocator,
+        page_size: int,
+        num_rows: int,
+        retention: Retention | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self._notes = notes
+        self._make_cache = make_cache
+        self._retention = retention
+        self.cache = make_cache()  # written by: kv
+        self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
+        """The cache, if it has lower tiers."""  # written by: kv
+        self._allocator = allocator
+        self.groups = allocator if isinstance(allocator, PageGroups) else None
+        """The frames of pages; None: a page is its memory in all layers."""
+        self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
+        self.page_size = page_size
+        self.epoch = 0
+        """Increases whenever pages are added to or removed from the cache."""  # written by: kv, waiting
+        self.num_evicted = 0
+        """Cached pages that were evicted to make room."""  # written by: kv
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in total."""
+        return self._allocator.num_pages
+
+    @property
+    def num_ids(self) -> int:
+        """The ids of pages are below it."""
+        return self.num_pages if self.groups is None else self.groups.num_ids
+
+    @property
+    def num_free(self) -> int:
+        """Pages without an owner."""
+        return self._allocator.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that the cache owns; where layers have windows, as many as their memory makes up."""
+        num_pages = self.cache.num_pages
+        return num_pages if self.groups is None else self.groups.num_cached(num_pages)
+
+    @property
+    def num_available(self) -> int:
+        """Free pages, and cached ones that no request is using."""
+        num_evictable = self.cache.num_evictable
+        if self.groups is not None:
+            return self.groups.num_available(num_evictable)
+        return self._allocator.num_free + num_evictable
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that can still be given a row."""
+        return len(self._free_rows)
+
+    def tier_counts(self) -> dict[str, int]:
+        """Return the counts of the lower tiers by their names; empty if there are none."""
+        if not isinstance(self.tiers, CountingTiers):
+            return {}
+        counters = self.tiers.counters
+        return {one.name: getattr(counters, one.name) for one in fields(counters)}
+
+    def peek(self, request: Request) -> int:
+        """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
+        match = self.cache.peek(request.reusable_tokens(), request.namespace)
+        return match.num_tokens if self.groups is None else self.groups.num_usable(match.pages) * self.page_size
+
+    def num_missing(self, request: Request, num_matched: int) -> int:
+        """Return the pages that a waiting request needs at most for its known tokens, beyond its cached prefix."""
+        num_pages = num_matched // self.page_size
+        num_missing = -(-request.num_known // self.page_size) - num_pages
+        if self.groups is None:
+            return num_missing
+        return self.groups.num_needed(num_missing, num_in_windows=min(num_pages, self.groups.reach))
+
+    def num_to_complete(self, request: Request) -> int:
+        """Return the pages that a running request still needs at most for tokens already known."""
+        num_missing = max(0, -(-request.num_known // self.page_size) - request.num_pages)
+        if self.groups is None or not num_missing:
+            return num_missing
+        return self.groups.num_needed(num_missing, num_in_windows=request.num_pages - request.num_passed)
+
+    def take(self, n: int, *, num_available: int) -> Int32 | None:
+        """Return `[n]` pages for a prefix, owned by the caller, or None if fewer than `num_available` are available.
+
+        Where layers have windows, only those that a hit at the end of the prefix reads have memory in all layers.
+        """
+        num_needed = n if self.groups is None else self.groups.num_for_hit(n)
+        num_available = max(num_available, num_needed)
+        if self.num_available < num_available and not self._regain(num_available):
+            return None
+        if self.groups is not None and n > self.groups.num_free_ids + self.cache.num_evictable:
+            return None  # there may be fewer ids than a prefix has pages, if most of these need no memory
+        self._make_room(num_needed)
+        if self.groups is None:
+            return self._allocator.alloc(n)
+        if n > self.groups.num_free_ids:
+            self._allocator.free(self.cache.evict(n - self.groups.num_free_ids))
+            self.epoch += 1
+        return self.groups.alloc_for_hit(n)
+
+    def poll(self) -> None:
+        """Let copies between tiers continue, and take back what they no longer need, while no request runs."""
+        if self.tiers is not None:
+            self.tiers.poll()
+
+    def close(self) -> None:
+        """Store the KV that must survive the process; no request may hold a row."""
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def admit(self, request: Request, *, max_tokens: int, num_reserved: int) -> int:
+        """Give a waiting request a row, its cached prefix and pages for the next `max_tokens` positions, or decline.
+
+        Args:
+            request: waiting.
+            max_tokens: positions it may compute in its first step, >= 1.
+            num_reserved: pages that must still be available afterwards, beyond those that complete its known tokens.
+
+        Returns:
+            The number of positions that it can compute, after `num_matched` cached ones; 0 if declined, in which case
+            nothing has changed.
+        """
+        if not self._free_rows:
+            return 0
+        match, window = self._match(request)
+        lease = self.cache.lock(match.node)
+        count = min(max_tokens, request.num_known - match.num_tokens)
+        num_matched_pages = len(match.pages)
+        num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
+        num_needed = max(num_fresh, self.num_missing(request, match.num_tokens)) + num_reserved
+        if not self._has(num_needed):
+            self._let_go(window)
+            self.cache.unlock(lease)
+            return 0
+        if (request.explains or self._notes is not None) and request.num_cached < 0:
+            request.cached_prefix = self._explained(request, match.num_tokens)
+        if request.num_cached < 0:
+            request.num_cached = match.num_tokens
+        capacity = -(-request.max_length // self.page_size)
+        if len(request.pages) != capacity:
+            request.pages = np.empty(capacity, np.int32)
+        request.row = self._free_rows.pop()
+        request.lease = lease
+        request.num_matched = request.num_computed = match.num_tokens
+        request.num_published = request.num_pages = num_matched_pages
+        request.num_passed = num_matched_pages - len(window)
+        request.pages[:num_matched_pages] = match.pages
+        self._append(request, num_fresh)
+        return count
+
+    def touch(self, request: Request) -> None:
+        """Count the cached prefix of a waiting request as used, as `admit` does if it declines."""
+        match, window = self._match(request)
+        self.cache.unlock(self.cache.lock(match.node))
+        self._let_go(window)
+
+    def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
+        """Give a running request pages for its first `num_tokens` positions, or decline and change nothing.
+
+        Args:
+            request: holds a row.
+            num_tokens: positions that it must have pages for.
+            num_reserved: pages that must still be available if it is given any.
+        """
+        num_missing = -(-num_tokens // self.page_size) - request.num_pages
+        if num_missing > 0:
+            if not self._has(num_missing + num_reserved):
+                return False
+            self._append(request, num_missing)
+        return True
+
+    def add_page_to_each(self, requests: Sequence[Request]) -> bool:
+        """Give each running request one more page without evicting, or decline and change nothing."""
+        if len(requests) > self._allocator.num_free:
+            return False
+        for request, page in zip(requests, self._allocator.alloc(len(requests)).tolist(), strict=True):
+            end = request.num_pages
+            request.pages[end] = page
+            request.num_pages = end + 1
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release."""
+        if request.num_computed // self.page_size > request.num_published:
+            self._offer(request)
+        elif self.groups is not None and request.num_computed >= request.num_prompt:  # its end is in no new page
+            self.groups.mark_end(request.pages[: request.num_prompt // self.page_size])
+
+    def pass_windows(self, requests: Iterable[Request]) -> None:
+        """Give back the frames of pages that are behind the windows of requests that have been computed further."""
+        groups = self.groups
+        if groups is None:
+            return
+        for request in requests:
+            # What may still be computed, also in steps in flight, begins at `num_computed` or later.
+            first = (request.num_computed + 1 - groups.window) // self.page_size
+            if first > request.num_passed and request.row >= 0:
+                self._pass(request, first)
+
+    def release(self, request: Request) -> None:
+        """Publish, then take back row, lease and private pages. No step in flight may use them."""
+        assert request.num_in_flight == 0
+        if request.num_computed // self.page_size > request.num_published:
+            self._offer(request)
+        if self.groups is not None:
+            self.groups.mark_end(request.pages[: request.num_published])
+            self._pass(request, request.num_pages)
+        self._allocator.free(private_pages(request))
+        self.cache.unlock(request.lease)
+        if request.retain_s is not None and request.finish is not None:
+            self._remember(request)
+        self._free_rows.append(request.row)
+        request.row = -1
+        request.lease = None
+        request.num_pages = 0
+        request.num_published = 0
+        request.num_passed = 0
+        request.duplicates = ()
+
+    @property
+    def num_retained(self) -> int:
+        """Cached pages that are kept from eviction because they are likely to return."""
+        return 0 if self._retention is None else self._retention.num_pages
+
+    def retain(self, tokens: Int32, namespace: str | None, seconds: float, *, of_request: bool = False) -> int | None:
+        """Retain the cached prefix of some tokens; return its length, or None if retention is off.
+
+        Args:
+            tokens: `[num_tokens] int32`.
+            namespace: of the prefix.
+            seconds: how long, at most.
+            of_request: whether it is what a request has computed, so that a continuation of it may end it.
+        """
+        if self._retention is None:
+            return None
+        return self._retention.keep(
+            self.cache, tokens, namespace, seconds, of_request=of_request, ended=self._drop_ended
+        )
+
+    def drop(self, tokens: Int32, namespace: str | None) -> int:
+        """Drop what only the cached prefix of some tokens needs; return how many pages that are."""
+        match = self.cache.peek(tokens, namespace)
+        if self._retention is not None and len(match.pages):
+            self._retention.drop(self.cache, match.pages)
+        return self._drop(match.node)
+
+    def held_pages(self) -> Int32:
+        """Return `[num_pages - num_free]` ids of the pages that are not free; reads the whole pool, for audits."""
+        return self._allocator.held_pages()
+
+    def held_frames(self) -> Int32:
+        """Return the ids by which runners know the memory of the pages that are not free, for audits."""
+        return self.held_pages() if self.groups is None else self.groups.held_frames()
+
+    def violation(self, holders: Iterable[Request], *, is_recalling: bool = False) -> str | None:
+        """Return a description of how the invariant is broken, or None if it holds.
+
+        Args:
+            holders: all requests with a row.
+            is_recalling: whether copies from lower tiers may lock cached pages.
+        """
+        holders = list(holders)
+        owned = np.concatenate([*map(private_pages, holders), np.empty(0, np.int32)])
+        num_free = self.num_free if self.groups is None else self.num_ids - len(self.held_pages())
+        total = num_free + self.cache.num_pages + len(owned)
+        if total != self.num_ids:
+            return (
+                f"{num_free} free + {self.cache.num_pages} cached + {len(owned)} private pages are {total}, "
+                f"not {self.num_ids}"
+            )
+        if len(np.unique(owned)) != len(owned):
+            return "a page is private to two requests"
+        if not holders and not is_recalling and self.cache.num_locked != self.num_retained:
+            return (
+                f"{self.cache.num_locked} cached pages are locked and {self.num_retained} retained, but no request "
+                "holds a lease"
+            )
+        if self.groups is not None:
+            users = [request.pages[request.num_passed : request.num_pages] for request in holders]
+            return self.groups.violation(users, self.num_retained)
+        return None
+
+    def flush(self) -> int:
+        """Drop the cached pages that no request uses, in host memory too; return how many the device had."""
+        if self._retention is not None:
+            self._retention.clear(self.cache)
+        pages = self.cache.evict(self.cache.num_evictable) if self.tiers is None else self.tiers.clear()
+        self._allocator.free(pages)
+        self.epoch += 1
+        return len(pages)
+
+    def heal(self) -> None:
+        """Forget all cached prefixes and free every page. No request may wait or hold a row."""
+        self.cache = self._make_cache()
+        self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
+        if self._retention is not None:
+            self._retention.reset()
+        self._allocator.free(self._allocator.held_pages())
+        self.epoch += 1
+
+    def _has(self, num_needed: int) -> bool:
+        """Return whether pages are available, if need be after ending retentions."""
+        if self._allocator.num_free >= num_needed or self.num_available >= num_needed:
+            return True
+        if self.groups is not None and isinstance(self.cache, KeepingCache):  # a copy uses the frames that it reads
+            self.cache.finish_copies()
+            if self.num_available >= num_needed:
+                return True
+        return self._regain(num_needed)
+
+    def _match(self, request: Request) -> tuple[Match, Int32]:
+        """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
+        tokens = request.reusable_tokens()
+        match = self.cache.match(tokens, request.namespace)
+        if self.groups is None:
+            return match, _NO_PAGES
+        num_usable = self.groups.num_usable(match.pages)
+        if num_usable < len(match.pages):
+            match = self.cache.match(tokens[: num_usable * self.page_size], request.namespace)
+        window = self.groups.window_of(match.pages)
+        self.groups.mark_end(window)
+        self.groups.use(window)
+        return match, window
+
+    def _let_go(self, window: Int32) -> None:
+        if self.groups is not None:
+            self.groups.let_go(window)
+
+    def _pass(self, request: Request, end: int) -> None:
+        """Give back the frames in windows of the pages before `end`, to copies in the cache that have none if need be.
+
+        Otherwise a prefix whose frames were taken could not be used again, however often it is computed.
+        """
+        assert self.groups is not None
+        first, request.num_passed = request.num_passed, end
+        ranges = [(max(start, first), min(stop, end)) for start, stop in request.duplicates]
+        if any(start < stop for start, stop in ranges):
+            cached = self.cache.peek(request.tokens[: request.num_published * self.page_size], request.namespace).pages
+            for start, stop in ranges:
+                if start < stop <= len(cached):
+                    self.groups.give(request.pages[start:stop], cached[start:stop])
+        self.groups.let_go(request.pages[first:end])
+
+    def _append(self, request: Request, num_fresh: int) -> None:
+        """Allocate pages directly into the list of a request, evicting if there are too few; they must be available."""
+        if num_fresh > self._allocator.num_free:
+            if self._notes is not None:
+                self._notes.note(Reason.EVICTED, request, None, num_fresh - self._allocator.num_free)
+            self._make_room(num_fresh)
+        end = request.num_pages + num_fresh
+        self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
+        request.num_pages = end
+
+    def _offer(self, request: Request) -> None:
+        """Insert the computed whole pages of a request that are not published, and move the lease to their end."""
+        page_size, first = self.page_size, request.num_published
+        end = request.num_computed // page_size
+        insertion = self.cache.insert(
+            request.tokens[first * page_size : end * page_size],
+            request.pages[first:end],
+            request.namespace,
+            after=request.lease,
+            relock=True,
+        )
+        request.lease = insertion.node
+        if self.groups is not None:
+            self.groups.adopt(request.pages[first + insertion.num_existing : end])
+            if request.num_computed >= request.num_prompt > first * page_size:
+                self.groups.mark_end(request.pages[: request.num_prompt // page_size])
+        if insertion.num_existing:
+            request.duplicates += ((first, first + insertion.num_existing),)
+        request.num_published = end
+        self.epoch += 1
+
+    def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
+        """Return why no more than `num_matched` tokens of a request are cached, as if there was no other namespace."""
+        tokens = request.reusable_tokens()
+        if not isinstance(self.cache, ExplainingCache):
+            return CachedPrefix(
+                cause="no_cache",
+                num_reusable_tokens=len(tokens),
+                num_tokens=num_matched,
+                first_difference=num_matched,
+                num_possible_tokens=len(tokens),
+            )
+        found = self.cache.explain(tokens, request.namespace, searches_others=False)
+        if num_matched < found.num_tokens:
+            return CachedPrefix(
+                cause="window_evicted",
+                num_reusable_tokens=len(tokens),
+                num_tokens=num_matched,
+                first_difference=found.first_difference,
+                num_possible_tokens=found.num_tokens,
+            )
+        cause, num_possible = _CAUSES.get(found.cause.name), found.num_possible_tokens
+        if cause is None:
+            is_in_page = found.first_difference > num_matched or len(tokens) - num_matched < self.page_size
+            cause, num_possible = "page_rounding" if is_in_page else "never_seen", found.first_difference
+        return CachedPrefix(
+            cause=cause,
+            num_reusable_tokens=len(tokens),
+            num_tokens=num_matched,
+            first_difference=found.first_difference,
+            num_possible_tokens=num_possible,
+            evicted_by=found.evicted_by,
+            evicted_s=found.evicted_at_s,
+        )
+
+    def _remember(self, request: Request) -> None:
+        """Retain or drop the published prefix of a request that has ended, as the request says."""
+        tokens = request.tokens[: request.num_published * self.page_size]
+        if not request.retain_s:
+            self.drop(tokens, request.namespace)
+        elif request.finish is not FinishReason.ERROR:
+            self.retain(tokens, request.namespace, request.retain_s, of_request=True)
+
+    def _regain(self, num_needed: int) -> bool:
+        """End retentions until a number of pages is available; return whether it is."""
+        self._expire()
+        while self._retention is not None and self.num_available < num_needed:
+            ended = self._retention.shrink(self.cache)
+            if ended is None:
+                return False
+            self._drop_ended(ended)
+        return self._retention is not None
+
+    def _expire(self) -> None:
+        """End the retentions whose time is over."""
+        if self._retention is not None:
+            for node in self._retention.expire(self.cache):
+                self._drop_ended(node)
+
+    def _drop_ended(self, node: Any) -> None:
+        """Drop a prefix whose retention has ended, unless it can move to lower tiers: then it is evicted as others are.
+
+        It is not unlocked as if it had just been used, because a client could keep more than the bound by that.
+        """
+        if self.tiers is None:
+            self._drop(node)
+
+    def _drop(self, node: Any) -> int:
+        """Drop what no other sequence needs of a prefix; return how many pages that were."""
+        if not isinstance(self.cache, ReleasingCache):
+            return 0
+        pages = self.cache.release(node, keeps_longer=True)
+        self._allocator.free(pages)
+        self.epoch += len(pages) > 0
+        return len(pages)
+
+    def _make_room(self, n: int) -> None:
+        """Evict cached pages until n pages are free; they must be available."""
+        self._expire()
+        if n <= self._allocator.num_free:
+            return
+        spare = min(max(_SPARE_NEEDS * n, _SPARE_TOKENS // self.page_size), self._allocator.num_pages // _SPARE_SHARE)
+        if self.groups is not None:
+            self._trim(n + spare, ends=False)
+        while n > self._allocator.num_free:
+            evicted = self.cache.evict(n - self._allocator.num_free + spare)
+            self.num_evicted += len(evicted)
+            self._allocator.free(evicted)
+            if self.groups is None or not len(evicted):
+                break
+        if self.groups is not None:
+            self._trim(n, ends=True)
+        self.epoch += 1
+
+    def _trim(self, n: int, *, ends: bool) -> None:
+        """Free idle frames until n pages are free; lower tiers get those near the end of a prefix first."""
+        assert self.groups is not None
+        pages = self.groups.to_trim(n, ends=ends)
+        if isinstance(self.cache, KeepingCache):
+            self.cache.keep(self.groups.ends_of(pages))
+        self.groups.drop_windows(pages)
+
+
+def private_pages(request: Request) -> Int32:
+    """Return the pages that a request owns: duplicates of published ones, and those not published yet."""
+    rest = request.pages[request.num_published : request.num_pages]
+    if not request.duplicates:
+        return rest
+    return np.concatenate([*(request.pages[start:end] for start, end in request.duplicates), rest])

@@ -1,0 +1,1 @@
+"""Measures, records and views of a running engine. They change no decision."""

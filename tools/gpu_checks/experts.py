@@ -1,0 +1,122 @@
+"""Checks of mixtures of experts: the kernels in Triton against plain torch."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from gpu_checks.host import TOLERANCE, Failed, Host, Skipped
+from pagewood.engine.models.ops import ExpertMatrices
+from pagewood.engine.models.parts.experts import RouterConfig
+from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.torch_experts import TorchExperts
+from pagewood.engine.models.torch_experts import choose as choose_in_torch
+from pagewood.engine.models.torch_ops import TorchOps
+
+_SIZES = ((128, 768, 2048, 8), (64, 1408, 2048, 6), (8, 70, 104, 2))
+"""Experts, size of one, hidden size, chosen ones: of Qwen3 30B-A3B, of DeepSeek V2 Lite, and some that fill no tile."""
+_NUM_TOKENS = (1, 7, 300, 2500)
+_ROUTERS = (
+    RouterConfig(num_experts=128, num_chosen=8, renormalises=True),
+    RouterConfig(num_experts=6, num_chosen=2, scores_chosen_only=True),
+    RouterConfig(num_experts=60, num_chosen=4, score="sigmoid", scores_chosen_only=True, factor=2.5),
+    RouterConfig(num_experts=160, num_chosen=6, num_groups=8, num_chosen_groups=3, factor=16.0),
+    RouterConfig(
+        num_experts=256, num_chosen=8, score="sigmoid", has_choice_bias=True, num_groups=8, num_chosen_groups=4,
+        best_of_group=2, renormalises=True, epsilon=1e-20, factor=2.5,
+    ),
+    RouterConfig(num_experts=12, num_chosen=3, score="sigmoid", has_choice_bias=True, renormalises=True, least_sum=1.9),
+)  # fmt: skip
+
+
+def check_experts(host: Host) -> str:
+    """Experts and their choice agree with plain torch, and a token has the same bits alone and among others."""
+    if not host.is_gpu:
+        raise Skipped("Triton comes only with torch for CUDA")
+    return f"{compare_experts(host.where, _SIZES, _NUM_TOKENS)}; {compare_choices(host.where, _NUM_TOKENS)}"
+
+
+def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, int]], nums_tokens: Sequence[int]) -> str:
+    """Compare mixtures of some sizes, see `_SIZES`, in steps of some numbers of tokens; return how many agree."""
+    from pagewood.engine.runner.cuda.kernels.experts_triton import TritonExperts
+
+    torch.manual_seed(0)
+    found: list[str] = []
+    count = 0
+    second = torch.bfloat16 if where.type == "cuda" else torch.float16  # Triton's interpreter has no bfloat16
+    kinds: tuple[tuple[Activation, bool, bool], ...] = (
+        ("silu", False, False),
+        ("clamped", True, False),
+        ("gelu_tanh", False, True),
+    )
+    for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs)) in product(
+        sizes, zip((torch.float16, second, torch.float16), kinds, strict=True)
+    ):
+
+        def randn(*shape: int, scale: float, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return (torch.randn(*shape, device=where) * scale).to(dtype)
+
+        matrices = ExpertMatrices(
+            count=num_experts,
+            gate_up=randn(num_experts * 2 * size, width, scale=width**-0.5),
+            down=randn(num_experts * width, size, scale=size**-0.5),
+            gate_up_bias=randn(num_experts * 2 * size, scale=0.3) if has_bias else None,
+            down_bias=randn(num_experts * width, scale=0.3) if has_bias else None,
+        )
+        mine = TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
+        theirs = TorchExperts(_widened(matrices), activation, TorchOps(), weighs_inputs=weighs_inputs)
+        for num_tokens in nums_tokens:
+            count += 1
+            x = randn(num_tokens, width, scale=1.0)
+            scores = torch.rand(num_tokens, num_experts, device=where)
+            scores[:, 0] += 0.5  # one is chosen often
+            shares, chosen = scores.topk(num_chosen)
+            result = mine(x, chosen.int(), shares)
+            expected = theirs(x.float(), chosen.int(), shares)
+            what = f"{dtype} {activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
+            worst = float((result.float() - expected).abs().max())
+            if not worst <= TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
+                found.append(f"{what}: differs by {worst:.3g}")
+            for row in (0, num_tokens // 2, num_tokens - 1):
+                one = slice(row, row + 1)
+                if not torch.equal(mine(x[one], chosen[one].int(), shares[one])[0], result[row]):
+                    found.append(f"{what}: token {row} has other bits alone")
+    if found:
+        raise Failed(f"{len(found)} differ: " + "; ".join(found[:6]))
+    return f"{count} mixtures agree"
+
+
+def compare_choices(where: torch.device, nums_tokens: Sequence[int]) -> str:
+    """Compare choices of experts by every kind of router, also between equal scores; return how many agree."""
+    from pagewood.engine.runner.cuda.kernels.experts_triton import choose
+
+    torch.manual_seed(1)
+    for router, num_tokens in product(_ROUTERS, nums_tokens):
+        logits = torch.randn(num_tokens, router.num_experts, device=where)
+        logits[::2] = (logits[::2] * 2).round()  # many are equal
+        bias = torch.randn(router.num_experts, device=where) if router.has_choice_bias else None
+        if bias is not None:
+            bias = bias.round()
+        chosen, shares = choose(logits, router, bias)
+        expected, expected_shares = choose_in_torch(logits, router, bias)
+        same = (chosen == expected).all(1)
+        if not same[::2].all() if bias is None else not same.float().mean() > 0.9:
+            raise Failed(f"{router}: other experts of {num_tokens} tokens")
+        if not torch.allclose(shares[same], expected_shares[same], rtol=1e-5, atol=1e-6):
+            raise Failed(f"{router}: other shares of {num_tokens} tokens")
+    return f"{len(_ROUTERS)} routers choose alike"
+
+
+def _widened(matrices: ExpertMatrices) -> ExpertMatrices:
+    return ExpertMatrices(
+        count=matrices.count,
+        gate_up=matrices.gate_up.float(),
+        down=matrices.down.float(),
+        gate_up_bias=None if matrices.gate_up_bias is None else matrices.gate_up_bias.float(),
+        down_bias=None if matrices.down_bias is None else matrices.down_bias.float(),
+    )
