@@ -1,4 +1,4 @@
-"""The benchmarks of forms of weights and of kinds of models run, without other engines."""
+"""The benchmarks of forms of weights, of kinds of models and of ranks run, without other engines."""
 
 import subprocess
 import sys
@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
     [
         (("weights_peers.py", "--quick", "--threads", "1"), "| pagewood int4 | "),
         (("models.py", "--quick", "--threads", "1", "--only", "experts"), "- pagewood: "),
+        (("ranks.py", "--quick"), "rank 1: Rss: "),
         (("weights_quality.py", "--count", "1", "--tokens", "200"), "| int4 by GPTQ (training) | "),
     ],
 )

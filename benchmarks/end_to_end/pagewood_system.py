@@ -25,13 +25,20 @@ class PagewoodSystem:
     name = "pagewood"
 
     def __init__(
-        self, folder: Path, cases: Sequence[Case], *, num_threads: int, weights: WeightFormat = "auto"
+        self,
+        folder: Path,
+        cases: Sequence[Case],
+        *,
+        num_threads: int,
+        weights: WeightFormat = "auto",
+        num_ranks: int = 1,
     ) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(
             EngineConfig(
                 model=str(folder),
                 num_threads=num_threads,
+                tensor_parallel_size=num_ranks,
                 weights=weights,
                 max_total_tokens=max(64 + case.num_requests * (case.length + 16) for case in cases),
                 max_running=max(case.num_requests for case in cases),
@@ -47,6 +54,11 @@ class PagewoodSystem:
     def run_plain(self, case: Case, prompts: Prompts) -> Run:
         """Answer the prompts with the plain loop."""
         return self._run(case, prompts, lambda last: self._engine.step())
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps it has computed."""
+        return self._engine.counters().num_steps
 
     def close(self) -> None:
         self._engine.close()

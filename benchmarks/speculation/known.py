@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from unittest.mock import patch
 
-from pagewood.engine.assembly import build_cpu
+from pagewood.engine.assembly import cpu_rank
 from pagewood.engine.core.messages.arrays import Int32
 from speculation.engines import System
 
@@ -66,4 +66,4 @@ class KnowingDrafter:
 def drafts_of(answers: Answers, *, accepted: float) -> AbstractContextManager[object]:
     """Let engines for `speculative="ngram"` that are built meanwhile draft these answers."""
     knowing = partial(KnowingDrafter, answers=answers, accepted=accepted)
-    return patch.dict(build_cpu._LOOKUPS, ngram=knowing)  # pyright: ignore[reportPrivateUsage]
+    return patch.dict(cpu_rank._LOOKUPS, ngram=knowing)  # pyright: ignore[reportPrivateUsage]

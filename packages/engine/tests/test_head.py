@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,11 @@ from pagewood.engine.model_folder.load import load_head, load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.parts.output import OutputConfig
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from rank_threads import on_ranks
+from stand_ins import flashinfer_torch
 from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
 
 NUM_TOKENS = 11
@@ -253,9 +258,9 @@ class Drafting:
         return logits, state
 
 
-def _load(target_folder: Path, head_folder: Path) -> Drafting:
-    ops = torch_ops()
-    target = load_model(target_folder, ops)
+def _load(target_folder: Path, head_folder: Path, shard: Shard = WHOLE, ops: CUDAOps | None = None) -> Drafting:
+    ops = ops or torch_ops()
+    target = load_model(target_folder, ops, shard=shard)
     head = load_head(head_folder, target, ops)
     return Drafting(target, head, SequenceAttention.of(head.config.layer))
 
@@ -301,6 +306,39 @@ def test_eagle_logits_of_a_prompt_in_chunks_and_of_drafts(folders: tuple[Path, P
         logits, state = oracle(token, state, torch.tensor([position]))
         own_logits, own_state = ours.step(token, own_state, [position])
         torch.testing.assert_close(own_logits, logits, atol=1e-4, rtol=0)
+
+
+def _drafted(drafting: Drafting) -> Tensor:
+    """Return logits of a prompt, and of drafts after it."""
+    hidden, pairs = drafting.head.features(drafting.states(drafting.head.config.captured)), NUM_TOKENS - 1
+    logits, state = drafting.step(TOKENS[1:], hidden[:pairs], list(range(pairs)))
+    found, token_map = [logits], drafting.head.token_map
+    for position in range(pairs, pairs + NUM_DRAFTS):
+        token = found[-1][-1:].argmax(-1)
+        logits, state = drafting.step(token if token_map is None else token_map[token], state[-1:], [position])
+        found.append(logits)
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def _check_ranks(target_folder: Path, head_folder: Path, count: int) -> None:
+    """Compare what ranks draft with what one rank does."""
+
+    def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        with torch.inference_mode():
+            return _drafted(_load(target_folder, head_folder, shard, CUDAOps(flashinfer_torch, exchange=exchange)))
+
+    whole, parts = _drafted(_load(target_folder, head_folder)), on_ranks(count, work)
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    torch.testing.assert_close(parts[0], whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", EAGLE)
+def test_ranks_draft_what_one_rank_does(folders: tuple[Path, Path], name: str, count: int) -> None:
+    target = _target(folders[0])
+    EagleHead(EAGLE[name], target).eval().save(folders[1])
+    _check_ranks(*folders, count)
 
 
 @torch.inference_mode()
@@ -453,6 +491,16 @@ def test_logits_of_multi_token_prediction(tmp_path: Path, name: str) -> None:
         expected, state = step(token, state, torch.tensor([position]))
         logits, own_state = ours.step(token, own_state, [position])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", MTP)
+def test_ranks_predict_what_one_rank_does(tmp_path: Path, name: str, count: int) -> None:
+    case = MTP[name]
+    target = _target(tmp_path, case.kind, **{key: v for key, v in case.extra.items() if key != "architectures"})
+    with torch.inference_mode():
+        _add_mtp(target, case, tmp_path)
+    _check_ranks(tmp_path, tmp_path, count)
 
 
 @torch.inference_mode()

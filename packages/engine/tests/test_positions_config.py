@@ -12,7 +12,7 @@ import pytest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.rope import LongScaling, TemperatureConfig, YarnScaling
-from pagewood.engine.models.stored.head_order import head_order, in_all_heads
+from pagewood.engine.models.stored.head_order import head_order, in_heads
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -190,4 +190,4 @@ def test_the_order_of_a_head_makes_halves_of_pairs() -> None:
         assert order is not None
         assert sorted(order.tolist()) == list(range(8))
         assert [(int(order[i]), int(order[i + 4])) for i in range(rotated // 2)] == pairs
-        assert in_all_heads(order, 2).tolist() == [*order.tolist(), *(order + 8).tolist()]
+        assert in_heads(order, range(2)).tolist() == [*order.tolist(), *(order + 8).tolist()]

@@ -52,6 +52,14 @@ def test_without_torch_times_begin_with_the_profile() -> None:
     assert (other["seconds"], other["dropped_spans"]) == (1.0, 7)
 
 
+def test_each_rank_has_a_track_of_its_own() -> None:
+    spans = [Span("step", 10.5, 10.75, {}), Span("step", 10.5, 10.75, {"rank": 1})]
+    recorded = Recorded((), spans, 0, 10.0, 11.0, None)
+    assert [one["tid"] for one in events(recorded)] == [2, 3]
+    named = {one["tid"]: one["args"]["name"] for one in json.loads(recorded.trace())["traceEvents"] if "ts" not in one}
+    assert (named[2], named[3]) == ("device", "device, rank 1")
+
+
 def test_the_summary_has_the_longest_first() -> None:
     spans = [Span("a", 0, 1, {}), Span("b", 1, 4, {}), Span("a", 4, 5.5, {})]
     assert summary(spans) == [

@@ -30,16 +30,18 @@ import quantised_folders
 import small_disk
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.model_folder.folder import default_sampling, find_drafter, model_folder, model_name
-from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.load import check_weights, load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.rope import LinearScaling, Llama3Scaling, YarnScaling
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
+from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.keys import unknown_keys
 from pagewood.engine.weights.gguf.parts import open_gguf
+from rank_threads import ranks_logits, text_logits
 
 ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
 END = {"tokenizer.ggml.eos_token_id": 2}
@@ -155,6 +157,16 @@ def test_random_blocks_of_256_inputs(kind: str, wide: Path, tmp_path: Path) -> N
 def test_blocks_of_few_bits_and_of_tables(kind: str, wide: Path, tmp_path: Path) -> None:
     expected = gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
     assert set(compare(tmp_path / "m.gguf", expected)) == {SMALL_BLOCKS[kind]}
+
+
+@pytest.mark.parametrize("kind", [*K_QUANTS, *SMALL_BLOCKS, "Q4_0", "Q5_1"])
+def test_ranks_have_parts_of_blocks(kind: str, wide: Path, tmp_path: Path) -> None:
+    gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
+    made, tokens = model_folder(tmp_path / "m.gguf"), torch.arange(30)
+    whole = text_logits(load_model(made, TorchOps()), tokens)
+    for count in (2, 4):
+        found = ranks_logits(made, tokens, count)[0]
+        torch.testing.assert_close(found, whole, atol=float(2e-6 * whole.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

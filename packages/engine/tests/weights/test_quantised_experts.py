@@ -18,6 +18,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.ops import CPUOps
+from rank_threads import ranks_logits
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 _COMPRESSED = {
@@ -86,6 +87,7 @@ def test_experts_stay_in_codes(name: str, plain: Path, tmp_path: Path) -> None:
     ops = CPUOps()
     load_model(tmp_path, ops, dtype=None)
     assert {found for found, _ in ops.variants} == {kind}
+    torch.testing.assert_close(ranks_logits(tmp_path, torch.arange(30), 2)[1], logits(tmp_path), atol=1e-4, rtol=0)
 
 
 def test_experts_of_two_forms_are_widened_to_one(plain: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 import quantised_folders as made
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.feed_forward import in_halves
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.weights.integers import Packed
 from pagewood.engine.weights.quantisation import METHODS, read_quantisation
@@ -521,3 +523,65 @@ def test_what_is_kept_takes_less_memory_than_the_checkpoint_or_little_more(folde
     rows, columns = made.SIZE, made.WIDTH
     [form] = checkpoint.forms([(f"{DOWN}.weight", rows)], columns)
     assert form.nbytes == rows * columns // 2 + 4 * rows * math.ceil(columns / 32)
+
+
+def test_a_part_that_cuts_a_group_is_refused_by_name(folder: Path) -> None:
+    case = CASES["gptq"]
+    made.quantise(folder, case.make, case.config)
+    message = (
+        "model.layers.0.mlp.down_proj.weight: a rank's part must begin and end at a multiple of 32 inputs, because "
+        "these share a scale, got 0 to 48"
+    )
+    with pytest.raises(ValueError, match=message):
+        Checkpoint(folder, dtype=None).stack(
+            [("model.layers.0.mlp.down_proj.weight", made.SIZE)], made.WIDTH, inputs=range(48)
+        )
+
+
+WHOLE_ONLY = {
+    "outputs": ("fp8 blocks",),
+    "inputs": (
+        "fp8 blocks", "gptq desc_act", "gptq 3 bits desc_act"
+    ),
+}  # fmt: skip
+"""Cases of which a part of 32 is cut from the numbers of the whole: it cuts blocks, or its groups are not in order."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_the_tensors_of_a_part_are_decoded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    made.quantise(folder, case.make, case.config, metadata=case.metadata)
+    checkpoint, cuts = Checkpoint(folder, dtype=None), list[str]()
+    after = Checkpoint._cut  # pyright: ignore[reportPrivateUsage]
+
+    def noted(self: Checkpoint, weight: Any, found: Any) -> Any:
+        cuts.append(what)
+        return after(self, weight, found)
+
+    monkeypatch.setattr(Checkpoint, "_cut", noted)
+    parts: dict[str, dict[str, Any]] = {"outputs": {"order": np.arange(32, 64)}, "inputs": {"inputs": range(32, 64)}}
+    for what, part in parts.items():  # noqa: B007  # `noted` reads it
+        checkpoint.stack([("model.layers.0.self_attn.o_proj.weight", made.SIZE)], made.SIZE, **part)
+    assert cuts == [what for what in parts if name in WHOLE_ONLY[what]]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_read_their_parts(name: str, folder: Path, dtype: torch.dtype | None) -> None:
+    """Of several matrices together, by outputs and by inputs: the numbers are those of the whole."""
+    case = CASES[name]
+    made.quantise(folder, case.make, case.config, metadata=case.metadata)
+    checkpoint = Checkpoint(folder, dtype=dtype)
+
+    def stacked(parts: list[tuple[str, int]], columns: int, **part: Any) -> torch.Tensor:
+        found: Any = checkpoint.stack(parts, columns, **part)
+        return found if isinstance(found, torch.Tensor) else torch.from_numpy(found.dequantised())
+
+    gate_up = [(f"model.layers.0.mlp.{one}_proj.weight", made.WIDTH) for one in ("gate", "up")]
+    down = [("model.layers.0.mlp.down_proj.weight", made.SIZE)]
+    outputs, inputs = stacked(gate_up, made.SIZE), stacked(down, made.WIDTH)
+    for part in (range(32), range(32, 64), range(64, 96), range(32, 96)):
+        order = in_halves(part, made.WIDTH)
+        assert torch.equal(stacked(gate_up, made.SIZE, order=order), outputs[order])
+        assert torch.equal(stacked(gate_up, made.SIZE, order=order[1::3]), outputs[order[1::3]])
+        assert torch.equal(stacked(down, made.WIDTH, inputs=part), inputs[:, part.start : part.stop])

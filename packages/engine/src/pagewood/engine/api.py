@@ -694,8 +694,8 @@ _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
 
 _COUNTS = (
-    "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps", "speculative_num_tokens",
-    "stream_interval",
+    "tensor_parallel_size", "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps",
+    "speculative_num_tokens", "stream_interval",
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
@@ -728,7 +728,11 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
-    """Compute threads of the CPU runner; None: one per physical core."""
+    """Compute threads of the CPU runner, of all processes together; None: one per physical core."""
+    tensor_parallel_size: int = 1
+    """Processes that compute the model together, each with a part of every matrix, of all heads and of their KV memory.
+    They run on cores of their own, on those of one memory node where there are several. It must divide the sizes of the
+    model, and is for a CPU. Logits then differ in their last bits from those of one process."""
 
     # formats of numbers
     weights: WeightFormat = "auto"
@@ -978,6 +982,7 @@ class EngineConfig:
         if self.kv_cache_dtype not in (here := ("auto", dtype, defaults.quantised)):
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
+        self._check_ranks()
         self._check_needs()
         self._check_tiers()
         self._check_retention()
@@ -1022,6 +1027,20 @@ class EngineConfig:
     def mixing(self) -> SchedulePreset:
         """How prompts and decodes share steps: `schedule_preset`, or what `prefill_first` says."""
         return self.schedule_preset or ("prefill-first" if self.prefill_first else "decode-first")
+
+    def _check_ranks(self) -> None:
+        if self.tensor_parallel_size == 1:
+            return
+        if self.device == "cuda":
+            raise ValueError(f"tensor_parallel_size must be 1 on CUDA, got {self.tensor_parallel_size}")
+        if self.model_impl == "transformers":
+            raise ValueError(
+                f"tensor_parallel_size must be 1 with model_impl transformers, got {self.tensor_parallel_size}"
+            )
+        if self.num_threads is not None and self.num_threads < self.tensor_parallel_size:
+            raise ValueError(
+                f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}, got {self.num_threads}"
+            )
 
     def _check_needs(self) -> None:
         """Refuse fields that have no effect beside others."""

@@ -24,6 +24,11 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     """
     config = config.resolved()
     if (reason := reason_for_transformers(config)) is not None:
+        if config.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size must be 1 for a model that transformers computes ({reason}), "
+                f"got {config.tensor_parallel_size}"
+            )
         from pagewood.engine.assembly.build_transformers import build_transformers_engine  # imports transformers
 
         return build_transformers_engine(config, reason, inbox=inbox, outbox=outbox, progress=progress)

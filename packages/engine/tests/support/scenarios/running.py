@@ -34,11 +34,15 @@ from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.runner.ranks.notes import StepNotes
+from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from pagewood.engine.runner.ranks.segment import Segment
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from scenarios.faulty import FaultyRunner
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
+from thread_ranks import NotedRunner, ThreadRanks
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
@@ -283,7 +287,16 @@ class _Run:
             requests=self._requests_with_rows,
             failed=self._failed.add,
         )
-        return EncodedRunner(self._runner) if self._scenario.is_encoded else self._runner
+        runner = EncodedRunner(self._runner) if self._scenario.is_encoded else self._runner
+        if self._scenario.num_ranks == 1:
+            return runner
+
+        def make_noted(segment: Segment, rank: int) -> NotedRunner:
+            own = runner if rank == 0 else make_echo(held_pages=None, memory=None, requests=None)
+            return NotedRunner(own, StepNotes(segment, rank))
+
+        group = ThreadRanks(self._scenario.num_ranks, make_noted)
+        return RankedRunner(group.runner, group)
 
     def _requests_with_rows(self) -> list[Request]:
         return self._engine._state.holders  # pyright: ignore[reportPrivateUsage]

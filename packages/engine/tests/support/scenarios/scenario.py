@@ -59,6 +59,9 @@ class Scenario:
     """The window of each group of layers; read by the runner that `run_scenario` makes."""
     is_encoded: bool = False
     """Whether batches and results pass between engine and runner as bytes."""
+    num_ranks: int = 1
+    """Runners that compute every step, each in a thread of its own, as if they were ranks of a model. With several, the
+    scenario has no faults, and no drafts beside grammars."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

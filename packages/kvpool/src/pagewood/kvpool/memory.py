@@ -5,6 +5,7 @@ import mmap
 import sys
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -123,35 +124,87 @@ class PageMemory:
         return value
 
 
-def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device = "cpu") -> PageMemory:
+class SharedBytes:
+    """Memory that other processes have mapped too, from which blocks are cut one after the other.
+
+    Processes that cut the same blocks in the same order have the same memory in them.
+
+    Args:
+        memory: `[num_bytes] uint8` on a CPU, zeros, aligned to 64 bytes, such as a mapped file.
+    """
+
+    __slots__ = ("_end", "_memory")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._end = 0  # written by: cut
+
+    def cut(self, num_pages: int, bytes_per_page: int) -> torch.Tensor:
+        """Return the next `[num_pages, bytes_per_page] uint8`, aligned to 64 bytes.
+
+        Raises:
+            ValueError: there is not enough left.
+        """
+        first, num_bytes = self._end, num_pages * bytes_per_page
+        if first + num_bytes > len(self._memory):
+            raise ValueError(f"memory must have {first + num_bytes} bytes, got {len(self._memory)}")
+        self._end = first + num_bytes + -num_bytes % _ALIGNMENT_BYTES
+        return self._memory[first : first + num_bytes].view(num_pages, bytes_per_page)
+
+
+def shared_size(layout: PageLayout, num_pages: int) -> int:
+    """Return the bytes of `SharedBytes` that `allocate` or `allocate_joint` cuts for these pages, at most."""
+    num_blocks = layout.num_layers * len(layout.arrays)
+    return num_pages * layout.bytes_per_page + num_blocks * _ALIGNMENT_BYTES
+
+
+def allocate(
+    layout: PageLayout, num_pages: int, *, device: str | torch.device = "cpu", shared: SharedBytes | None = None
+) -> PageMemory:
     """Allocate `num_pages * layout.bytes_per_page` bytes: one block for each array of each layer, aligned to 64 bytes.
 
     The memory starts as zeros, so a kernel that multiplies masked positions by zero meets no NaN. On a CPU the system
     provides these zeros when a page is first written, so a pool takes memory only as it fills, unless `touch` is
     called.
 
+    Args:
+        layout: The layout of a page.
+        num_pages: Number of pages.
+        device: Where to allocate.
+        shared: What the blocks are cut from; None: new memory of this process.
+
     Raises:
-        ValueError: `num_pages` is less than 1.
+        ValueError: `num_pages` is less than 1, or `shared` is too small.
     """
     check_at_least_one(num_pages=num_pages)
     sizes = [array.num_bytes for array in layout.arrays]
-    blocks = [tuple(_zeros(num_pages, size, device) for size in sizes) for _ in range(layout.num_layers)]
+    cut = partial(_zeros, device) if shared is None else shared.cut
+    blocks = [tuple(cut(num_pages, size) for size in sizes) for _ in range(layout.num_layers)]
     return PageMemory(layout, blocks)
 
 
 def allocate_joint(
-    layout: JointLayout, num_pages: int, *, device: str | torch.device = "cpu"
+    layout: JointLayout,
+    num_pages: int,
+    *,
+    device: str | torch.device = "cpu",
+    shared: SharedBytes | None = None,
 ) -> tuple[PageMemory, tuple[PageMemory, ...]]:
     """Allocate `num_pages * layout.bytes_per_page` bytes; return the memory of whole pages, and a view for each part.
 
-    Each array of each layer of each part is contiguous, and starts as zeros.
+    Each array of each layer of each part is contiguous, and starts as zeros. For `shared` see `allocate`.
 
     Raises:
-        ValueError: `num_pages` is less than 1.
+        ValueError: `num_pages` is less than 1, or `shared` is too small.
     """
-    parts = tuple(allocate(part, num_pages, device=device) for part in layout.parts)
+    parts = tuple(allocate(part, num_pages, device=device, shared=shared) for part in layout.parts)
+    return joined(layout, parts), parts
+
+
+def joined(layout: JointLayout, parts: Sequence[PageMemory]) -> PageMemory:
+    """Return the memory of whole pages whose parts are in `parts`, as views."""
     blocks = [block for part in parts for layer in range(part.layout.num_layers) for block in part.blocks(layer)]
-    return PageMemory(layout, [tuple(blocks)]), parts
+    return PageMemory(layout, [tuple(blocks)])
 
 
 def memory_for(
@@ -180,7 +233,7 @@ def _as_words(block: torch.Tensor) -> torch.Tensor:
     return block
 
 
-def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> torch.Tensor:
+def _zeros(device: str | torch.device, num_pages: int, bytes_per_page: int) -> torch.Tensor:
     """Return `[num_pages, bytes_per_page] uint8`, zeros.
 
     On Linux this memory comes from the system directly: it is not touched, and has huge pages where the system offers

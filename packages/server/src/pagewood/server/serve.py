@@ -34,6 +34,7 @@ from pagewood.server.keys.run_key import FOLDER_VARIABLE, RunKey, make_run_key
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import ZmqSender, address
 from pagewood.server.metrics.metrics import Metrics
+from pagewood.server.metrics.rank_processes import rank_processes
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.observe.console import Console
 from pagewood.server.observe.incidents import Incidents, Recovery
@@ -246,7 +247,7 @@ async def _serve(
             limits = config.http_limits()
             connections = Connections(limits)
             if metrics is not None:
-                metrics.processes = lambda: {HTTP: os.getpid(), **supervisor.pids()}
+                metrics.processes = lambda: _pids(supervisor)
                 metrics.num_connections = lambda: len(connections)
             frontend = Frontend(
                 service=Service(
@@ -308,6 +309,12 @@ def _tracing(config: ServeConfig) -> Tracing | None:
     from pagewood.server.observe.tracing import Tracing
 
     return Tracing(config.otlp_endpoint, model_name=config.served_model_name, version=__version__)
+
+
+def _pids(supervisor: Supervisor) -> dict[str, int]:
+    """Return the process ids of the server by name, with those of the ranks of a model."""
+    pids = supervisor.pids()
+    return {HTTP: os.getpid(), **pids, **rank_processes(pids.get(ENGINE.name))}
 
 
 def _tokenizer_stage(index: int) -> Stage:

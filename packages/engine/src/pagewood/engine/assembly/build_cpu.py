@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
+from pagewood.engine.assembly.cpu_rank import CPURank
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
-from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.kv import KVSpace
-from pagewood.engine.core.memory.page_groups import PageGroups, most_pages
-from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter, model_folder, model_name
-from pagewood.engine.model_folder.load import check_draft, check_weights
+from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.model_folder.folder import model_folder, model_name
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
-from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
-from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
-from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
-from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
-from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
-from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
-from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
-from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
-from pagewood.engine.runner.storage import storage_for
-from pagewood.kvpool import LayerGroups
+from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.ranks.cores import threads_on
+from pagewood.engine.runner.ranks.group import Group
+from pagewood.engine.runner.ranks.messages import Loaded, Ready, Sizes
+from pagewood.engine.runner.ranks.notes import StepNotes
+from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +42,6 @@ _BUSY_TOKENS = 128
 """A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
 """Most bytes of a weight, by form; norms and scales are a small part of them."""
-_LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
 
 
 def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
@@ -73,75 +67,81 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
             f"got {weights_bytes / 1e9:.1f} GB of weights in {config.weights.replace('auto', 'the form of its files')}"
         )
+    num_ranks = config.tensor_parallel_size
+    if num_ranks > 1:
+        model_config.for_shard(Shard(0, num_ranks))  # what cannot be divided is refused before processes are started
     num_threads = config.num_threads or _num_cores()
-    found = None if config.speculative == "off" else _find_drafter(config, folder)
-    loaded = load_cpu_model(
-        folder,
-        config.weights,
-        activations=config.activations,
-        digest=digest,
-        num_threads=num_threads,
-        max_length=config.max_length,
-        progress=progress,
-    )
-    model, variants, units = loaded.model, loaded.variants, dict.fromkeys(loaded.units)
-    if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
+    if num_threads < num_ranks:
         raise ValueError(
-            f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
-            f"those of this model are {_described(variants)}, got 'bfloat16'"
+            f"tensor_parallel_size must be at most the {num_threads} cores that this process may use, got {num_ranks}"
         )
-    drafter = None
-    if found is not None and found.folder is not None:
-        drafter = load_drafter(
-            found,
-            model,
-            folder,
-            target_digest=digest.known() if outlives else None,
-            target_mark=loaded.mark,
-            weights=config.weights,
-            activations=config.activations,
-            num_threads=num_threads,
+    parts = _Parts(
+        folder=folder,
+        digest=digest,
+        model=model_config,
+        num_weights=num_weights,
+        num_threads=num_threads,
+        processors=processors,
+    )
+    if num_ranks == 1:
+        return _engine(config, parts, None, inbox, outbox, progress)
+    group = Group(replace(config, num_threads=num_threads), num_ranks, shares_kv=config.host_cache_gb is not None)
+    try:
+        return _engine(config, parts, group, inbox, outbox, progress)
+    except BaseException:
+        group.abandon()
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What an engine is made of."""
+
+    folder: Path
+    digest: ModelDigest
+    model: ModelConfig
+    num_weights: int
+    num_threads: int
+    """Of all ranks together."""
+    processors: Mapping[str, Process]
+
+
+def _engine(
+    config: EngineConfig, parts: _Parts, group: Group | None, inbox: Inbox, outbox: Outbox, progress: Progress | None
+) -> Engine:
+    num_ranks, cores = config.tensor_parallel_size, () if group is None else group.cores
+    with threads_on(cores):
+        rank = CPURank(
+            config,
+            parts.folder,
+            parts.digest,
+            num_threads=parts.num_threads // num_ranks,
+            shard=Shard(0, num_ranks),
+            exchange=None if group is None else group.segment.exchange(0),
             progress=progress,
         )
-        variants |= drafter.variants
-        units |= dict.fromkeys(drafter.units)
-    _log.info("weights: %s", _described(variants))
-    groups = _groups(config, model_config, has_drafter=drafter is not None)
-    layout = model_config.memory_layout(
-        page_size=config.page_size, dtype=config.resolved().kv_cache_dtype, order="HND", groups=groups
-    )
-    kernel = warm_up(
-        layout,
-        head_dims=(*model_config.head_dims, *(drafter.head_dims if drafter else ())),
-        drafter=drafter.memory_layout(layout) if drafter else None,
-        packed=variants,
-        others=units,
-        progress=progress,
-    )
-    num_groups, has_frames = len(groups.windows), len(groups.windows) > 1
-    page_bytes = layout.bytes_per_page * num_groups
-    if drafter is not None and has_frames:  # a request that is long for its windows holds little but whole groups
-        page_bytes += -(-drafter.layout_beside(layout).bytes_per_page * num_groups // groups.windows.count(None))
-    elif drafter is not None:
-        page_bytes = drafter.layout(layout).bytes_per_page
-    num_pages, max_length = host_pages(config, model_config.max_position, groups, page_bytes)
+    _log.info("weights: %s", rank.described_weights)
+    rank.compile(progress)
+    num_pages, max_length = rank.num_pages(1) if group is None else _agreed_sizes(rank, group, progress)
+    rank.allocate(num_pages)
+    page_bytes = rank.page_bytes * num_ranks
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
+        vocab_size=parts.model.vocab_size,
+        eos_token_ids=parts.model.eos_token_ids,
         num_pages=num_pages,
         page_size=config.page_size,
-        windows=groups.windows,
-        short_length=model.short_length,
-        announces_pages=drafter is not None and has_frames,
-        vector_size=model_config.hidden_size,
+        windows=rank.groups.windows,
+        short_length=rank.loaded.model.short_length,
+        announces_pages=rank.announces_pages,
+        vector_size=parts.model.hidden_size,
         page_bytes=page_bytes,
-        long_step_tokens=-(-_LONG_STEP * num_threads // (num_weights - model_config.num_idle_parameters)),
+        long_step_tokens=-(-_LONG_STEP * parts.num_threads // (parts.num_weights - parts.model.num_idle_parameters)),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
-        "at most %d tokens a request, %d threads",
+        "at most %d tokens a request, %d threads%s",
         info.model_name,
         num_pages * config.page_size,
         num_pages,
@@ -149,44 +149,19 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages * page_bytes / 1e9,
         "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
-        num_threads,
+        parts.num_threads,
+        "" if group is None else f" in {num_ranks} processes",
     )
-
     control = draft_control(config, are_cores_taken=TakenCores())
-    if drafter is None:
-        storage, make_drafter, beside = storage_for(layout, num_pages * num_groups), None, None
-        memory = storage.memory
-    else:
-        num_frames = num_pages * num_groups
-        joint = drafter.allocate(
-            layout,
-            most_pages(groups.windows, num_frames) if has_frames else num_pages,
-            num_frames=num_frames if has_frames else None,
-        )
-        storage, memory, beside = joint.target, joint.whole, joint.beside
-        make_drafter = drafter.maker(
-            joint,
-            max_tokens=config.speculative_num_tokens,
-            uses_rejection=config.speculative_verify == "rejection",
-        )
-    populators = [Populator(one) for one in (memory, beside) if one is not None]
 
     def make_runner(kv: KVSpace) -> Runner:
-        runner: Runner = CPURunner(
-            model,
-            storage,
-            kernel,
-            max_rows=config.num_rows,
-            max_length=max_length,
-            num_threads=num_threads,
-            make_lookup=None if found is None else _LOOKUPS.get(found.kind),
-            make_drafter=make_drafter,
-            max_drafts=0 if found is None else config.speculative_num_tokens,
-            processors=processors,
-            groups=groups,
-        )
-        for populator in populators:
-            runner = PopulatingRunner(runner, populator)
+        watch = None if group is None else StepNotes(group.segment, 0)
+        with threads_on(cores):
+            runner = rank.make_runner(max_length=max_length, processors=parts.processors, watch=watch)
+        if group is not None:
+            group.answers(Ready, progress=progress)
+            group.begin()
+            runner = RankedRunner(runner, group)
         if control is not None:
             measure_cost(control, config, info, runner)
         return runner
@@ -195,75 +170,45 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         config,
         max_total_tokens=num_pages * config.page_size,
         max_length=max_length,
-        num_threads=num_threads,
+        num_threads=parts.num_threads,
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
+    assert rank.memory is not None
+    memory, beside = rank.memory, rank.beside
+    if group is not None and config.host_cache_gb is not None:
+        memory, beside = rank.joined_memory(num_pages, group.kv_memory)
     allocator = page_allocator(config.resolved(), info)
-    frames = Frames(pages=allocator, layers=groups, beside=beside) if isinstance(allocator, PageGroups) else None
+    frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=tiered_cache(config, digest, memory, mark=loaded.mark, frames=frames),
+        make_cache=tiered_cache(config, parts.digest, memory, mark=rank.loaded.mark, frames=frames),
         allocator=allocator,
         drafting=control,
-        compiler=grammar_compiler(config, folder, info),
+        compiler=grammar_compiler(config, parts.folder, info),
         drafts_constrained=True,
-        processors=processors,
+        processors=parts.processors,
         inbox=inbox,
         outbox=outbox,
     )
 
 
+def _agreed_sizes(rank: CPURank, group: Group, progress: Progress | None) -> tuple[int, int]:
+    """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them."""
+    loaded = group.answers(Loaded, progress=progress)
+    own_pages, own_length = rank.num_pages(group.count)
+    num_pages = min(own_pages, *(one.num_pages for one in loaded))
+    max_length = min(own_length, *(one.max_length for one in loaded))
+    if group.kv_memory:
+        group.enlarge_kv(rank.shared_bytes(num_pages))
+    group.tell_all(Sizes(num_pages=num_pages, max_length=max_length))
+    return num_pages, max_length
+
+
 def _stored_bytes(folder: Path) -> int:
     """Return about the bytes that weights take in the form of their files."""
     return sum(path.stat().st_size for path in checkpoint_files(folder))
-
-
-def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
-    """Return the forms of weights, and the instructions for products with rounded activations, as text for the log."""
-    names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
-    products = {
-        f"; products with {'int8' if isinstance(level, DotLevel) else 'bfloat16'} activations "
-        f"by {level.name.replace('_', '-')}"
-        for _, level in variants
-        if not isinstance(level, WideLevel)
-    }
-    return names + "".join(sorted(products))
-
-
-def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
-    """Return the drafter for the model, after its folder was compared with the target's."""
-    assert config.speculative != "off"
-    found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
-    if found.kind == "draft" and found.folder is not None:
-        check_draft(found.folder, folder)
-    _log.info("drafts: %s%s", found.kind, "" if found.folder is None else f" in {found.folder}")
-    return found
-
-
-def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:
-    """Return the groups of layers whose memory is given back apart."""
-    groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
-    if groups.windows == (None,):
-        return groups
-    reason = None
-    if config.host_cache_gb is not None and config.decision_log is not None:
-        reason = "a replay of the decision log would not know when copies to the host end"
-    if has_drafter and None not in groups.windows:
-        reason = "a drafter has its own of all of them"
-    if reason is not None:
-        _log.info("layers with a window keep the KV of all positions, because %s", reason)
-        return model.groups(max_length=1)
-    num_whole = groups.windows.count(None)
-    _log.info(
-        "KV memory: %d groups of %d layers need all positions, %d groups the last %d",
-        num_whole,
-        groups.num_layers,
-        len(groups.windows) - num_whole,
-        groups.windows[-1],
-    )
-    return groups
 
 
 def _num_cores() -> int:

@@ -57,6 +57,14 @@ _BARREN_PASSES = 16
 them."""
 
 
+class RunnerLostError(RuntimeError):
+    """A runner can compute nothing more: its device, or a process that computes with it, is lost.
+
+    It ends the engine, and no request with an error: the caller of `Engine.advance` gets it, and may start another
+    engine, which computes the requests again.
+    """
+
+
 class StepHandle(Protocol):
     """A launched step."""
 
@@ -66,6 +74,7 @@ class StepHandle(Protocol):
         The arrays of the result belong to the caller: no later step may write to them.
 
         Raises:
+            RunnerLostError: no step can be computed any more.
             Exception: the step failed; the engine ends its requests, as it does if the result breaks a rule of
                 `result_rules`.
         """
@@ -97,12 +106,26 @@ class Runner(Protocol):
         """Hand a batch to the device and return without waiting for it.
 
         Raises:
+            RunnerLostError: no step can be computed any more.
             Exception: the step was not launched; the engine ends its requests.
         """
         ...
 
     def close(self) -> None:
-        """Release threads and memory; no step may be in flight."""
+        """Release threads and memory; no step may be in flight, unless the runner is lost."""
+        ...
+
+
+@runtime_checkable
+class CheckedRunner(Protocol):
+    """A runner that can be lost while it has nothing to compute."""
+
+    def check(self) -> None:
+        """Return if it can compute; called now and then while the engine is idle.
+
+        Raises:
+            RunnerLostError: it cannot.
+        """
         ...
 
 
@@ -231,7 +254,8 @@ class Engine:
 
     Use it from one thread. A server calls `run`; a caller with a loop of its own calls `advance`.
 
-    A step that fails ends its own requests with an error, and no others. A `KeyboardInterrupt` (or any other exception
+    A step that fails ends its own requests with an error, and no others. A runner that is lost ends the engine with
+    `RunnerLostError`: it can only be closed then. A `KeyboardInterrupt` (or any other exception
     that is not an `Exception`) from the runner reaches the caller of `advance` after the steps in flight have been
     waited for and retired. The engine can then be used again, with `advance(None)`. If it comes from `launch`, it ends
     the requests of that step with an error; in `wait` it ends none. An exception from any other place, such as a signal
@@ -499,6 +523,8 @@ class Engine:
             if self._state.is_idle:
                 if self._was_idle:  # a command that is there already does not wait for the check
                     self._check_invariant()
+                    if isinstance(self._runner, CheckedRunner):
+                        self._runner.check()
                     if self._speculation is not None:
                         self._speculation.report()
                 self._send(self._intake.flush_idle())
@@ -583,6 +609,8 @@ class Engine:
             if measures is not None:
                 measures.mark(BUILD)
             handle = self._runner.launch(batch)
+        except RunnerLostError:
+            raise
         except Exception as error:
             _log.exception("a step could not be launched")
             self._send(self._fail(grants, error))
@@ -666,6 +694,8 @@ class Engine:
                 failure = pending.failure
                 if failure is None:
                     result = self._checked(found, pending)
+            except RunnerLostError:
+                raise
             except Exception as error:  # ends the requests of the step, not the engine
                 _log.exception("a step failed")
                 failure = error

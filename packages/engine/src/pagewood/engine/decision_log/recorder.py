@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
-from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.loop import CheckedRunner, Runner, StepHandle
 from pagewood.engine.core.masks.constrain import Compiler, Compiling
 from pagewood.engine.core.memory.kv import PrefixCache, TieredCache
 from pagewood.engine.core.messages.batch import Batch
@@ -171,6 +171,10 @@ class _RecordedRunner:
             raise
         launches.append("")
         return handle
+
+    def check(self) -> None:
+        if isinstance(self._inner, CheckedRunner):
+            self._inner.check()
 
     def close(self) -> None:
         self._inner.close()

@@ -20,9 +20,9 @@ from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
 from pagewood.engine.models.stored.head_order import RowOrder
-from pagewood.engine.models.stored.ordered_rows import in_order
 from pagewood.engine.models.stored.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
@@ -37,6 +37,12 @@ class Fused:
     parts: Sequence[Found]
     columns: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of what is needed of all parts."""
+        shapes = [one.shape(self.columns) for one in self.parts]
+        return sum(rows for rows, _ in shapes), shapes[0][1]
+
 
 class _Headers:
     """`HeadWeights` that read and compare only the headers and the token map."""
@@ -47,14 +53,20 @@ class _Headers:
         self._checkpoint = checkpoint
         self.matrices: list[Fused] = []  # written by: stack
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> torch.Tensor:
-        found = self._checkpoint.check(parts, *columns)
+    def stack(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> torch.Tensor:
+        found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if columns:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
-    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        self._checkpoint.check([(name, rows)], columns)
+    def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
+        self._checkpoint.check([(name, rows)], columns, order=order)
         return torch.empty(0)
 
     def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
@@ -73,16 +85,22 @@ class _Shapes:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> torch.Tensor:
+    def stack(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> torch.Tensor:
         if not columns:
             return self._checkpoint.stack(parts, order=order)
-        found = self._checkpoint.check(parts, *columns)
+        found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if any(one.format is not None for one in found):
-            return in_order(cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0]))), order)
-        return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
+            return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
+        return torch.empty(Fused(parts=found, columns=columns[0]).shape, device="meta")
 
-    def numbers(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        return self._checkpoint.numbers(name, rows, columns)
+    def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
+        return self._checkpoint.numbers(name, rows, columns, order=order)
 
     def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
         return self._checkpoint.exact(name, rows, *columns)
@@ -105,14 +123,16 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
     return checkpoint.num_elements
 
 
-def open_matrices(checkpoint: Checkpoint, config: ModelConfig) -> list[Fused]:
-    """Return all matrices of a decoder, in the order in which it reads them; `Checkpoint.read` reads their numbers.
+def open_matrices(checkpoint: Checkpoint, config: ModelConfig, *, shard: Shard = WHOLE) -> list[Fused]:
+    """Return all matrices of a decoder, or of a rank's part of it, in the order in which it reads them.
+
+    `Checkpoint.read` reads their numbers.
 
     Raises:
         ValueError: the tensors are not those that the model needs.
     """
     headers = _Headers(checkpoint)
-    Decoder(config, headers, TorchOps(), device=torch.device("cpu"))
+    Decoder(config, headers, TorchOps(), device=torch.device("cpu"), shard=shard)
     return headers.matrices
 
 
@@ -125,6 +145,7 @@ def load_model(
     maps_plain: bool = False,
     reads_matrices: bool = True,
     max_length: int | None = None,
+    shard: Shard = WHOLE,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
@@ -138,6 +159,7 @@ def load_model(
         maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
         max_length: tokens of the longest request; see `ModelConfig.for_length`. None: as many as possible.
+        shard: the rank whose part of the model is read.
         progress: called for every tensor.
 
     Raises:
@@ -161,7 +183,7 @@ def load_model(
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
-    decoder = Decoder(config, weights, ops, device=device)
+    decoder = Decoder(config, weights, ops, device=device, shard=shard)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return decoder
 
@@ -196,7 +218,7 @@ def load_head(
     device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> Head[A]:
-    """Read the drafting head of `target` from a folder.
+    """Read the drafting head of `target` from a folder, or the part of it that the target's rank has.
 
     Args:
         folder: of an EAGLE-3 head, or the target's own if its checkpoint has layers for multi-token prediction; only
@@ -214,11 +236,13 @@ def load_head(
         ValueError: there is no head, its kind is not supported, it does not fit the target, or the tensors are not
             those that it needs. This is checked before any memory is allocated for them.
     """
-    config = HeadConfig.from_folder(folder, target.config, captured=captured)
+    config = HeadConfig.from_folder(folder, target.whole, captured=captured)
     check_head(folder, config)
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
-    head = Head(config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device)
+    head = Head(
+        config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device, shard=target.shard
+    )
     checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
     return head
 
@@ -257,6 +281,7 @@ def load_draft(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
+    shard: Shard = WHOLE,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read a draft model for the model in `target_folder`; the other arguments are those of `load_model`.
@@ -266,7 +291,7 @@ def load_draft(
         ValueError: see `check_draft` and `load_model`.
     """
     check_draft(folder, target_folder)
-    return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
+    return load_model(folder, ops, dtype=dtype, device=device, shard=shard, progress=progress)
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

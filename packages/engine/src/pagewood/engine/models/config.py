@@ -24,6 +24,7 @@ from pagewood.engine.models.parts.layer_inputs import LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, RopeConfig
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -95,6 +96,21 @@ class ModelConfig:
         """Return the model for requests of at most `length` tokens, for which a rope may need no second set."""
         layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
+
+    def for_shard(self, shard: Shard) -> ModelConfig:
+        """Return what a rank has: its heads, their memory and its part of every feed-forward.
+
+        Raises:
+            ValueError: a number cannot be divided among the ranks.
+        """
+        if shard.is_whole:
+            return self
+        if self.tied_embeddings and self.has_logits_bias:
+            raise ValueError(
+                "tensor_parallel_size must be 1 for a model with tied embeddings and a bias of logits, got "
+                f"{shard.count}"
+            )
+        return replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
 
     @property
     def short_length(self) -> int | None:

@@ -12,12 +12,14 @@ import torch
 
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
+from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.layer_inputs import LayerInputs
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
 from pagewood.engine.models.rope import position_table
+from pagewood.engine.models.shard import WHOLE, Shard
 
 
 class Decoder(Generic[A]):
@@ -28,40 +30,53 @@ class Decoder(Generic[A]):
     """
 
     __slots__ = (
-        "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "short_length",
+        "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "shard",
+        "short_length", "whole",
     )  # fmt: skip
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
-        """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
-        self.config = config
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device, shard: Shard = WHOLE
+    ) -> None:
+        """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it.
+
+        Args:
+            config: of the whole model.
+            weights: where the parameters come from.
+            ops: the arithmetic of the device.
+            device: of the rotations.
+            shard: the rank whose part this is.
+
+        Raises:
+            ValueError: a number of the model cannot be divided among the ranks.
+        """
+        self.shard = shard
+        self.whole = config
+        """The model, of which this may be a part."""
+        self.config = config.for_shard(shard)
+        """The part of this rank, which is what has a memory and an attention here."""
         self.ropes = [position_table(one, device=device) for one in config.position_configs]
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
         self.short_length = config.short_length
         """See `ModelConfig.short_length`."""
         self._ops = ops
-        table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         self.embedding: Embedding[A]
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
-        bias = weights.stack([("lm_head.bias", config.vocab_size)]) if config.has_logits_bias else None
-        if config.tied_embeddings:
-            self.embedding, head = ops.tied_embedding(table, bias)
-        else:
-            matrix = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
-            self.embedding, head = ops.embedding(table), ops.linear(matrix, bias)
+        self.embedding, self.head = _read_ends(config, weights, ops, shard)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions:
             places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
             self._positions = ops.embedding(places)
-        self.head = make_output(config.output, head, ops)
         self._inputs: LayerInputs[A] | None = None
         if config.inputs is not None:
             self._inputs = LayerInputs(
                 config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers
             )
         self._layers = [
-            Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index)
+            Layer(
+                layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index, shard=shard
+            )
             for index, layer in enumerate(config.layers)
         ]
         self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
@@ -128,3 +143,21 @@ class Decoder(Generic[A]):
             states[last + 1], states[last + 2] = residual, x
             x = ops.take(x, wanted)
         return x, [states[state] for state in captured]
+
+
+def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard) -> tuple[Embedding[A], Linear[A]]:
+    """Return the embedding of tokens and the output projection."""
+    table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
+
+    def finished(head: Linear[A]) -> Linear[A]:
+        return make_output(config.output, head, ops)
+
+    if config.tied_embeddings and shard.is_whole:
+        bias = weights.stack([("lm_head.bias", vocab_size)]) if config.has_logits_bias else None
+        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), bias)
+        return embedding, finished(head)
+    embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
+    output = table if config.tied_embeddings else "lm_head"
+    return embedding, read_gathered(
+        weights, ops, output, vocab_size, hidden_size, shard, has_bias=config.has_logits_bias, change=finished
+    )

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
-from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.rope import position_table
+from pagewood.engine.models.shard import WHOLE, Shard
 
 
 class HeadWeights(Weights, Protocol):
@@ -54,6 +55,7 @@ class Head(Generic[A]):
         embedding: Embedding[A],
         output: Linear[A],
         device: torch.device,
+        shard: Shard = WHOLE,
     ) -> None:
         """Take every parameter from `weights` and hand it to `ops`, which keeps it.
 
@@ -64,12 +66,13 @@ class Head(Generic[A]):
             embedding: the target's, used if the head has none of its own.
             output: the target's output projection, used if the head has none of its own.
             device: of the rotations.
+            shard: the rank, that of the target.
 
         Raises:
             ValueError: the token map leads out of the target's vocabulary.
         """
         layer, names = config.layer, config.names
-        self.config = config
+        self.config = config.for_shard(shard)
         self.ropes = [position_table(rope, device=device) for rope in layer.position_configs]
         self._ops = ops
 
@@ -80,7 +83,7 @@ class Head(Generic[A]):
         inputs = states if config.has_wide_attention else 2 * layer.hidden_size
         norm_size = states if len(names.feature_norms) == 1 else config.target_hidden_size
         self._feature_norms = [norm(name, norm_size) for name in names.feature_norms]
-        self._projection: Linear[A] = read_linear(weights, ops, "", [(names.projection, layer.hidden_size)], inputs)
+        self._projection: Linear[A] = read_gathered(weights, ops, names.projection, layer.hidden_size, inputs, shard)
         self._token_norm = None if names.token_norm is None else norm(names.token_norm)
         self._hidden_norm = norm(names.hidden_norm)
         self._layers = [
@@ -91,17 +94,19 @@ class Head(Generic[A]):
                 prefix,
                 hidden_size=layer.hidden_size,
                 mixer_inputs=2 * layer.hidden_size if config.has_wide_attention and index == 0 else None,
+                shard=shard,
             )
             for index, prefix in enumerate(names.layers)
         ]
         self._norm = norm(names.norm)
         self._embedding, self._output = embedding, output
         if names.embedding is not None:
-            table = weights.stack([(f"{names.embedding}.weight", layer.vocab_size)], layer.hidden_size)
-            self._embedding: Embedding[A] = ops.embedding(table)
+            self._embedding: Embedding[A] = read_embedding(
+                weights, ops, names.embedding, layer.vocab_size, layer.hidden_size, shard
+            )
         if names.output is not None:
-            self._output: Linear[A] = read_linear(
-                weights, ops, "", [(names.output, config.output_size)], layer.hidden_size
+            self._output: Linear[A] = read_gathered(
+                weights, ops, names.output, config.output_size, layer.hidden_size, shard
             )
         self.token_map: Tensor | None = None
         """`[D] int64` on the CPU, the target's token for each of the head's; None: they are the same."""

@@ -15,6 +15,7 @@ from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 
 _MAX_CAPTURED = 64
@@ -69,6 +70,14 @@ class HeadConfig:
     """Whether the hidden state comes before the token in the projection. MTP only."""
     clears_first: bool = False
     """Whether the token at position 0 has an embedding of zeros."""
+
+    def for_shard(self, shard: Shard) -> HeadConfig:
+        """Return what a rank has of it.
+
+        Raises:
+            ValueError: a number cannot be divided among the ranks.
+        """
+        return self if shard.is_whole else replace(self, layer=self.layer.for_shard(shard))
 
     @classmethod
     def from_folder(

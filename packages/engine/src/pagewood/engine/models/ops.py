@@ -27,7 +27,7 @@ A = TypeVar("A")
 class Linear(Protocol[A]):
     """A projection that holds its weights, in the form that is fastest on its device."""
 
-    def __call__(self, x: A) -> A:
+    def __call__(self, x: A, /) -> A:
         """Return `[T, out]` of `[T, in]`."""
         ...
 
@@ -35,7 +35,7 @@ class Linear(Protocol[A]):
 class Embedding(Protocol[A]):
     """A table that holds the embedding of every token."""
 
-    def __call__(self, tokens: A) -> A:
+    def __call__(self, tokens: A, /) -> A:
         """Return `[T, E]` of token ids `[T] int32`, each in [0, V)."""
         ...
 
@@ -74,6 +74,8 @@ class HeadSplit:
     k_norm: Norm | None
     norms_are_whole: bool = False
     """Whether the norms are `[q_size]` and `[kv_size]`, each of all heads together."""
+    num_ranks: int = 1
+    """Ranks that have as many heads each, over which `norms_are_whole`: their sums of squares are added up."""
     norms_follow: bool = False
     """Whether heads are normed behind their rotation rather than before."""
     values_are_keys: bool = False
@@ -345,6 +347,21 @@ class Ops(Protocol[A]):
         """Return `x` `[T, E]` with zeros in the rows of tokens at position 0; `rotation` as in `split_heads`."""
         ...
 
+    def sum_ranks(self, x: A) -> A:
+        """Return the sum of the `x` `[T, n]` of all ranks, in the memory of `x`; see `models.shard`.
+
+        It is added in the order of the ranks, so it has the same bits on every rank, whatever their timing. Only called
+        where there are several.
+        """
+        ...
+
+    def gather_ranks(self, x: A, size: int) -> A:
+        """Return `[T, size]`, the first `size` columns of the `x` `[T, n]` of all ranks, side by side in their order.
+
+        Only called where there are several ranks; n is the same on each.
+        """
+        ...
+
 
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
@@ -381,15 +398,29 @@ class Step(Generic[A]):
 class Weights(Protocol):
     """The source of parameters."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+    def stack(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Row i of the result is row `order[i]` of these; None: they stay in their order.
+        Args:
+            parts: name and number of rows of each.
+            columns: of all.
+            order: row i of the result is row `order[i]` of these; rows that are not named are not read. None: all rows
+                in their order.
+            inputs: the columns of the result, of matrices only; None: all.
         """
         ...
 
-    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored."""
+    def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> Tensor:
+        """Return the matrix `name` `[rows, columns]` as numbers in memory, in whatever form it is stored.
+
+        `order` names the rows of the result, as in `stack`.
+        """
         ...
 
     def exact(self, name: str, rows: int, *columns: int) -> Tensor:

@@ -8,7 +8,10 @@ Legend: T tokens, E hidden_size, V vocab_size, F elements of a head / 2, B texts
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +34,9 @@ from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
+
+Exchange: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+"""A function that returns the tensors that all ranks pass to it, in the order of ranks."""
 
 
 class TorchLinear:
@@ -100,11 +106,22 @@ class TorchOps:
     The rotation of a step is (cosines, sines), each `[T, F]`.
     """
 
-    __slots__ = ("_make_linear",)
+    __slots__ = ("_exchange", "_make_linear")
 
-    def __init__(self, make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear) -> None:
-        """Take the function that makes projections of a weight and a bias."""
+    def __init__(
+        self,
+        make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear,
+        *,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Choose how projections are made, and how ranks are connected.
+
+        Args:
+            make_linear: makes projections of a weight and a bias.
+            exchange: with the other ranks of the model; None: it is whole.
+        """
         self._make_linear = make_linear
+        self._exchange = exchange
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
@@ -147,6 +164,9 @@ class TorchOps:
     ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
         """Return rotated q and k, and v."""
         q, k, v = qkv.split(split.sizes, dim=-1)
+        if split.norms_are_whole and split.num_ranks > 1:
+            q, k = norm_over_ranks(q, k, split, self.sum_ranks)
+            split = replace(split, q_norm=None, k_norm=None)
 
         def rotated(heads: Tensor) -> Tensor:
             if rotation is None:
@@ -241,6 +261,26 @@ class TorchOps:
         """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
         return x.masked_fill((rotation[1] == 0).all(dim=-1, keepdim=True), 0)
 
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks, in their order."""
+        return sum_of_ranks(x, self._exchange)
+
+    def gather_ranks(self, x: Tensor, size: int) -> Tensor:
+        """Return the first columns of all ranks side by side."""
+        return columns_of_ranks(x, size, self._exchange)
+
+
+def sum_of_ranks(x: Tensor, exchange: Exchange | None) -> Tensor:
+    """Return the sum of the `x` of all ranks, added in the order of ranks, in the memory of `x`."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return x.copy_(functools.reduce(torch.add, exchange(x)))
+
+
+def columns_of_ranks(x: Tensor, size: int, exchange: Exchange | None) -> Tensor:
+    """Return the first `size` columns of the `x` of all ranks, side by side in new memory."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return torch.cat(list(exchange(x)), dim=-1)[:, :size].contiguous()
+
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
     """Return the norm of the last axis of `x`."""
@@ -248,6 +288,20 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     if norm.is_centred:
         return functional.layer_norm(x, x.shape[-1:], weight, norm.bias, norm.epsilon)
     return functional.rms_norm(x, x.shape[-1:], weight, norm.epsilon)
+
+
+def norm_over_ranks(
+    q: Tensor, k: Tensor, split: HeadSplit, sum_ranks: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys `[T, n]` normed by the mean squares of the heads of all ranks."""
+    means = torch.stack([x.float().square().mean(-1) for x in (q, k)], dim=-1)
+    means = sum_ranks(means) / split.num_ranks
+    found: list[Tensor] = []
+    for x, mean, norm in zip((q, k), means.split(1, dim=-1), (split.q_norm, split.k_norm), strict=True):
+        assert norm is not None
+        own = (x * torch.rsqrt(mean + norm.epsilon)).to(x.dtype)
+        found.append(own if norm.weight is None else own * norm.weight)
+    return found[0], found[1]
 
 
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:

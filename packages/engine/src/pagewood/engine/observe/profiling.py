@@ -18,6 +18,8 @@ from pagewood.engine.core.observe.measures import Stage
 
 MAX_SPANS = 100_000
 """Spans of a device in a profile; later ones are counted, but not kept."""
+RANK = "rank"
+"""Detail of a span: which of the processes that compute a model together has recorded it; without it, rank 0."""
 _ENGINE, _DEVICE = 1, 2
 _PID = 1_000_000
 """Process id of our tracks; process ids of torch's tracks are smaller."""
@@ -119,9 +121,13 @@ class Recorded(NamedTuple):
             _named("thread_name", _ENGINE, "engine"),
             _named("thread_name", _DEVICE, "device"),
         ]
+        ranks = sorted({span.details.get(RANK, 0) for span in self.spans} - {0})
+        events += [_named("thread_name", _DEVICE + rank, f"device, rank {rank}") for rank in ranks]
         stages = [Span(Stage(stage).name.lower(), start_s, end_s, {}) for stage, start_s, end_s in self.stages]
         events += _events(stages, _ENGINE, origin_s)
-        events += _events(self.spans, _DEVICE, origin_s)
+        for rank in (0, *ranks):
+            own = [span for span in self.spans if span.details.get(RANK, 0) == rank]
+            events += _events(own, _DEVICE + rank, origin_s)
         found["otherData"] = {
             "seconds": round(self.ended_s - self.started_s, 6),
             "dropped_spans": self.num_dropped,

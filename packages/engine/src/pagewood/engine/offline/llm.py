@@ -114,6 +114,7 @@ class LLM:
             ValueError: an argument has a wrong value. Nothing was computed.
             LLMClosedError: the LLM is closed.
             LLMBusyError: another thread is using it.
+            RunnerLostError: a process that computes with this one is lost; the LLM can only be closed.
             EngineFailedError: the engine has failed.
         """
         self._engine.check()

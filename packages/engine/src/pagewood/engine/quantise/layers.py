@@ -73,7 +73,14 @@ class _Recorded:
         self._stacked: dict[int, tuple[Sequence[tuple[str, int]], RowOrder | None]] = {}  # written by: stack, forget
         """The parts of each matrix that was read and the order of its rows, by the address of its memory."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+    def stack(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> Tensor:
+        assert inputs is None, "all of a model is quantised"
         stacked = self._checkpoint.stack(parts, *columns, order=order)
         if columns:
             self._stacked[stacked.untyped_storage().data_ptr()] = parts, order
@@ -98,8 +105,8 @@ class _Recorded:
         """Forget all matrices, whose memory may be given to others."""
         self._stacked.clear()
 
-    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._checkpoint.numbers(name, rows, columns)
+    def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> Tensor:
+        return self._checkpoint.numbers(name, rows, columns, order=order)
 
     def exact(self, name: str, rows: int, *columns: int) -> Tensor:
         return self._checkpoint.exact(name, rows, *columns)

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Kept, Part, divided
+from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Axis, Kept, Part, divided, inputs, outputs
 from pagewood.engine.weights.matrix_forms import F32, MX_GROUP, SHORT_GROUP, Float4, Int8Group
 from pagewood.engine.weights.small_floats import E2M1_DOUBLED, E4M3, nibbles, powers_of_two
 
 _LEAST_EXPONENT = 2
 _LARGEST_E4M3 = 0x7E
 _SCALES = "a scale is not a positive normal number"
+
+
+def _axes(group: int) -> Sequence[Axis]:
+    return outputs(1), inputs(group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,8 @@ class MXFP4:
         groups = divided(columns, MX_GROUP, "groups of mxfp4")
         packed = (rows, groups, MX_GROUP // 2) if self.codes == "_blocks" else (rows, columns // 2)
         return [
-            Part(suffix=self.codes, shape=packed, dtypes=("U8",)),
-            Part(suffix=self.scales, shape=(rows, groups), dtypes=("U8", "F8_E8M0")),
+            Part(suffix=self.codes, shape=packed, dtypes=("U8",), axes=_axes(MX_GROUP)),
+            Part(suffix=self.scales, shape=(rows, groups), dtypes=("U8", "F8_E8M0"), axes=_axes(MX_GROUP)),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
@@ -71,9 +75,9 @@ class NVFP4:
         """Return numbers, scales `[N, K/16]` and the scale of the whole matrix."""
         groups = divided(columns, SHORT_GROUP, "groups of nvfp4")
         return [
-            Part(suffix=self.codes, shape=(rows, columns // 2), dtypes=("U8",)),
-            Part(suffix=self.scales, shape=(rows, groups), dtypes=FLOAT8),
-            Part(suffix=self.whole, shape=[(), (1,), (1, 1)], dtypes=HALVES),
+            Part(suffix=self.codes, shape=(rows, columns // 2), dtypes=("U8",), axes=_axes(SHORT_GROUP)),
+            Part(suffix=self.scales, shape=(rows, groups), dtypes=FLOAT8, axes=_axes(SHORT_GROUP)),
+            Part(suffix=self.whole, shape=[(), (1,), (1, 1)], dtypes=HALVES, axes=()),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

@@ -42,6 +42,13 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="auto",
         help="with --weights: what inputs of products are rounded to, as in serve (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="show the memory of each of N ranks that divide the model, as in serve (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
     parser.set_defaults(run=run)
 
@@ -68,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
         options.model,
         form=options.weights,
         activations=options.activations,
+        tensor_parallel_size=options.tensor_parallel_size,
         progress=_show if sys.stderr.isatty() else None,
     )
     print(json.dumps(asdict(found), indent=2) if options.json else _described(found))
@@ -115,6 +123,8 @@ def _described(found: Inspection) -> str:
     for one in found.matrices:
         why = f" ({one.why})" if one.why else ""
         lines.append(f"    {one.count} of {one.stored}, loaded as {one.loaded}{why}")
+    if found.tensor_parallel_size > 1:
+        lines.append(f"  divided among {found.tensor_parallel_size} ranks, each with:")
     memory = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in found.weights_bytes.items())
     lines.append(f"  memory of the weights on a CPU: {memory}")
     kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())

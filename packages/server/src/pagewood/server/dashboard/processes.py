@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
+from pagewood.server.metrics.rank_processes import rank_processes
 
 _PROC = Path("/proc")
 
@@ -38,16 +41,25 @@ class Processes:
         before, passed_s = self._cpu_s, now_s - self._looked_s
         self._cpu_s, self._looked_s = {}, now_s
         found: list[ProcessLoad] = []
-        for pid in (os.getpid(), *_children()):
+        for pid, known in _with_ranks((os.getpid(), *_children())):
             try:
                 cpu_s, rss_bytes = _used(pid)
-                name = "http" if pid == os.getpid() else _name(pid)
+                name = known or ("http" if pid == os.getpid() else _name(pid))
             except (OSError, ValueError, IndexError):  # it has ended
                 continue
             self._cpu_s[pid] = cpu_s
             cpu = (cpu_s - before[pid]) / passed_s if pid in before and passed_s > 0 else 0.0
             found.append(ProcessLoad(name=name, pid=pid, cpu=round(cpu, 3), rss_bytes=rss_bytes))
         return tuple(found)
+
+
+def _with_ranks(pids: Sequence[int]) -> list[tuple[int, str]]:
+    """Return processes, each with an empty name, and behind each the ranks that it has started, with theirs."""
+    found: list[tuple[int, str]] = []
+    for pid in pids:
+        found.append((pid, ""))
+        found += [(rank, name) for name, rank in rank_processes(pid).items()]
+    return found
 
 
 def _children() -> list[int]:

@@ -10,6 +10,7 @@ from pagewood.engine.api import Command, Pause
 from pagewood.server.dashboard.snapshots import Snapshots
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import ZmqReceiver, ZmqSender
+from pagewood.server.observe import logs
 from pagewood.server.processes.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.processes.engine_profiles import Profiles
 from pagewood.server.processes.engine_side import (
@@ -37,6 +38,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
     progress("importing torch", 0, 1)
     from pagewood.engine.build import build_engine  # takes seconds, so it is reported first
+    from pagewood.engine.core.loop import RunnerLostError
     from pagewood.engine.observe.profiling import Profile
 
     first: list[Command] = []
@@ -65,6 +67,9 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     try:
         engine.run(stopped)
         log_speculation(pulse_of(engine).speculation)
+    except RunnerLostError as error:  # the parent starts another process, with other ranks
+        logs.announce(f"error: {error}")
+        raise SystemExit(1) from error
     finally:
         if events is not None:
             events.close()

@@ -16,7 +16,8 @@ from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, We
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
-from pagewood.engine.models.stored.head_order import RowOrder, head_order, in_all_heads
+from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stored.head_order import RowOrder, head_order, in_heads
 from pagewood.kvpool import MultiHeadLayout
 
 Order = Literal["NHD", "HND"]
@@ -116,6 +117,20 @@ class AttentionConfig:
         """Return the attention of a model whose sequences have at most `length` positions."""
         return self if self.rope is None else replace(self, rope=self.rope.for_length(length))
 
+    def for_shard(self, shard: Shard) -> AttentionConfig:
+        """Return the attention of a rank.
+
+        Raises:
+            ValueError: heads cannot be divided among the ranks.
+        """
+        heads, kv_heads = self.heads_of(shard)
+        return replace(self, num_heads=len(heads), num_kv_heads=len(kv_heads))
+
+    def heads_of(self, shard: Shard) -> tuple[range, range]:
+        """Return the query heads and the key heads of a rank; see `for_shard`."""
+        heads = shard.part("num_attention_heads", self.num_heads)
+        return heads, shard.shared_part("num_key_value_heads", self.num_kv_heads)
+
     @property
     def head_order(self) -> RowOrder | None:
         """The order of the elements of a head; see `models.stored.head_order`."""
@@ -149,8 +164,9 @@ class SelfAttention(Generic[A]):
         *,
         hidden_size: int,
         inputs: int | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`.
+        """Take the parameters of a rank from `weights`.
 
         Args:
             config: of the attention.
@@ -159,32 +175,53 @@ class SelfAttention(Generic[A]):
             prefix: of their names, with the dot at its end.
             hidden_size: E.
             inputs: columns of the projections to q, k and v; None: E.
+            shard: the rank.
         """
-        has_own = config.source is None
-        self._config = config
+        own, heads, has_own = config.for_shard(shard), config.heads_of(shard), config.source is None
+        self._config = own
         self._ops = ops
         self._qkv = read_linear(
-            weights, ops, prefix, _parts(config), inputs or hidden_size, has_bias=config.qkv_bias, order=_order(config)
+            weights,
+            ops,
+            prefix,
+            _parts(config),
+            inputs or hidden_size,
+            has_bias=config.qkv_bias,
+            order=_order(config, shard),
         )
         q_name, k_name = (f"{prefix}{name}" for name in config.qk_norm_names)
         self._split = HeadSplit(
             head_dim=config.head_dim,
-            q_size=config.q_size,
-            kv_size=config.kv_size if has_own else 0,
-            q_norm=_read_norm(config, weights, q_name, config.num_heads),
-            k_norm=_read_norm(config, weights, k_name, config.num_kv_heads) if has_own else None,
+            q_size=own.q_size,
+            kv_size=own.kv_size if has_own else 0,
+            q_norm=_read_norm(config, weights, q_name, config.num_heads, heads[0]),
+            k_norm=_read_norm(config, weights, k_name, config.num_kv_heads, heads[1]) if has_own else None,
             norms_are_whole=config.qk_norm_is_whole,
+            num_ranks=shard.count,
             norms_follow=config.qk_norm_follows,
             values_are_keys=config.values_are_keys,
         )
         self._value_norm = None if config.value_norm is None else Norm(weight=None, epsilon=config.value_norm.epsilon)
-        self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)]) if config.sinks else None
+        self._sinks = None
+        if config.sinks:
+            order = None if shard.is_whole else np.asarray(heads[0])
+            self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)], order=order)
         self._output: Linear[A] = read_linear(
-            weights, ops, prefix, [("o_proj", hidden_size)], config.q_size, has_bias=config.output_bias
+            weights,
+            ops,
+            prefix,
+            [("o_proj", hidden_size)],
+            config.q_size,
+            has_bias=config.output_bias,
+            part=shard.inputs("num_attention_heads", config.num_heads, config.head_dim),
+            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its KV memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its KV memory.
+        """
         config, ops = self._config, self._ops
         rotation = None if config.rope is None else step.rotations[config.rope]
         q, k, v = ops.split_heads(self._qkv(x), rotation, self._split)
@@ -207,19 +244,27 @@ def _parts(config: AttentionConfig) -> list[tuple[str, int]]:
     return [("q_proj", config.q_size), *own[:num_own]]
 
 
-def _order(config: AttentionConfig) -> RowOrder | None:
-    """Return the order of the rows of all queries, keys and values; None: they stay."""
+def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
+    """Return the order of the rows of a rank's queries, keys and values; None: all rows stay."""
     order = config.head_order
-    if order is None:
+    if order is None and shard.is_whole:
         return None
-    if config.source is not None:
-        return in_all_heads(order, config.num_heads)
-    rotated = in_all_heads(order, config.num_heads + config.num_kv_heads)
-    return np.concatenate([rotated, len(rotated) + np.arange(0 if config.values_are_keys else config.kv_size)])
+    if shard.is_whole and order is not None:
+        num_kv_heads = 0 if config.source is not None else config.num_kv_heads
+        rotated = in_heads(order, range(config.num_heads + num_kv_heads))
+        num_plain = 0 if config.source is not None or config.values_are_keys else config.kv_size
+        return np.concatenate([rotated, len(rotated) + np.arange(num_plain)])
+    plain = np.arange(config.head_dim)
+    rotated = plain if order is None else order
+    heads, kv_heads = config.heads_of(shard)
+    keys, values = config.q_size, config.q_size + config.kv_size
+    return np.concatenate(
+        [in_heads(rotated, heads), keys + in_heads(rotated, kv_heads), values + in_heads(plain, kv_heads)]
+    )
 
 
-def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: int) -> Norm | None:
-    """Return the norm of queries or keys."""
+def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: int, kept: range) -> Norm | None:
+    """Return the norm of queries or keys, of which there are `num_heads`, for those heads that are `kept`."""
     norm, order = config.qk_norm, config.head_order
     if norm is None:
         return None
@@ -227,5 +272,7 @@ def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: 
         return Norm(weight=None, epsilon=norm.epsilon)
     if not config.qk_norm_is_whole:
         return read_norm(norm, weights, name, config.head_dim, order=order).folded()
-    whole = None if order is None else in_all_heads(order, num_heads)
+    whole = None
+    if order is not None or len(kept) < num_heads:
+        whole = in_heads(np.arange(config.head_dim) if order is None else order, kept)
     return read_norm(norm, weights, name, num_heads * config.head_dim, order=whole).folded()

@@ -14,6 +14,7 @@ from pagewood.engine.models.parts.experts_beside import ExpertsBeside, ExpertsBe
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
+from pagewood.engine.models.shard import Shard
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
@@ -25,7 +26,10 @@ class Mixer(Protocol[A]):
     """A mixer with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         ...
 
 
@@ -33,30 +37,30 @@ class PerToken(Protocol[A]):
     """A feed-forward with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A) -> A:
-        """Return `[T, E]` of `[T, E]`."""
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
         ...
 
 
 def make_mixer(
-    config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None
+    config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None, shard: Shard
 ) -> Mixer[A]:
     """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
     if isinstance(config, LatentAttentionConfig):
         assert inputs is None, "drafting heads have other attentions"
-        return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size)
-    return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs)
+        return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+    return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs, shard=shard)
 
 
 def make_feed_forward(
-    config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, shard: Shard
 ) -> PerToken[A]:
-    """Return a feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
+    """Return a rank's feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
     match config:
         case FeedForwardConfig():
-            return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+            return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case PlainFeedForwardConfig():
-            return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size)
+            return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ExpertsConfig():
-            return Experts(config, weights, ops, prefix, hidden_size=hidden_size)
+            return Experts(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ExpertsBesideConfig():
             return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size)

@@ -7,12 +7,13 @@ Technical Report, 2024 (groups, and a bias for the choice).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Weights
-from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig, in_halves
+from pagewood.engine.models.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +119,15 @@ class ExpertsConfig:
         if self.has_shared_gate and self.shared is None:
             raise ValueError("has_shared_gate must be False without shared experts, got True")
 
+    def for_shard(self, shard: Shard) -> ExpertsConfig:
+        """Return the mixture of a rank, which has a part of every expert.
+
+        Raises:
+            ValueError: the size of an expert, or of a shared one, cannot be divided among the ranks.
+        """
+        shared = None if self.shared is None else self.shared.for_shard(shard)
+        return replace(self, size=len(shard.part("intermediate_size of experts", self.size)), shared=shared)
+
     def num_idle(self, hidden_size: int) -> int:
         """Return the number of parameters of the experts that a token does not use."""
         of_expert = 3 * self.size * hidden_size + (2 * self.size + hidden_size if self.has_bias else 0)
@@ -129,8 +139,17 @@ class Experts(Generic[A]):
 
     __slots__ = ("_choice_bias", "_config", "_experts", "_factors", "_ops", "_router", "_shared", "_shared_gate")
 
-    def __init__(self, config: ExpertsConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         router, names = config.router, config.names
         count = router.num_experts
 
@@ -154,13 +173,16 @@ class Experts(Generic[A]):
             shape = (1, count) if names.choice_bias_is_matrix else (count,)
             self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
         self._factors = weights.exact(f"{prefix}{names.factors}", count) if router.has_factors else None
+        part = shard.inputs("intermediate_size of experts", config.size)
+        order = None if part is None else in_halves(part, config.size, num_experts=count)
+        down_bias = weights.stack(each(down, kind="bias")) if config.has_bias else None
         self._experts = ops.experts(
             ExpertMatrices(
                 count=count,
-                gate_up=weights.stack(each(*gate_up), hidden_size),
-                down=weights.stack(each(down), config.size),
-                gate_up_bias=weights.stack(each(*gate_up, kind="bias")) if config.has_bias else None,
-                down_bias=weights.stack(each(down, kind="bias")) if config.has_bias else None,
+                gate_up=weights.stack(each(*gate_up), hidden_size, order=order),
+                down=weights.stack(each(down), config.size, inputs=part),
+                gate_up_bias=weights.stack(each(*gate_up, kind="bias"), order=order) if config.has_bias else None,
+                down_bias=down_bias if shard.rank == 0 else None,
             ),
             config.activation,
             weighs_inputs=config.weighs_inputs,
@@ -168,12 +190,14 @@ class Experts(Generic[A]):
         self._shared: FeedForward[A] | None = None
         self._shared_gate: Linear[A] | None = None
         if config.shared is not None:
-            self._shared = FeedForward(config.shared, weights, ops, f"{prefix}{names.shared}.", hidden_size=hidden_size)
+            self._shared = FeedForward(
+                config.shared, weights, ops, f"{prefix}{names.shared}.", hidden_size=hidden_size, shard=shard
+            )
         if config.has_shared_gate:
             self._shared_gate = exact(names.shared_gate, 1)
 
     def __call__(self, x: A, *, judged: A | None = None) -> A:
-        """Return `[T, E]` of `[T, E]`; the router reads `judged` `[T, E]`, or `x` if it is None."""
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks; the router reads `judged` `[T, E]`, or `x`."""
         logits = self._router(x if judged is None else judged)
         chosen, shares = self._ops.choose(logits, self._config.router, self._choice_bias)
         if self._factors is not None:

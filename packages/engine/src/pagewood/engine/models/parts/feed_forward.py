@@ -5,12 +5,16 @@ Source: Shazeer, GLU Variants Improve Transformer, 2020.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal
+
+import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Weights
 from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stored.head_order import RowOrder
 
 Activation = Literal["silu", "gelu_tanh", "clamped"]
 """Of the gate; "clamped": both projections are limited, and the other one is added to 1; see `Ops.clamped_mul`."""
@@ -34,6 +38,14 @@ class FeedForwardConfig:
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
 
+    def for_shard(self, shard: Shard) -> FeedForwardConfig:
+        """Return the feed-forward of a rank.
+
+        Raises:
+            ValueError: the size cannot be divided among the ranks.
+        """
+        return replace(self, size=len(shard.part("intermediate_size", self.size)))
+
 
 class FeedForward(Generic[A]):
     """A feed-forward with its parameters."""
@@ -41,22 +53,46 @@ class FeedForward(Generic[A]):
     __slots__ = ("_activation", "_down", "_gate_up", "_ops")
 
     def __init__(
-        self, config: FeedForwardConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: FeedForwardConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+        part = shard.inputs("intermediate_size", config.size)
         gate_up = [("gate_proj", config.size), ("up_proj", config.size)]
         if config.is_fused:
             gate_up = [("gate_up_proj", 2 * config.size)]
-        self._gate_up: Linear[A] = read_linear(weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias)
+        order = None if part is None else in_halves(part, config.size)
+        self._gate_up: Linear[A] = read_linear(
+            weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias, order=order
+        )
         self._down: Linear[A] = read_linear(
-            weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
+            weights,
+            ops,
+            prefix,
+            [("down_proj", hidden_size)],
+            config.size,
+            has_bias=config.has_bias,
+            part=part,
+            adds_bias=shard.rank == 0,
         )
         self._activation: Activation = config.activation
         self._ops = ops
 
     def __call__(self, x: A) -> A:
-        """Return `[T, E]` of `[T, E]`."""
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
         return self._down(gated(self._ops, self._activation, self._gate_up(x)))
+
+
+def in_halves(part: range, size: int, *, num_experts: int = 1) -> RowOrder:
+    """Return the rows of a `part` of a gate of `size` outputs and of the other projection below it, for each expert."""
+    starts = size * np.arange(2 * num_experts)[:, None]
+    return (starts + np.asarray(part)).reshape(-1)
 
 
 def gated(ops: Ops[A], activation: Activation, gate_up: A) -> A:

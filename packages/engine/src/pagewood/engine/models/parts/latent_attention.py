@@ -14,11 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
+import numpy as np
+
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, LatentShape, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, LatentShape, Linear, Norm, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig
+from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import LatentLayout
 
 
@@ -65,6 +69,15 @@ class LatentAttentionConfig:
         """Return the attention of a model whose sequences have at most `length` positions."""
         return replace(self, rope=self.rope.for_length(length))
 
+    def for_shard(self, shard: Shard) -> LatentAttentionConfig:
+        """Return the attention of a rank, which has all latents and some heads.
+
+        Raises:
+            ValueError: heads cannot be divided among the ranks.
+        """
+        heads = shard.part("num_attention_heads", self.shape.num_heads)
+        return replace(self, shape=replace(self.shape, num_heads=len(heads)))
+
     @property
     def window(self) -> None:
         """None: a token sees all positions before it."""
@@ -88,29 +101,59 @@ class LatentAttention(Generic[A]):
     __slots__ = ("_config", "_heads", "_latent", "_norm", "_ops", "_output", "_query", "_query_norm", "_wide_query")
 
     def __init__(
-        self, config: LatentAttentionConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: LatentAttentionConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         shape, rank = config.shape, config.query_rank
-        self._config = config
+        own = config.for_shard(shard)
+        self._config = own
         self._ops = ops
-        query = ("q_proj", shape.query_size) if rank is None else ("q_a_proj", rank)
-        has_bias = config.has_bias and rank is not None
-        self._query: Linear[A] = read_linear(weights, ops, prefix, [query], hidden_size, has_bias=has_bias)
-        self._query_norm = None if rank is None else read_norm(config.norm, weights, f"{prefix}q_a_layernorm", rank)
-        self._wide_query: Linear[A] | None = (
-            None if rank is None else read_linear(weights, ops, prefix, [("q_b_proj", shape.query_size)], rank)
-        )
+
+        def rows(size: int) -> RowOrder | None:
+            """Return those of the rank's heads, of `size` each; None: all."""
+            return None if shard.is_whole else np.asarray(shard.inputs("num_attention_heads", shape.num_heads, size))
+
+        query_dim = shape.plain_dim + shape.rope_dim
+        self._query_norm: Norm | None = None
+        self._wide_query: Linear[A] | None = None
+        if rank is None:
+            query = [("q_proj", shape.query_size)]
+            self._query: Linear[A] = read_linear(weights, ops, prefix, query, hidden_size, order=rows(query_dim))
+        else:
+            query = [("q_a_proj", rank)]
+            self._query: Linear[A] = read_linear(weights, ops, prefix, query, hidden_size, has_bias=config.has_bias)
+            self._query_norm = read_norm(config.norm, weights, f"{prefix}q_a_layernorm", rank)
+            wide = [("q_b_proj", shape.query_size)]
+            self._wide_query = read_linear(weights, ops, prefix, wide, rank, order=rows(query_dim))
         latent = [("kv_a_proj_with_mqa", shape.latent_size)]
         self._latent: Linear[A] = read_linear(weights, ops, prefix, latent, hidden_size, has_bias=config.has_bias)
         self._norm = read_norm(config.norm, weights, f"{prefix}kv_a_layernorm", shape.rank).folded()
-        self._heads = ops.latent_heads(weights.numbers(f"{prefix}kv_b_proj.weight", shape.head_rows, shape.rank), shape)
+        order = rows(shape.plain_dim + shape.value_dim)
+        matrix = weights.numbers(f"{prefix}kv_b_proj.weight", shape.head_rows, shape.rank, order=order)
+        self._heads = ops.latent_heads(matrix, own.shape)
         self._output: Linear[A] = read_linear(
-            weights, ops, prefix, [("o_proj", hidden_size)], shape.num_heads * shape.value_dim, has_bias=config.has_bias
+            weights,
+            ops,
+            prefix,
+            [("o_proj", hidden_size)],
+            shape.num_heads * shape.value_dim,
+            has_bias=config.has_bias,
+            part=shard.inputs("num_attention_heads", shape.num_heads, shape.value_dim),
+            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         rotation = step.rotations[self._config.rope]
         query = self._query(x)
         if self._wide_query is not None and self._query_norm is not None:

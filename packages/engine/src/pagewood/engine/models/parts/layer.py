@@ -5,13 +5,16 @@ Legend: T tokens of a step, W wanted tokens, E hidden_size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,21 @@ class LayerConfig:
                 f"residual_multiplier must be 1 where norms stand behind parts, got {self.residual_multiplier}"
             )
 
+    def for_shard(self, shard: Shard) -> LayerConfig:
+        """Return the layer of a rank.
+
+        Raises:
+            ValueError: a part cannot be divided among the ranks.
+        """
+        mixer = self.mixer
+        is_undivided = isinstance(mixer, AttentionConfig) and (mixer.source is not None or mixer.values_are_keys)
+        if is_undivided or self.inputs is not None or isinstance(self.feed_forward, ExpertsBesideConfig):
+            raise ValueError(
+                "tensor_parallel_size must be 1 for a model with keys of earlier layers, values that are keys, inputs "
+                f"of layers or experts beside a feed-forward, got {shard.count}"
+            )
+        return replace(self, mixer=self.mixer.for_shard(shard), feed_forward=self.feed_forward.for_shard(shard))
+
 
 class Layer(Generic[A]):
     """A layer with its parameters.
@@ -91,7 +109,7 @@ class Layer(Generic[A]):
     """
 
     __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_input",
-                 "_is_parallel", "_mixer", "_multiplier", "_ops", "_scalar", "input_norm")  # fmt: skip
+                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_ops", "_scalar", "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -103,8 +121,9 @@ class Layer(Generic[A]):
         hidden_size: int,
         index: int = 0,
         mixer_inputs: int | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`.
+        """Take the parameters of a rank from `weights`.
 
         Args:
             config: of the layer.
@@ -114,6 +133,7 @@ class Layer(Generic[A]):
             hidden_size: E.
             index: its number in the model.
             mixer_inputs: columns of the mixer's input; None: E.
+            shard: the rank.
         """
 
         def norm(name: str | None) -> Norm | None:
@@ -122,15 +142,24 @@ class Layer(Generic[A]):
         frame = config.frame
         self._ops = ops
         self._is_parallel = frame.is_parallel
+        self._is_whole = shard.is_whole
         self._multiplier = config.residual_multiplier
         self.input_norm = norm(frame.before_mixer)
         self._mixer = make_mixer(
-            config.mixer, weights, ops, f"{prefix}.{frame.mixer}.", hidden_size=hidden_size, inputs=mixer_inputs
+            config.mixer,
+            weights,
+            ops,
+            f"{prefix}.{frame.mixer}.",
+            hidden_size=hidden_size,
+            inputs=mixer_inputs,
+            shard=shard,
         )
         self._behind_mixer = norm(frame.behind_mixer)
         self._feed_forward_norm = norm(frame.before_feed_forward)
         own = f"{prefix}." if frame.feed_forward is None else f"{prefix}.{frame.feed_forward}."
-        self._feed_forward = make_feed_forward(config.feed_forward, weights, ops, own, hidden_size=hidden_size)
+        self._feed_forward = make_feed_forward(
+            config.feed_forward, weights, ops, own, hidden_size=hidden_size, shard=shard
+        )
         self._behind_feed_forward = norm(frame.behind_feed_forward)
         self._input: LayerInput[A] | None = None
         if config.inputs is not None:
@@ -164,14 +193,18 @@ class Layer(Generic[A]):
             residual = self._ops.take(residual, wanted)
         if self._is_parallel:
             return self._beside(mixed, x, residual, wanted), residual
-        pending = self._leave(mixed, residual, self._behind_mixer)
+        pending = self._leave(self._summed(mixed), residual, self._behind_mixer)
         x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
-        pending = self._leave(x, residual, self._behind_feed_forward)
+        pending = self._leave(self._summed(x), residual, self._behind_feed_forward)
         if self._input is not None:
             self._input(residual, step, wanted)
         if self._scalar != 1:
             residual = self._ops.scale(residual, self._scalar)
         return pending, residual
+
+    def _summed(self, x: A) -> A:
+        """Return the sum over ranks of a part's result."""
+        return x if self._is_whole else self._ops.sum_ranks(x)
 
     def _beside(self, mixed: A, x: A, residual: A, wanted: A | None) -> A:
         """Add the mixer's result to the residual after the feed-forward's input was made; return the pending addition.
@@ -187,7 +220,11 @@ class Layer(Generic[A]):
         elif wanted is not None:
             x = self._ops.take(x, wanted)
         fed = self._feed_forward(x)
-        self._ops.add(self._scaled(mixed), residual)
+        if self._is_whole:
+            self._ops.add(self._scaled(mixed), residual)
+        else:
+            self._ops.add(mixed, fed)  # before the sum over ranks, so that there is one of both parts
+            fed = self._summed(fed)
         return self._scaled(fed)
 
     def _scaled(self, x: A) -> A:

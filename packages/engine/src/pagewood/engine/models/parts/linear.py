@@ -17,6 +17,8 @@ def read_linear(
     *,
     has_bias: bool = False,
     order: RowOrder | None = None,
+    part: range | None = None,
+    adds_bias: bool = True,
 ) -> Linear[A]:
     """Take the matrices `parts`, one below the other, and their biases from `weights`.
 
@@ -28,7 +30,9 @@ def read_linear(
         inputs: number of inputs of all.
         has_bias: whether each has a bias.
         order: of the rows of all; see `Weights.stack`.
+        part: the inputs that this rank has; None: all.
+        adds_bias: whether this rank adds the biases.
     """
-    weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order)
+    weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order, inputs=part)
     bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts], order=order) if has_bias else None
-    return ops.linear(weight, bias)
+    return ops.linear(weight, bias if adds_bias else None)

@@ -5,12 +5,15 @@ Source: Vaswani et al., Attention Is All You Need, 2017.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal
+
+import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import XIELU, A, Linear, Ops, PlainActivation, Weights
 from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.shard import WHOLE, Shard
 
 PlainKind = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared", "xielu"]
 
@@ -31,6 +34,14 @@ class PlainFeedForwardConfig:
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
 
+    def for_shard(self, shard: Shard) -> PlainFeedForwardConfig:
+        """Return the feed-forward of a rank.
+
+        Raises:
+            ValueError: the size cannot be divided among the ranks.
+        """
+        return replace(self, size=len(shard.part("intermediate_size", self.size)))
+
 
 class PlainFeedForward(Generic[A]):
     """A feed-forward without a gate, with its parameters."""
@@ -38,22 +49,43 @@ class PlainFeedForward(Generic[A]):
     __slots__ = ("_activation", "_down", "_ops", "_up")
 
     def __init__(
-        self, config: PlainFeedForwardConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: PlainFeedForwardConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+        part = shard.inputs("intermediate_size", config.size)
         self._up: Linear[A] = read_linear(
-            weights, ops, prefix, [("up_proj", config.size)], hidden_size, has_bias=config.has_bias
+            weights,
+            ops,
+            prefix,
+            [("up_proj", config.size)],
+            hidden_size,
+            has_bias=config.has_bias,
+            order=None if part is None else np.asarray(part),
         )
         self._activation: PlainActivation = (
             _read_xielu(weights, f"{prefix}act_fn.") if config.activation == "xielu" else config.activation
         )
         self._down: Linear[A] = read_linear(
-            weights, ops, prefix, [("down_proj", hidden_size)], config.size, has_bias=config.has_bias
+            weights,
+            ops,
+            prefix,
+            [("down_proj", hidden_size)],
+            config.size,
+            has_bias=config.has_bias,
+            part=part,
+            adds_bias=shard.rank == 0,
         )
         self._ops = ops
 
     def __call__(self, x: A) -> A:
-        """Return `[T, E]` of `[T, E]`."""
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
         return self._down(self._ops.activate(self._up(x), self._activation))
 
 

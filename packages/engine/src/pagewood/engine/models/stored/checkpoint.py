@@ -9,7 +9,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -21,12 +21,12 @@ from pagewood.engine.api import Progress
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.stored.mapped_memory import give_back
 from pagewood.engine.models.stored.naming import Naming
-from pagewood.engine.models.stored.ordered_rows import in_order
+from pagewood.engine.models.stored.row_orders import as_slice, orders_of_parts, rows_in
 from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.stored.tied import check_copy, stored_name
-from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, part_names
-from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight
+from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, cut, part_names
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, columns_of, rows_of
 from pagewood.engine.weights.nearest import joined
 
 _log = logging.getLogger(__name__)
@@ -40,10 +40,24 @@ class Found:
 
     name: str
     rows: int
+    order: RowOrder | None = None
+    """Which of its rows are needed, see `models.ops.Weights`; the same for `inputs`."""
+    inputs: range | None = None
     format: Format | None = None
     """None: plain numbers."""
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of the tensors of a quantised matrix, by suffix."""
+
+    def ranges(self, columns: int) -> tuple[range | None, range]:
+        """Return the rows and the columns that are needed of a matrix; None: the rows do not follow each other."""
+        order = slice(0, self.rows) if self.order is None else as_slice(self.order)
+        outputs = range(order.start, order.stop) if isinstance(order, slice) else None
+        return outputs, range(columns) if self.inputs is None else self.inputs
+
+    def shape(self, *columns: int) -> tuple[int, ...]:
+        """Return the shape of what is needed of a tensor with these other dimensions."""
+        own = columns if self.inputs is None else (len(self.inputs),)
+        return (self.rows if self.order is None else len(self.order), *own)
 
 
 class Checkpoint:
@@ -55,6 +69,7 @@ class Checkpoint:
         "_files",
         "_kept",
         "_maps_plain",
+        "_names",
         "_naming",
         "_num_read",
         "_num_tensors",
@@ -91,9 +106,10 @@ class Checkpoint:
         self._maps_plain = maps_plain or dtype is None
         self._progress = progress
         self._files: TensorFiles = open_tensors(self.folder)
-        self._unread = set(self._files.names())  # written by: check, finish
-        self._naming = Naming.of(self._unread)
-        self._num_tensors = len(self._unread)
+        self._names = frozenset(self._files.names())
+        self._unread = set(self._names)  # written by: check, finish
+        self._naming = Naming.of(self._names)
+        self._num_tensors = len(self._names)
         self._num_read = 0  # written by: stack, forms, integers
         self._passed: list[Tensor] = []
         """Tensors of the last call; the next call gives back their memory."""  # written by: _mapped, _forget
@@ -101,46 +117,61 @@ class Checkpoint:
         self._kept: Counter[tuple[str, str, str]] = Counter()  # written by: forms, stack
         """Number of matrices by (format, form in which they are kept, reason)."""
         self.num_elements = 0  # written by: check
-        """Total number of elements of the tensors that have been read or checked."""
+        """Total number of elements that have been read or checked: of ranks, those of their parts."""
 
-    def check(self, parts: Sequence[tuple[str, int]], *columns: int, dtypes: Sequence[str] = FLOATS) -> list[Found]:
+    def check(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        dtypes: Sequence[str] = FLOATS,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> list[Found]:
         """Take tensors off the list of unread ones and return their places; only the headers are read.
 
         Args:
             parts: name and number of rows of each.
             columns: the other dimensions.
             dtypes: the dtypes that are allowed, as headers of safetensors name them.
+            order: of the rows of all; see `models.ops.Weights`.
+            inputs: the columns that are needed; None: all.
 
         Raises:
             ValueError: a tensor is missing, or has another shape or dtype.
         """
         found: list[Found] = []
-        for name, rows in parts:
+        orders = orders_of_parts(order, [rows for _, rows in parts])
+        for (name, rows), own in zip(parts, orders, strict=True):
             name = stored_name(self.folder, self._naming.stored(name), self._files.names())
             form = self._files.format_of(name) if len(columns) == 1 else None
             if form is not None and not self._is_plain(name):
-                found.append(self._check_quantised(name, form, rows, columns[0]))
+                one = self._check_quantised(name, form, rows, columns[0])
             else:
                 scalar = [()] if rows == 1 and not columns else []
                 self._check_one(name, [(rows, *columns), *scalar], dtypes)
-                found.append(Found(name=name, rows=rows))
-            self.num_elements += math.prod((rows, *columns))
+                one = Found(name=name, rows=rows)
+            found.append(replace(one, order=own, inputs=inputs))
+            self.num_elements += math.prod(found[-1].shape(*columns))
         return found
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: RowOrder | None = None) -> Tensor:
+    def stack(
+        self,
+        parts: Sequence[tuple[str, int]],
+        *columns: int,
+        order: RowOrder | None = None,
+        inputs: range | None = None,
+    ) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Quantised matrices are widened. `__init__` describes when matrices are returned in another form. For `order` see
-        `models.ops.Weights`.
+        Quantised matrices are widened. `__init__` describes when matrices are returned in another form. For `order` and
+        `inputs` see `models.ops.Weights`.
 
         Raises:
-            ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a forbidden value.
+            ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a forbidden value, or its
+                groups cannot be divided as `inputs` asks for.
         """
-        found = self.check(parts, *columns)
+        found = self.check(parts, *columns, order=order, inputs=inputs)
         self._forget()
-        return in_order(self._stacked(found, *columns), order)
-
-    def _stacked(self, found: Sequence[Found], *columns: int) -> Tensor:
         has_codes = any(one.format is not None for one in found)
         if columns and self._maps_plain and not has_codes:
             return cast("Tensor", self._mapped_rows(found))
@@ -148,29 +179,31 @@ class Checkpoint:
             return cast("Tensor", joined(self.read(found, columns[0])))
         return self._widened(found, *columns)
 
-    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+    def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> Tensor:
         """Return the matrix `name` `[rows, columns]` as `dtype`, or float32 without one, in new memory.
 
         Raises:
-            ValueError: see `stack`.
+            ValueError: see `stack`, also for `order`.
         """
-        found = self.check([(name, rows)], columns)
+        found = self.check([(name, rows)], columns, order=order)
         self._forget()
         return self._widened(found, columns)
 
     def _widened(self, found: Sequence[Found], *columns: int) -> Tensor:
         """Return tensors that `check` found one below the other, as numbers in new memory."""
-        dtype = self._dtype or torch.float32
-        stacked = torch.empty((sum(one.rows for one in found), *columns), dtype=dtype, device=self._device)
+        shapes = [one.shape(*columns) for one in found]
+        total = (sum(rows for rows, *_ in shapes), *shapes[0][1:])
+        stacked = torch.empty(total, dtype=self._dtype or torch.float32, device=self._device)
         start = 0
         for one in found:
-            target = stacked[start : start + one.rows]
             if one.format is None:
-                target.copy_(self._mapped(one.name))
+                rows = self._rows(one)
                 self._report(1)
             else:
-                target.copy_(torch.from_numpy(self._read(one, one.format, columns[0]).dequantised()))
-            start += one.rows
+                rows = [torch.from_numpy(self._read(one, one.format, columns[0]).dequantised())]
+            for part in rows:
+                stacked[start : start + len(part)] = part
+                start += len(part)
         return stacked
 
     def exact(self, name: str, rows: int, *columns: int) -> Tensor:
@@ -188,8 +221,8 @@ class Checkpoint:
         return tensor.to(self._device)
 
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
-        tensors = [self._mapped(one.name) for one in found]
-        self._report(len(tensors))
+        tensors = [part for one in found for part in self._rows(one)]
+        self._report(len(found))
         return StackedRows(tensors)
 
     def forms(self, parts: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
@@ -255,6 +288,12 @@ class Checkpoint:
         for (stored, form, why), count in self._kept.items():
             _log.info("%d matrices of %s as %s%s", count, stored, form, f" ({why})" if why else "")
 
+    def _rows(self, found: Found) -> list[Tensor]:
+        """Return tensors that are, one below the other, what is needed of plain numbers."""
+        tensor, inputs = self._mapped(found.name), found.inputs
+        own = tensor if inputs is None else tensor[:, inputs.start : inputs.stop]
+        return rows_in(own.view(1) if own.ndim == 0 else own, found.order)
+
     def _mapped(self, name: str) -> Tensor:
         tensor = self._files.read(name)
         self._passed.append(tensor)
@@ -268,11 +307,11 @@ class Checkpoint:
 
     def _is_plain(self, name: str) -> bool:
         """Whether a matrix is stored as plain numbers, which configurations do not always say."""
-        return name in self._unread and self._files.header(name)[1] in FLOATS
+        return name in self._names and self._files.header(name)[1] in FLOATS
 
     def _check_one(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
         shape = shapes[0]
-        if name not in self._unread:
+        if name not in self._names:
             raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")
         own, dtype = self._files.header(name)
         if own not in shapes:
@@ -291,12 +330,12 @@ class Checkpoint:
         names: dict[str, str] = {}
         for part in parts:
             own = module + part.suffix
-            if own not in self._unread and not part.is_optional:
+            if own not in self._names and not part.is_optional:
                 raise ValueError(
                     f"{self.folder} lacks the tensor {own} of shape {part.shapes[0]}; {form.name} makes {name} of "
                     f"{part_names(parts)}"
                 )
-            if own in self._unread:
+            if own in self._names:
                 self._check_one(own, part.shapes, part.dtypes)
                 names[part.suffix] = own
         self._quantised.add(module)
@@ -304,19 +343,38 @@ class Checkpoint:
 
     def _read(self, found: Found, form: Format, columns: int) -> Weight:
         arrays = {suffix: _array(self._mapped(name)) for suffix, name in found.parts.items()}
+        whole, (outputs, inputs) = (found.rows, columns), found.ranges(columns)
+        parts = None if outputs is None else cut(form.parts(*whole), arrays, whole, outputs, inputs)
         try:
-            kept = form.read(arrays, found.rows, columns)
+            if outputs is not None and parts is not None:
+                kept = form.read(parts, len(outputs), len(inputs))
+            else:
+                kept = form.read(arrays, *whole)
         except ValueError as error:
             raise ValueError(f"{self.folder}: {found.name}: {error}") from error
         group = getattr(kept.weight, "group", None)
         shown = type(kept.weight).__name__.lower() + (f" in groups of {group}" if group else "")
         self._kept[form.name, shown, kept.why] += 1
         self._report(len(arrays))
-        return kept.weight
+        return kept.weight if parts is not None else self._cut(kept.weight, found)
+
+    def _cut(self, weight: Weight, found: Found) -> Weight:
+        """Return what is needed of a matrix.
+
+        Raises:
+            ValueError: its groups cannot be divided so.
+        """
+        if found.order is not None:
+            weight = rows_of(weight, as_slice(found.order))
+        try:
+            return weight if found.inputs is None else columns_of(weight, found.inputs)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {found.name}: {error}") from error
 
     def _plain(self, found: Found) -> Weight:
         """Return a matrix of plain numbers, mapped."""
-        tensor = self._mapped(found.name).contiguous()
+        rows = self._rows(found)
+        tensor = rows[0].contiguous() if len(rows) == 1 else torch.cat(rows)
         self._report(1)
         match tensor.dtype:
             case torch.bfloat16:
@@ -333,7 +391,7 @@ class Checkpoint:
 
     def _report(self, count: int) -> None:
         for _ in range(count):
-            self._num_read += 1
+            self._num_read = min(self._num_read + 1, self._num_tensors)  # a tied table may be read twice
             if self._progress:
                 self._progress("reading weights", self._num_read, self._num_tensors)
 

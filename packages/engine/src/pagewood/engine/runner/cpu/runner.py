@@ -37,6 +37,7 @@ from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
 from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.program.attention import attention_over
+from pagewood.engine.runner.cpu.program.exchange import StepWatch
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.processing import Processing, integers_at
 from pagewood.engine.runner.cpu.program.spans import RunnerSpans
@@ -207,7 +208,7 @@ class CPURunner:
 
     __slots__ = (
         "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_latest", "_lookup", "_model", "_now",
-        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans",
+        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans", "_watch",
         "_worker", "_writer",
     )  # fmt: skip
 
@@ -225,6 +226,7 @@ class CPURunner:
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
+        watch: StepWatch | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -243,6 +245,7 @@ class CPURunner:
             processors: functions that requests name to change their logits; None: no functions.
             groups: of the layers, which share `storage`; None: all layers are one group. If there are several, the
                 drafter of `make_drafter` has memory of its own, by page id, and batches must announce pages.
+            watch: gets what each step has computed, if the model is divided among ranks.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
@@ -278,7 +281,9 @@ class CPURunner:
             attention=self._attention,
             rotations=self._rotations,
             clock=self._clock,
+            witness=None if watch is None else watch.states,
         )
+        self._watch = watch
         drafter = self._drafter
         self._plain = self._writer.write([num_tokens if drafter is None else 1] * NUM_KINDS)
         """Program of steps without a drafter."""  # written by: the worker
@@ -317,7 +322,7 @@ class CPURunner:
             processing=Processing(calls=calls) if calls else None,
         )
         was_idle = self._latest is None or self._latest.is_known
-        self._latest = self._worker.submit(partial(self._step, step))
+        self._latest = self._worker.submit(partial(self._step if self._watch is None else self._watched, step))
         if was_idle:
             self._let_begin(step)
         return self._handle(step, self._latest)
@@ -364,6 +369,16 @@ class CPURunner:
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
         runs = step.runs() if self._num_threads > 1 else ()
         return CPUStepHandle(runs, step.constraint, result, lambda: self._latest is not result)
+
+    def _watched(self, step: _Step) -> StepResult:
+        assert self._watch is not None
+        result: StepResult | None = None
+        rows = self._rows
+        try:
+            result = self._step(step)
+            return result
+        finally:
+            self._watch.note(result, (rows.lengths, rows.pages))
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)

@@ -28,7 +28,14 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
-from pagewood.engine.models.torch_ops import activated, normed
+from pagewood.engine.models.torch_ops import (
+    Exchange,
+    activated,
+    columns_of_ranks,
+    norm_over_ranks,
+    normed,
+    sum_of_ranks,
+)
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
@@ -87,7 +94,7 @@ class CUDAOps:
     cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
-    __slots__ = ("_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
+    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class CUDAOps:
         multiply: Multiply = functional.linear,
         silu_mul: Callable[[Tensor], Tensor] | None = None,
         expert_kernels: ExpertKernels | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -103,7 +111,9 @@ class CUDAOps:
             multiply: computes projections.
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
             expert_kernels: compute mixtures of experts; None: torch does, slowly.
+            exchange: with the other ranks of the model; None: it is whole.
         """
+        self._exchange = exchange
         self._flashinfer = flashinfer
         self._expert_kernels = expert_kernels
         self._multiply = multiply
@@ -171,7 +181,10 @@ class CUDAOps:
             v = k.clone()
         if not split.kv_size:
             k = torch.zeros_like(q[:, : split.head_dim])
-        if not split.norms_follow:
+        if split.norms_are_whole and split.num_ranks > 1:
+            for x, own in zip((q, k), norm_over_ranks(q, k, split, self.sum_ranks), strict=True):
+                x.copy_(own)
+        elif not split.norms_follow:
             self._norm_heads(q, k, split)
         if rotation is not None:
             positions, table = rotation
@@ -269,3 +282,11 @@ class CUDAOps:
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0."""
         return x.masked_fill((rotation[0] == 0)[:, None], 0)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks, in their order."""
+        return sum_of_ranks(x, self._exchange)
+
+    def gather_ranks(self, x: Tensor, size: int) -> Tensor:
+        """Return the first columns of all ranks side by side, in new memory."""
+        return columns_of_ranks(x, size, self._exchange)

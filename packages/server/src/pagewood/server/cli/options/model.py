@@ -55,6 +55,16 @@ def add_model_options(page: Page) -> None:
         metavar="N",
         dest="num_threads",
         help="compute threads of a CPU (default: one per physical core)",
+        more="They are divided among the processes of --tensor-parallel-size.",
+    )
+    model.add(
+        "--tensor-parallel-size",
+        type=int,
+        default=DEFAULTS.tensor_parallel_size,
+        metavar="N",
+        help="processes that compute the model together, on a CPU (default: 1)",
+        more="Each has a part of every matrix and of the KV memory, on cores of its own. For machines with several "
+        "sockets; N must divide the sizes of the model.",
     )
     _add_number_formats(page)
 

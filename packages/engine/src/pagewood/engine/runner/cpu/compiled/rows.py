@@ -218,6 +218,36 @@ def norm_columns(
 
 @instruction(blocks_of_rows)
 @inlined
+def sum_squares(
+    x_at: Any, out_at: Any, x_size: Any, column: Any, size: Any, out_size: Any, place: Any, first: First, last: Last
+) -> None:
+    """Write the sum of the squares of columns of `x`, as in `norm_columns`, to column `place` of `[T, out_size]`."""
+    x, out = floats(x_at, 0, x_size), floats(out_at, 0, out_size)
+    size, column = _U(size), _U(column)
+    for row in range(_U(first), _U(last)):
+        total = _F(0.0)
+        for i in range(size):
+            total += x[row, column + i] * x[row, column + i]
+        out[row, place] = total
+
+
+@instruction(blocks_of_rows)
+@inlined
+def norm_columns_by(
+    x_at: Any, weight_at: Any, sums_at: Any, x_size: Any, column: Any, size: Any, sums_size: Any, place: Any,
+    num_squares: Any, epsilon: Real, first: First, last: Last,
+) -> None:  # fmt: skip
+    """Like `norm_columns`, with the sums of `num_squares` squares in column `place` of `sums` `[T, sums_size]`."""
+    x, weight, sums = floats(x_at, 0, x_size), vector(weight_at, size), floats(sums_at, 0, sums_size)
+    size, column = _U(size), _U(column)
+    for row in range(_U(first), _U(last)):
+        scale = _inverse_root(sums[row, place], num_squares, epsilon)
+        for i in range(size):
+            x[row, column + i] = _product(x[row, column + i], weight[i], scale)
+
+
+@instruction(blocks_of_rows)
+@inlined
 def norm_heads(
     x_at: Any, weight_at: Any, x_size: Any, column: Any, size: Any, dim: Any, epsilon: Real, first: First, last: Last
 ) -> None:

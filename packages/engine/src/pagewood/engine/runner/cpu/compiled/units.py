@@ -26,9 +26,9 @@ COMMON = (
         rows.add_norm, rows.norm_add, rows.norm_columns, rows.silu_mul, rows.gelu_mul, rows.scale, pool, clock,
     ),
     Unit(
-        "rarer_rows", rows.norm_heads, rows.layer_norm, rows.add, rows.split, rows.multiply_columns, rows.scale_rows,
-        activations.gelu, activations.gelu_tanh, activations.gelu_quick, activations.relu_squared, activations.xielu,
-        activations.soft_cap,
+        "rarer_rows", rows.norm_heads, rows.sum_squares, rows.norm_columns_by, rows.layer_norm, rows.add, rows.split,
+        rows.multiply_columns, rows.scale_rows, activations.gelu, activations.gelu_tanh, activations.gelu_quick,
+        activations.relu_squared, activations.xielu, activations.soft_cap,
     ),
     Unit("products", matmul.pack, matmul.multiply),
     Unit("pages", store, accept.accept),

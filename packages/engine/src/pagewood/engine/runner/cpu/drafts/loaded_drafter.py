@@ -24,13 +24,14 @@ from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
+from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
 from pagewood.kvpool import JointLayout
-from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, allocate_joint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,14 @@ class LoadedDrafter:
         """Return the layout of pages that hold the drafter's KV and its tags only."""
         return JointLayout(parts=drafter_layouts(self.memory_layout(target)))
 
-    def allocate(self, target: AnyLayout, num_pages: int, *, num_frames: int | None = None) -> JointMemory:
+    def allocate(
+        self,
+        target: AnyLayout,
+        num_pages: int,
+        *,
+        num_frames: int | None = None,
+        shared: SharedBytes | None = None,
+    ) -> JointMemory:
         """Allocate the memory of `layout`.
 
         Args:
@@ -86,14 +94,15 @@ class LoadedDrafter:
             num_pages: that the drafter has memory for.
             num_frames: of the target, whose memory the drafter's then lies beside, in `layout_beside`; None: its pages
                 are whole.
+            shared: see `kvpool.memory.allocate`.
         """
         own = self.memory_layout(target)
         if num_frames is not None:
-            storage = storage_for(target, num_frames)
-            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages)
+            storage = storage_for(target, num_frames, memory=allocate(target, num_frames, shared=shared))
+            beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages, shared=shared)
             drafter = storage_for(own, num_pages, memory=for_drafter)
             return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
-        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages)
+        whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages, shared=shared)
         return JointMemory(
             whole=whole,
             target=storage_for(target, num_pages, memory=for_target),
@@ -137,9 +146,10 @@ def load_drafter(
     weights: WeightFormat = "float32",
     activations: ActivationFormat = "auto",
     num_threads: int = 1,
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
-    """Load the draft model, or the head of `target`, whose own weights are float32.
+    """Load the draft model, or the head of `target`, whose own weights are float32; the part that its rank has.
 
     Args:
         found: of kind draft or eagle.
@@ -150,6 +160,7 @@ def load_drafter(
         weights: the form of the target's weights, which a draft model gets too.
         activations: those of the target, which a draft model gets too.
         num_threads: see `load_cpu_model`.
+        exchange: with the other ranks of the target; None: it is whole.
         progress: called for every tensor.
 
     Raises:
@@ -169,17 +180,20 @@ def load_drafter(
             activations=activations,
             digest=digest,
             num_threads=num_threads,
+            shard=target.shard,
+            exchange=exchange,
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units = loaded.units
     else:
-        ops = CPUOps()
+        ops = CPUOps(exchange=exchange)
         model = load_head(found.folder, target, ops, progress=progress)
         variants, units = frozenset(ops.variants), tuple(ops.units)
     if target_digest is not None:
         digest.begin()
-    root = _root(digest.known(), target_digest, mark=f"{found.kind}{mark}")
+    known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks
+    root = _root(known, target_digest, mark=f"{found.kind}{mark}")
     return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
 
 

@@ -32,6 +32,7 @@ from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
+from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
 from pagewood.engine.runner.cpu.compiled.experts import route
 from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
@@ -48,6 +49,7 @@ from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program import experts
+from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.norm_arrays import bias_of, weight_of
 from pagewood.engine.runner.cpu.program.tape import Buffer
@@ -224,10 +226,15 @@ class CPUOps:
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_level", "_packer", "_pair_level", "units", "variants")
+    __slots__ = ("_exchange", "_level", "_packer", "_pair_level", "units", "variants")
 
     def __init__(
-        self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
+        self,
+        packer: Packer | None = None,
+        *,
+        level: DotLevel | None = None,
+        pair_level: PairLevel | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Choose the form of weights.
 
@@ -235,13 +242,15 @@ class CPUOps:
             packer: lays them out; None: all are float32.
             level: instructions for products of bytes; None: the fastest of this processor.
             pair_level: the same for products of bfloat16 numbers.
+            exchange: with the other ranks of the model; None: it is whole.
         """
+        self._exchange = exchange
         self._packer = Packer("float32") if packer is None else packer
         self._level = level
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
-        self.units: dict[Unit, None] = {}  # written by: experts
+        self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}  # written by: experts
         """Further kernels that the parts so far need, in the order of their first use."""
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
@@ -330,8 +339,11 @@ class CPUOps:
         """Return rotated q and k, and v."""
         tape = qkv.tape
         if split.norms_are_whole:
-            _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
-            _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
+            if split.num_ranks > 1:
+                self._norm_over_ranks(qkv, split)
+            else:
+                _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
+                _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
         q = tape.buffer(qkv.rows, split.q_size)
         k, v = (tape.buffer(qkv.rows, split.kv_size) if split.kv_size else None for _ in range(2))
@@ -359,6 +371,24 @@ class CPUOps:
         if follows:
             _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
+
+    def _norm_over_ranks(self, qkv: Buffer, split: HeadSplit) -> None:
+        """Norm all queries, and all keys, by the squares of the heads of all ranks; their sums are exchanged."""
+        places = ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size))
+        sums = qkv.tape.buffer(qkv.rows, len(places))
+        for place, (_, column, size) in enumerate(places):
+            qkv.tape.write(
+                rows.sum_squares, qkv.rows, x=qkv, out=sums, x_size=qkv.size, column=column, size=size,
+                out_size=len(places), place=place,
+            )  # fmt: skip
+        sums = self.sum_ranks(sums)
+        for place, (norm, column, size) in enumerate(places):
+            assert norm is not None
+            qkv.tape.write(
+                rows.norm_columns_by, qkv.rows, x=qkv, weight=weight_of(norm, size), sums=sums, x_size=qkv.size,
+                column=column, size=size, sums_size=len(places), place=place, num_squares=size * split.num_ranks,
+                epsilon=norm.epsilon,
+            )  # fmt: skip
 
     def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
         """Return each row times its factor, in its memory."""
@@ -477,6 +507,16 @@ class CPUOps:
         sines = rotation[1]
         x.tape.write(rows.clear_first, x.rows, x=x, sines=sines, size=x.size, num_sines=sines.size)
         return x
+
+    def sum_ranks(self, x: Buffer) -> Buffer:
+        """Return the sum of the `x` of all ranks, in its memory."""
+        assert self._exchange is not None
+        return self._exchange.sum_ranks(x)
+
+    def gather_ranks(self, x: Buffer, size: int) -> Buffer:
+        """Return the first `size` columns of the `x` of all ranks."""
+        assert self._exchange is not None
+        return self._exchange.gather_ranks(x, size)
 
 
 def _layer_norm(added: Buffer | None, x: Buffer, norm: Norm) -> Buffer:

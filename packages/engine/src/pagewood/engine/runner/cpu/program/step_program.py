@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled import exchange
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
@@ -63,6 +64,8 @@ class StepWriter:
     rotations: Rotations
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
+    witness: Int64 | None = None
+    """[1], where programs write the sum of the bits of the last hidden states; None: they do not."""
 
     def write(self, sizes: Sequence[int], *, drafter: ProgramDrafter | None = None) -> StepProgram:
         """Write a program.
@@ -86,6 +89,8 @@ class StepWriter:
             states = drafter.record_target(tape, one, self.attention)
         else:
             states = self.model.states(one.tokens, one.rotated(), self.attention, one.kept)[0]
+        if self.witness is not None:
+            tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)
         logits = self.model.head(states.first(one.scope.wanted))
         raw = one.adjust(logits)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,9 +19,11 @@ from pagewood.engine.cache_folder import REMEDY
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
@@ -48,7 +51,10 @@ class LoadedModel:
     @property
     def mark(self) -> str:
         """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
+        shard = self.model.shard
         form = "" if self.form in ("auto", "float32") else f" {self.form}"
+        if not shard.is_whole:
+            form += f" {shard}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
@@ -63,9 +69,11 @@ def load_cpu_model(
     digest: ModelDigest,
     num_threads: int = 1,
     max_length: int | None = None,
+    shard: Shard = WHOLE,
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load the decoder in `folder`; see `load_model` for errors.
+    """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
 
     Weights that are quantised here are kept in a cache folder, and mapped when the model is loaded again. If the folder
     cannot be used, they are in memory only.
@@ -77,13 +85,16 @@ def load_cpu_model(
         digest: of the folder; weights are kept under it.
         num_threads: that lay out weights.
         max_length: see `load_model`.
+        shard: the rank whose part of the model is loaded; each has a file of its own in the cache folder.
+        exchange: with the other ranks; None: the model is whole.
         progress: called for every tensor.
     """
+    load = partial(_load, folder, max_length=max_length, shard=shard, exchange=exchange, progress=progress)
     if form not in _CACHED:
-        return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress, max_length)
+        return load(Packer(form, activations=activations, num_threads=num_threads))
     digest.begin()
     started = time.monotonic()
-    path = _kept_file(digest, form)
+    path = _kept_file(digest, form, shard)
     if path is not None:
         try:
             reader = PackedReader(path, num_threads=num_threads)
@@ -91,9 +102,7 @@ def load_cpu_model(
             def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
 
-            loaded = _load(
-                folder, Packer(form, activations=activations, memory=take), progress, max_length, reads_matrices=False
-            )
+            loaded = load(Packer(form, activations=activations, memory=take), reads_matrices=False)
             reader.finish()
             _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
             return loaded
@@ -107,13 +116,11 @@ def load_cpu_model(
             def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
                 return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
 
-            loaded = _load(
-                folder, Packer(form, activations=activations, memory=add, num_threads=num_threads), progress, max_length
-            )
+            loaded = load(Packer(form, activations=activations, memory=add, num_threads=num_threads))
             identity = digest.wait()  # reading a model takes less time than quantising it
             if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
-            path = weights_file(_LAYOUT + identity, form)
+            path = _file_of(identity, form, shard)
             writer.finish(path)
         _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
         return loaded
@@ -124,10 +131,10 @@ def load_cpu_model(
             error,
             REMEDY,
         )
-    return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress, max_length)
+    return load(Packer(form, activations=activations, num_threads=num_threads))
 
 
-def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
+def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | None:
     """Return the file for weights of a form, or None if it cannot exist yet.
 
     If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
@@ -135,13 +142,26 @@ def _kept_file(digest: ModelDigest, form: WeightFormat) -> Path | None:
     """
     has_some = any(weights_folder().glob(f"*.{form}"))
     identity = digest.wait() if has_some else digest.known()
-    return None if identity is None else weights_file(_LAYOUT + identity, form)
+    return None if identity is None else _file_of(identity, form, shard)
+
+
+def _file_of(identity: bytes, form: WeightFormat, shard: Shard) -> Path:
+    """Return the file for the weights of a model, or for a rank's part of them."""
+    part = b"" if shard.is_whole else str(shard).encode()
+    return weights_file(_LAYOUT + identity + part, form)
 
 
 def _load(
-    folder: Path, packer: Packer, progress: Progress | None, max_length: int | None, *, reads_matrices: bool = True
+    folder: Path,
+    packer: Packer,
+    *,
+    max_length: int | None,
+    shard: Shard,
+    exchange: Exchange | None,
+    progress: Progress | None,
+    reads_matrices: bool = True,
 ) -> LoadedModel:
-    ops = CPUOps(packer)
+    ops = CPUOps(packer, exchange=exchange)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(
         folder,
@@ -150,6 +170,7 @@ def _load(
         maps_plain=True,
         reads_matrices=reads_matrices,
         max_length=max_length,
+        shard=shard,
         progress=progress,
     )
     return LoadedModel(model=model, variants=frozenset(ops.variants), units=tuple(ops.units), form=packer.form)

@@ -24,6 +24,8 @@ from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 _SPINS = 2000  # reads of a counter, tens of microseconds, before the thread yields its core
 _MOMENT = 2400  # reads of a thread that waits until another one gives up the interpreter's lock: 0.1 to 0.6 ms
 _YIELDS = 100  # of a thread that waits for the host, before it sleeps
+_RANK_YIELDS = 1000  # of a thread that waits for another process, before it sleeps
+_LOOKS = 64  # reads of a counter of another process, after which the thread looks whether the group has ended
 _SLEEP_US = np.uint32(20)
 _HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -194,3 +196,26 @@ def wait_for_host(counters: Any, at: Any, wanted: Any) -> None:
             _offer_core()
         else:
             _sleep(_SLEEP_US)
+
+
+@inlined
+def wait_for_rank(counters: Any, at: Any, wanted: Any, ended: Any) -> Any:
+    """Like `wait_for_host`, for what another process does; return False if `ended[0]` is other than 0 before that."""
+    waits = 0
+    while _load_shared(counters, at) < wanted:
+        waits += 1
+        if waits < _SPINS:
+            _relax()
+        elif waits < _SPINS + _RANK_YIELDS:
+            _offer_core()
+        else:
+            _sleep(_SLEEP_US)
+        if waits % _LOOKS == 0 and _load_shared(ended, 0) != 0:
+            return False
+    return True
+
+
+@inlined
+def read_shared(counters: Any, at: Any) -> Any:
+    """Return a counter; all that was written before it had this value is visible afterwards."""
+    return _load_shared(counters, at)

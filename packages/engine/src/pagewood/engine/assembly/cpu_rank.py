@@ -1,0 +1,342 @@
+"""What one process computes of a model on a CPU: its weights, kernels and KV memory, and the runner around them."""
+
+# pyright: basic
+# torch's conversions from numpy have no types.
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.host_pages import host_pages
+from pagewood.engine.core.loop import Runner
+from pagewood.engine.core.memory.page_groups import most_pages
+from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter
+from pagewood.engine.model_folder.load import check_draft
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import JointMemory, LoadedDrafter, load_drafter
+from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
+from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
+from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
+from pagewood.engine.runner.cpu.program.passes import RowTables
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.ranks.segment import mapped
+from pagewood.engine.runner.storage import AnyStorage, storage_for
+from pagewood.kvpool import JointLayout, LayerGroups
+from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, joined, shared_size
+
+_log = logging.getLogger(__name__)
+
+_LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
+
+
+class CPURank:
+    """A model, or a rank's part of one. Invariant: all ranks of a model are made with equal arguments but for `shard`.
+
+    It is built in stages, because memory is measured when the weights are there, and has one size for all ranks:
+    `__init__` loads weights, `compile` the kernels, `num_pages` measures, `allocate` makes the KV memory, and
+    `make_runner` what computes.
+
+    Args:
+        config: of the engine, resolved.
+        folder: of the model.
+        digest: of the folder.
+        num_threads: of this process.
+        shard: this rank.
+        exchange: with the others; None: the model is whole.
+        progress: called for every tensor.
+
+    Raises:
+        ValueError: the configuration does not fit the model.
+    """
+
+    __slots__ = (
+        "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_make_drafter",
+        "_max_position", "_num_threads", "_storage", "_units", "_variants", "groups", "layout", "loaded",
+        "memory", "page_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        digest: ModelDigest,
+        *,
+        num_threads: int,
+        shard: Shard = WHOLE,
+        exchange: Exchange | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._config = config
+        self._exchange = exchange
+        self._num_threads = num_threads
+        self._found = None if config.speculative == "off" else _find_drafter(config, folder)
+        self.loaded = load_cpu_model(
+            folder,
+            config.weights,
+            activations=config.activations,
+            digest=digest,
+            num_threads=num_threads,
+            max_length=config.max_length,
+            shard=shard,
+            exchange=exchange,
+            progress=progress,
+        )
+        model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
+        self._max_position, self._head_dims = model.config.max_position, model.config.head_dims
+        if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
+            raise ValueError(
+                f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
+                f"those of this model are {_described(variants)}, got 'bfloat16'"
+            )
+        self._drafter: LoadedDrafter | None = None
+        if self._found is not None and self._found.folder is not None:
+            outlives = config.disk_cache_path is not None or config.remote_cache is not None
+            self._drafter = load_drafter(
+                self._found,
+                model,
+                folder,
+                target_digest=(digest.known() if shard.is_whole else digest.wait()) if outlives else None,
+                target_mark=self.loaded.mark,
+                weights=config.weights,
+                activations=config.activations,
+                num_threads=num_threads,
+                exchange=exchange,
+                progress=progress,
+            )
+            variants |= self._drafter.variants
+            units |= dict.fromkeys(self._drafter.units)
+        self._variants, self._units = variants, units
+        self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
+        """Of layers whose memory is given back apart."""
+        self.layout = model.config.memory_layout(
+            page_size=config.page_size, dtype=config.kv_cache_dtype, order="HND", groups=self.groups
+        )
+        """Of a frame of this rank."""
+        self.page_bytes = self._measured_page()
+        """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
+        self._kernel: StepKernel | None = None  # written by: compile
+        self._storage: AnyStorage | None = None  # written by: allocate
+        self._beside: PageMemory | None = None  # written by: allocate
+        self._make_drafter: Callable[[RowTables], ProgramDrafter] | None = None  # written by: allocate
+        self.memory: PageMemory | None = None
+        """Of pages, or of their frames."""  # written by: allocate
+
+    @property
+    def described_weights(self) -> str:
+        """The forms of weights, as text for the log."""
+        return _described(self._variants)
+
+    @property
+    def found_drafter(self) -> FoundDrafter | None:
+        """What drafts; None: nothing does."""
+        return self._found
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether layers have windows, so that their memory is given back apart."""
+        return len(self.groups.windows) > 1
+
+    @property
+    def beside(self) -> PageMemory | None:
+        """Memory of a drafter by page id, where pages have frames; None: there is none."""
+        return self._beside
+
+    @property
+    def announces_pages(self) -> bool:
+        """See `EngineInfo.announces_pages`."""
+        return self._drafter is not None and self.has_frames
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Load the kernels, or compile them."""
+        drafter = self._drafter
+        self._kernel = warm_up(
+            self.layout,
+            head_dims=(*self._head_dims, *(drafter.head_dims if drafter else ())),
+            drafter=drafter.memory_layout(self.layout) if drafter else None,
+            packed=self._variants,
+            others=self._units,
+            progress=progress,
+        )
+
+    def num_pages(self, num_ranks: int) -> tuple[int, int]:
+        """Return how many pages fit into the memory of the machine, which all ranks share, and the longest request."""
+        return host_pages(self._config, self._max_position, self.groups, self.page_bytes * num_ranks)
+
+    def allocate(self, num_pages: int, *, shared: int | None = None) -> None:
+        """Allocate the KV memory.
+
+        Args:
+            num_pages: of all ranks.
+            shared: descriptor of the memory that it lies in, of `shared_bytes`; None: it is new.
+        """
+        made = self._made(num_pages, shared)
+        self.memory, self._storage, self._beside = made.memory, made.storage, made.beside
+        if made.joint is not None:
+            assert self._drafter is not None
+            self._make_drafter = self._drafter.maker(
+                made.joint,
+                max_tokens=self._config.speculative_num_tokens,
+                uses_rejection=self._config.speculative_verify == "rejection",
+            )
+
+    def shared_bytes(self, num_pages: int) -> int:
+        """Return the size of memory that holds what `allocate` allocates."""
+        num_pages_beside, num_frames = self._sizes(num_pages)
+        if self._drafter is None:
+            return shared_size(self.layout, num_frames)
+        if not self.has_frames:
+            return shared_size(self._drafter.layout(self.layout), num_pages)
+        beside = shared_size(self._drafter.layout_beside(self.layout), num_pages_beside)
+        return shared_size(self.layout, num_frames) + beside
+
+    def joined_memory(self, num_pages: int, others: Sequence[int]) -> tuple[PageMemory, PageMemory | None]:
+        """Return the memory of all ranks as that of one pool, of pages or frames and beside frames; see `beside`.
+
+        Args:
+            num_pages: of all ranks.
+            others: descriptors of what ranks 1 to R - 1 have allocated.
+        """
+        assert self.memory is not None
+        mades = [self._made(num_pages, descriptor) for descriptor in others]
+        memories = [self.memory, *(made.memory for made in mades)]
+        besides = [one for one in (self._beside, *(made.beside for made in mades)) if one is not None]
+        return _joined(memories), _joined(besides) if besides else None
+
+    def _sizes(self, num_pages: int) -> tuple[int, int]:
+        """Return pages beside frames, and frames."""
+        num_frames = num_pages * len(self.groups.windows)
+        return most_pages(self.groups.windows, num_frames) if self.has_frames else num_pages, num_frames
+
+    def _made(self, num_pages: int, shared: int | None) -> _Made:
+        cut = None if shared is None else SharedBytes(torch.from_numpy(mapped(shared)))
+        num_pages_beside, num_frames = self._sizes(num_pages)
+        if self._drafter is None:
+            memory = allocate(self.layout, num_frames, shared=cut)
+            return _Made(memory=memory, storage=storage_for(self.layout, num_frames, memory=memory))
+        joint = self._drafter.allocate(
+            self.layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
+        )
+        return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint)
+
+    def make_runner(
+        self, *, max_length: int, processors: Mapping[str, Process] | None, watch: StepWatch | None = None
+    ) -> Runner:
+        """Return what computes, after `compile` and `allocate`.
+
+        Args:
+            max_length: of a request.
+            processors: functions that requests may name.
+            watch: gets what each step has computed; None: the model is whole.
+        """
+        assert self._kernel is not None
+        assert self._storage is not None
+        assert self.memory is not None
+        found = self._found
+        runner: Runner = CPURunner(
+            self.loaded.model,
+            self._storage,
+            self._kernel,
+            max_rows=self._config.num_rows,
+            max_length=max_length,
+            num_threads=self._num_threads,
+            make_lookup=None if found is None else _LOOKUPS.get(found.kind),
+            make_drafter=self._make_drafter,
+            max_drafts=0 if found is None else self._config.speculative_num_tokens,
+            processors=processors,
+            groups=self.groups,
+            watch=watch,
+        )
+        for one in (self.memory, self._beside):
+            if one is not None:
+                runner = PopulatingRunner(runner, Populator(one))
+        return runner
+
+    def _measured_page(self) -> int:
+        num_groups, drafter = len(self.groups.windows), self._drafter
+        page_bytes = self.layout.bytes_per_page * num_groups
+        if drafter is None:
+            return page_bytes
+        if not self.has_frames:
+            return drafter.layout(self.layout).bytes_per_page
+        # A request that is long for its windows holds little but whole groups.
+        return page_bytes + -(
+            -drafter.layout_beside(self.layout).bytes_per_page * num_groups // self.groups.windows.count(None)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """The KV memory of a rank."""
+
+    memory: PageMemory
+    storage: AnyStorage
+    beside: PageMemory | None = None
+    joint: JointMemory | None = None
+    """With a drafter's; None: there is no drafter."""
+
+
+def _joined(memories: Sequence[PageMemory]) -> PageMemory:
+    return joined(JointLayout(parts=tuple(one.layout for one in memories)), memories)
+
+
+def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
+    """Return the forms of weights, and the instructions for products with rounded activations, as text for the log."""
+    names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
+    products = {
+        f"; products with {'int8' if isinstance(level, DotLevel) else 'bfloat16'} activations "
+        f"by {level.name.replace('_', '-')}"
+        for _, level in variants
+        if not isinstance(level, WideLevel)
+    }
+    return names + "".join(sorted(products))
+
+
+def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
+    """Return the drafter for the model, after its folder was compared with the target's."""
+    assert config.speculative != "off"
+    found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
+    if found.kind == "draft" and found.folder is not None:
+        check_draft(found.folder, folder)
+    _log.info("drafts: %s%s", found.kind, "" if found.folder is None else f" in {found.folder}")
+    return found
+
+
+def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:
+    """Return the groups of layers whose memory is given back apart."""
+    groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
+    if groups.windows == (None,):
+        return groups
+    reason = None
+    if config.host_cache_gb is not None and config.decision_log is not None:
+        reason = "a replay of the decision log would not know when copies to the host end"
+    if has_drafter and None not in groups.windows:
+        reason = "a drafter has its own of all of them"
+    if reason is not None:
+        _log.info("layers with a window keep the KV of all positions, because %s", reason)
+        return LayerGroups.whole(model.num_layers)
+    num_whole = groups.windows.count(None)
+    _log.info(
+        "KV memory: %d groups of %d layers need all positions, %d groups the last %d",
+        num_whole,
+        groups.num_layers,
+        len(groups.windows) - num_whole,
+        groups.windows[-1],
+    )
+    return groups

@@ -1,0 +1,167 @@
+"""The process of a rank: `python -m pagewood.engine.assembly.rank_process RANK DESCRIPTOR`, started by rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from pagewood.engine.runner.ranks.messages import (
+    Begin,
+    Doing,
+    Failed,
+    FromRank,
+    Loaded,
+    Ready,
+    Said,
+    Sizes,
+    receive,
+    send,
+)
+
+if TYPE_CHECKING:
+    from pagewood.engine.core.loop import Runner
+    from pagewood.engine.runner.ranks.segment import Segment
+
+_PR_SET_PDEATHSIG = 1
+_LOST_CODE = 3
+"""Exit code of a rank whose group has ended without it."""
+
+
+class _ToRank0(logging.Handler):
+    """Sends what is logged to rank 0, whose log has the lines of all ranks."""
+
+    def __init__(self, talk: Talk) -> None:
+        super().__init__()
+        self._talk = talk
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # rank 0 has ended, and this process will
+            self._talk(Said(logger=record.name, level=record.levelno, text=self.format(record)))
+
+
+class Talk:
+    """Sends messages to rank 0, from any thread."""
+
+    __slots__ = ("_link", "_lock")
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.RLock()
+
+    def __call__(self, message: FromRank) -> None:
+        """Send a message."""
+        with self._lock:
+            send(self._link, message)
+
+
+def main(descriptor: int) -> None:
+    """Load what rank 0 says, compute its steps, and end with it."""
+    faulthandler.enable()
+    with contextlib.suppress(AttributeError, OSError):  # a stopped process continues when its parent dies, to end
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = Connection(descriptor)
+    begin = receive(link)
+    assert isinstance(begin, Begin)
+    sys.path[:] = begin.search_path  # not ours
+    talk = Talk(link)
+    logging.basicConfig(level=begin.log_level, handlers=[_ToRank0(talk)])
+    if begin.cores:
+        os.sched_setaffinity(0, begin.cores)
+    serve(begin, link, talk, leave=_leave)
+
+
+def _leave() -> None:
+    """End this process at once: threads that compute cannot be interrupted."""
+    os._exit(_LOST_CODE)
+
+
+def serve(begin: Begin, link: Connection, talk: Talk, *, leave: Callable[[], None]) -> None:
+    """Build what computes this rank's part, and follow rank 0.
+
+    Args:
+        begin: the first message of rank 0.
+        link: to rank 0.
+        talk: the same, for messages to it.
+        leave: called when the group has ended.
+    """
+
+    def progress(what: str, done: int, total: int) -> None:
+        talk(Doing(what=what, done=done, total=total))
+
+    progress("importing torch", 0, 1)
+    from pagewood.engine.runner.ranks.following import follow  # numba takes a second
+    from pagewood.engine.runner.ranks.pulse import Pulse
+    from pagewood.engine.runner.ranks.segment import Segment, mapped
+
+    segment, parent = Segment.in_memory(mapped(begin.segment), begin.count), os.getppid()
+
+    def lost() -> tuple[int, str] | None:  # a process that rank 0 has forked may keep the connection open
+        return None if os.getppid() == parent else (0, "the process of rank 0 has ended")
+
+    pulse = Pulse(segment, begin.rank, on_end=leave, lost=lost)
+    try:
+        runner = _runner(begin, segment, talk, link)
+    except (EOFError, BrokenPipeError):
+        pulse.stop()
+        leave()
+        return
+    except Exception as error:
+        is_refusal = isinstance(error, ValueError | OSError)
+        message = str(error) if is_refusal else repr(error)
+        talk(Failed(message=f"rank {begin.rank}: {message}", is_refusal=is_refusal))
+        raise SystemExit(1) from error
+    talk(Ready())
+    follow(link, runner, segment, begin.rank, pulse, leave=leave)
+    pulse.stop()
+    runner.close()
+
+
+def _runner(begin: Begin, segment: Segment, talk: Talk, link: Connection) -> Runner:
+    """Build what computes this rank's part; its memory has the size that all ranks agree on."""
+    from pagewood.engine.assembly.cpu_rank import CPURank
+    from pagewood.engine.assembly.named_processors import load_processors
+    from pagewood.engine.model_folder.folder import model_folder
+    from pagewood.engine.model_folder.model_digest import ModelDigest
+    from pagewood.engine.models.shard import Shard
+    from pagewood.engine.runner.ranks.notes import StepNotes
+
+    def progress(what: str, done: int, total: int) -> None:
+        talk(Doing(what=what, done=done, total=total))
+
+    config = begin.config
+    processors = load_processors(config)
+    folder = model_folder(config.model)
+    digest = ModelDigest(folder)
+    if config.disk_cache_path is not None or config.remote_cache is not None:
+        digest.begin()
+    rank = CPURank(
+        config,
+        folder,
+        digest,
+        num_threads=(config.num_threads or begin.count) // begin.count,
+        shard=Shard(begin.rank, begin.count),
+        exchange=segment.exchange(begin.rank),
+        progress=progress,
+    )
+    num_pages, max_length = rank.num_pages(begin.count)
+    talk(Loaded(num_pages=num_pages, max_length=max_length))
+    sizes = receive(link)
+    assert isinstance(sizes, Sizes)
+    rank.compile(progress)  # rank 0 has compiled what was not in the cache
+    rank.allocate(sizes.num_pages, shared=begin.kv_memory)
+    return rank.make_runner(max_length=sizes.max_length, processors=processors, watch=StepNotes(segment, begin.rank))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[2]))
+    os._exit(0)  # rank 0 waits, and the end of the interpreter takes a second

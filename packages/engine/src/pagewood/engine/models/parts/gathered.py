@@ -1,0 +1,57 @@
+"""What ranks compute a part of the columns of, each.
+
+Legend: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic
+
+from pagewood.engine.models.ops import A, Embedding, Linear, Ops, Weights
+from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.shard import Shard
+
+
+class Gathered(Generic[A]):
+    """An embedding or a projection whose result is put together from the parts of all ranks."""
+
+    __slots__ = ("_ops", "_part", "_size")
+
+    def __init__(self, part: Callable[[A], A], ops: Ops[A], size: int) -> None:
+        """Take the function that computes this rank's part of `size` columns."""
+        self._part = part
+        self._ops = ops
+        self._size = size
+
+    def __call__(self, x: A) -> A:
+        """Return `[T, size]`."""
+        return self._ops.gather_ranks(self._part(x), self._size)
+
+
+def read_embedding(weights: Weights, ops: Ops[A], name: str, size: int, hidden_size: int, shard: Shard) -> Embedding[A]:
+    """Take the table `name` of `size` tokens from `weights`, of which a rank of several has some columns."""
+    columns = shard.inputs("hidden_size", hidden_size)
+    embedding = ops.embedding(weights.stack([(f"{name}.weight", size)], hidden_size, inputs=columns))
+    return embedding if columns is None else Gathered(embedding, ops, hidden_size)
+
+
+def read_gathered(
+    weights: Weights,
+    ops: Ops[A],
+    name: str,
+    size: int,
+    inputs: int,
+    shard: Shard,
+    *,
+    has_bias: bool = False,
+    change: Callable[[Linear[A]], Linear[A]] | None = None,
+) -> Linear[A]:
+    """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
+
+    `change` makes the projection compute more with each of its outputs.
+    """
+    order = None if shard.is_whole else shard.padded_part(size)
+    projection = read_linear(weights, ops, "", [(name, size)], inputs, has_bias=has_bias, order=order)
+    projection = projection if change is None else change(projection)
+    return projection if shard.is_whole else Gathered(projection, ops, size)

@@ -1,0 +1,177 @@
+"""What the ranks of a model give each other while they compute, through memory that their processes share.
+
+An exchange goes by pieces of at most `PIECE` elements. A rank writes its piece to its own place, counts its arrival,
+waits for the arrivals of all others, and reads theirs. Values are added in the order of ranks, so all ranks get the
+same bits, whenever each of them arrives. A thread makes system calls only in a long wait.
+
+A lane is a sequence of pieces that one thread of each rank takes in turn. A lane has two places per rank, which it uses
+alternately. A rank that writes to a place again has seen all ranks arrive at the piece in between, so they have read
+what was there. All ranks have the same instructions with the same rows, so the counts of a lane agree by themselves.
+
+Legend: T tokens, R ranks, L lanes.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction, one_part
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel, strict
+from pagewood.engine.runner.cpu.compiled.machine.memory import (
+    fetch_add,
+    integers,
+    longs,
+    read_shared,
+    vector,
+    wait_for_rank,
+)
+
+NUM_LANES = 16
+"""L, the most threads of a rank that exchange at the same time."""
+PIECE = 16_384
+"""Elements of a place: what a core has in its own cache, and a row of most models."""
+LINE = 16
+"""int64 of two cache lines, which processors fetch together: every counter has these to itself."""
+_U = np.uint64
+
+
+@inlined
+def lanes(num_rows: Any, size: Any) -> Any:
+    """Return the parts of an exchange of rows of `size` elements: one for each lane that gets a piece."""
+    return min(NUM_LANES, (num_rows * size + PIECE - 1) // PIECE)
+
+
+@inlined
+def _place(places_at: Any, rank: Any, lane: Any, number: Any) -> Any:
+    """Return the address of the place of a rank for a piece of a lane."""
+    return places_at + 4 * PIECE * (2 * (rank * NUM_LANES + lane) + number % 2)
+
+
+@inlined
+def _meet(
+    x_at: Any, num: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any, lane: Any
+) -> Any:
+    """Give `num` elements to all ranks and wait for theirs; return the number of the piece; -1: the group has ended."""
+    arrivals, own = longs(arrivals_at, 0), LINE * (rank * NUM_LANES + lane)
+    number = read_shared(arrivals, own)
+    x, place = vector(x_at, num), vector(_place(places_at, rank, lane, number), num)
+    for i in range(_U(num)):
+        place[i] = x[i]
+    fetch_add(arrivals, own, 1)
+    for other in range(count):
+        if other != rank and not wait_for_rank(
+            arrivals, LINE * (other * NUM_LANES + lane), number + 1, longs(ended_at, 1)
+        ):
+            return -1
+    return number
+
+
+@strict
+def _add(a_at: Any, b_at: Any, out_at: Any, num: Any) -> None:
+    """Write a + b to `out`, `[num]` each; `out` may be one of them."""
+    a, b, out = vector(a_at, num), vector(b_at, num), vector(out_at, num)
+    for i in range(_U(num)):
+        out[i] = a[i] + b[i]
+
+
+@instruction(lanes)
+@inlined
+def sum_ranks(
+    x_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any,
+    num_rows: NumRows, part: Part,
+) -> None:  # fmt: skip
+    """Replace `x` `[T, size]` by its sum over the ranks, added in their order.
+
+    If the group has ended, nothing is waited for, and the result has no meaning.
+
+    Args:
+        x_at: of this rank.
+        size: of a row.
+        rank: this one.
+        count: R, at least 2.
+        places_at: `[R, L, 2, PIECE]`.
+        arrivals_at: `[R, L, LINE] int64`, how many pieces a rank has given in a lane, in the first of each line.
+        ended_at: `[1] int64`, other than 0 when the group has ended.
+        num_rows: T.
+        part: the lane.
+    """
+    start, end = part * PIECE, num_rows * size
+    while start < end:
+        num, own_at = min(PIECE, end - start), x_at + 4 * start
+        number = _meet(own_at, num, rank, count, places_at, arrivals_at, ended_at, part)
+        if number < 0:
+            break
+        _add(_place(places_at, 0, part, number), _place(places_at, 1, part, number), own_at, num)
+        for other in range(2, count):
+            _add(own_at, _place(places_at, other, part, number), own_at, num)
+        start += NUM_LANES * PIECE
+
+
+@instruction(lanes)
+@inlined
+def gather_ranks(
+    x_at: Any, out_at: Any, size: Any, out_size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any,
+    ended_at: Any, num_rows: NumRows, part: Part,
+) -> None:  # fmt: skip
+    """Write the columns `x` `[T, size]` of all ranks side by side to `out` `[T, out_size]`; see `sum_ranks`.
+
+    The last of the R times `size` columns are left out if there are more than `out_size`.
+    """
+    start, end = part * PIECE, num_rows * size
+    while start < end:
+        num = min(PIECE, end - start)
+        number = _meet(x_at + 4 * start, num, rank, count, places_at, arrivals_at, ended_at, part)
+        if number < 0:
+            break
+        for other in range(count):
+            place, at = vector(_place(places_at, other, part, number), num), 0
+            while at < num:
+                row, column = (start + at) // size, (start + at) % size
+                width = min(size - column, num - at)
+                first = other * size + column
+                out = vector(out_at + 4 * (row * out_size + first), width)
+                for i in range(_U(max(0, min(width, out_size - first)))):
+                    out[i] = place[_U(at) + i]
+                at += width
+        start += NUM_LANES * PIECE
+
+
+@instruction(one_part)
+@inlined
+def witness(x_at: Any, size: Any, out_at: Any, num_rows: NumRows) -> None:
+    """Write the sum of the bits of `x` `[T, size]`, read as int32, to `out` `[1] int64`."""
+    bits, total = integers(x_at, 0), np.int64(0)
+    for i in range(_U(num_rows * size)):
+        total += np.int64(bits[i])
+    longs(out_at, 1)[0] = total
+
+
+EXCHANGE = Unit("exchange", sum_ranks, gather_ranks, witness)
+"""For models that are divided among ranks."""
+
+
+@kernel("b1(i8[::1], i8, i8, i8[::1])", is_long=True)
+def wait_for_all(counters: Any, count: Any, wanted: Any, ended: Any) -> Any:
+    """Wait until the counters of all ranks are at least `wanted`; return False if the group ends before that.
+
+    Args:
+        counters: `[R, LINE]` flat, the first of each line.
+        count: R.
+        wanted: what each must reach.
+        ended: `[>= 1]`, other than 0 when the group has ended.
+    """
+    for rank in range(count):  # noqa: SIM110 (numba compiles no generators)
+        if not wait_for_rank(counters, LINE * rank, wanted, ended):
+            return False
+    return True
+
+
+@kernel("void(i8[::1], i8)")
+def count_step(counters: Any, rank: Any) -> None:
+    """Add 1 to the counter of a rank, `[R, LINE]` flat; who sees it also sees what was written before."""
+    fetch_add(counters, LINE * rank, 1)

@@ -1,0 +1,64 @@
+"""What a program needs to exchange values with the other ranks of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.result import StepResult
+from pagewood.engine.runner.cpu.compiled import exchange
+from pagewood.engine.runner.cpu.program.tape import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exchange:
+    """The memory that the ranks of a model share while they compute; see `compiled.exchange`."""
+
+    rank: int
+    count: int
+    """R, at least 2."""
+    places: NDArray[np.float32]
+    """[R, L, 2, PIECE]"""
+    arrivals: NDArray[np.int64]
+    """[R, L, LINE]"""
+    ended: NDArray[np.int64]
+    """[>= 1], the first other than 0 when the group has ended: nothing is waited for any more."""
+
+    def sum_ranks(self, x: Buffer) -> Buffer:
+        """Write the instruction that replaces `x` by its sum over the ranks, added in their order."""
+        x.tape.write(
+            exchange.sum_ranks, x.rows, x=x, size=x.size, rank=self.rank, count=self.count, places=self.places,
+            arrivals=self.arrivals, ended=self.ended,
+        )  # fmt: skip
+        return x
+
+    def gather_ranks(self, x: Buffer, size: int) -> Buffer:
+        """Write the instruction that puts the columns of all ranks side by side; return the first `size` of them."""
+        out = x.tape.buffer(x.rows, size)
+        x.tape.write(
+            exchange.gather_ranks, x.rows, x=x, out=out, size=x.size, out_size=size, rank=self.rank, count=self.count,
+            places=self.places, arrivals=self.arrivals, ended=self.ended,
+        )  # fmt: skip
+        return out
+
+
+class StepWatch(Protocol):
+    """Gets what a rank has computed, so that ranks can be compared."""
+
+    @property
+    def states(self) -> NDArray[np.int64]:
+        """[1], where the program writes the sum of the bits of the last hidden states."""
+        ...
+
+    def note(self, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
+        """Note the end of a step, on the thread that computes.
+
+        Args:
+            result: of the step; None: it has failed.
+            tables: lengths and pages of rows.
+        """
+        ...

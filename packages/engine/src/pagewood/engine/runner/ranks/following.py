@@ -1,0 +1,122 @@
+"""What a rank other than 0 does: it launches the steps that rank 0 sends, and waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.codec import Masks, decode
+from pagewood.engine.observe.profiling import profiled
+from pagewood.engine.runner.ranks.messages import (
+    Close,
+    Constrain,
+    Launch,
+    Spans,
+    StartSpans,
+    TakeSpans,
+    receive,
+    send,
+)
+from pagewood.engine.runner.ranks.pulse import Pulse
+from pagewood.engine.runner.ranks.segment import Segment
+
+_log = logging.getLogger(__name__)
+
+
+def follow(
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    *,
+    leave: Callable[[], None],
+) -> None:
+    """Compute what rank 0 sends until it closes the group; from its first step on, it must give signs of life.
+
+    One thread launches, so that the next step is there when the last one ends. This one waits, and so helps to compute.
+
+    Args:
+        link: to rank 0.
+        runner: of this rank.
+        segment: of the group.
+        rank: this one.
+        pulse: of this rank.
+        leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
+    """
+    steps: SimpleQueue[StepHandle | None] = SimpleQueue()
+    thread = threading.Thread(
+        target=_take, args=(link, runner, segment, rank, pulse, steps, leave), name="steps", daemon=True
+    )
+    thread.start()
+    while (step := steps.get()) is not None:
+        try:
+            step.wait()
+        except Exception:  # rank 0 notices that it has failed
+            _log.exception("rank %d: a step failed", rank)
+    thread.join()
+
+
+def _take(
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    steps: SimpleQueue[StepHandle | None],
+    leave: Callable[[], None],
+) -> None:
+    """Take messages until the group is closed."""
+    try:
+        _follow(link, runner, segment, rank, pulse, steps)
+    except (EOFError, OSError):
+        segment.end(0, "the process of rank 0 has ended")
+    except Exception as error:
+        _log.exception("rank %d cannot follow rank 0", rank)
+        segment.end(rank, f"rank {rank} cannot follow rank 0: {error!r}")
+    if segment.ended[0] != 0:
+        leave()
+    steps.put(None)
+
+
+def _follow(
+    link: Connection,
+    runner: Runner,
+    segment: Segment,
+    rank: int,
+    pulse: Pulse,
+    steps: SimpleQueue[StepHandle | None],
+) -> None:
+    latest: StepHandle | None = None
+    number, profile = 0, profiled(runner)
+    while True:
+        match receive(link):
+            case Launch() as message:
+                number += 1
+                if message.number != number:
+                    raise ValueError(f"step must be {number}, got {message.number}")
+                batch = decode(message.batch)
+                assert isinstance(batch, Batch)
+                latest = runner.launch(batch)
+                segment.launched[rank, 0] = number
+                steps.put(latest)
+                pulse.begin()
+            case Constrain(masks=data):
+                masks = decode(data)
+                assert isinstance(masks, Masks)
+                assert isinstance(latest, ConstrainedHandle)
+                latest.constrain(masks.masks)
+            case StartSpans() if profile is not None:
+                profile.start_spans()
+            case TakeSpans():
+                spans, num_dropped = ((), 0) if profile is None else profile.take_spans()
+                send(link, Spans(spans=list(spans), num_dropped=num_dropped))
+            case Close():
+                return
+            case _:
+                pass

@@ -1,0 +1,316 @@
+"""The other ranks of a model, as rank 0 sees them: their processes, what they say, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Protocol, TypeVar
+
+from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.core.loop import RunnerLostError
+from pagewood.engine.runner.ranks.cores import divided_cores
+from pagewood.engine.runner.ranks.messages import (
+    Begin,
+    Close,
+    Doing,
+    Failed,
+    FromRank,
+    Loaded,
+    Ready,
+    Said,
+    Spans,
+    ToRank,
+    receive_from_rank,
+    send,
+)
+from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S, Pulse
+from pagewood.engine.runner.ranks.segment import MAX_RANKS, Segment, mapped, segment_bytes, shared_memory
+
+_log = logging.getLogger(__name__)
+_MODULE = "pagewood.engine.assembly.rank_process"
+_CLOSE_S = 10.0
+"""How long a rank may take to end."""
+_LOOK_S = 0.2
+"""How often a rank that waits for others reports what they do."""
+
+Answer = TypeVar("Answer", Loaded, Ready, Spans)
+
+
+class RankProcess(Protocol):
+    """The process of a rank, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+Spawn = Callable[[int, int, Sequence[int]], RankProcess]
+"""(rank, descriptor of its connection, descriptors of shared memory) -> its process, which has inherited these."""
+
+
+def spawn(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    """Start the process of a rank, with nothing of this process but its connection and the shared memory."""
+    return subprocess.Popen(
+        [sys.executable, "-m", _MODULE, str(rank), str(connection)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection, *descriptors),
+        start_new_session=True,  # the terminal's Ctrl-C is for this process
+    )
+
+
+class Group:
+    """The ranks of a model. Invariant: when the group has ended, none of the processes that it has started lives.
+
+    A group ends at `close`; when a process of it ends or gives no sign of life; and when ranks differ. Then nothing
+    that waits for a rank goes on waiting, and methods that need the others raise `RunnerLostError`.
+
+    Args:
+        config: of all ranks.
+        count: R, at least 2; this process is rank 0.
+        shares_kv: whether this process reads and writes the KV memory of all ranks.
+        heartbeat_s: how long a rank may be silent.
+        spawn: starts the other ranks.
+    """
+
+    __slots__ = (
+        "_answers", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count", "kv_memory",
+        "segment",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        count: int,
+        *,
+        shares_kv: bool = False,
+        heartbeat_s: float = HEARTBEAT_S,
+        spawn: Spawn = spawn,
+    ) -> None:
+        if not 2 <= count <= MAX_RANKS:
+            raise ValueError(f"a group must have 2 to {MAX_RANKS} ranks, got {count}")
+        descriptor = shared_memory(segment_bytes(count))
+        self.count = count
+        self.segment = Segment.in_memory(mapped(descriptor), count)
+        divided = divided_cores(count)
+        self.cores: Sequence[int] = divided[0]
+        """Logical processors of this rank; empty: any."""
+        self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
+        """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it."""
+        self._links: list[Connection] = []
+        self._processes: list[RankProcess] = []
+        self._changed = threading.Condition()
+        self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
+        """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
+        self._doing: dict[int, Doing] = {}
+        """What each rank does at present."""  # written by: _read
+        try:
+            for rank in range(1, count):
+                kv_memory = self.kv_memory[rank - 1] if shares_kv else None
+                self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
+                self.tell(
+                    rank,
+                    Begin(
+                        config=config,
+                        rank=rank,
+                        count=count,
+                        segment=descriptor,
+                        kv_memory=kv_memory,
+                        search_path=[one for one in sys.path if one],
+                        cores=divided[rank],
+                        log_level=logging.getLogger("pagewood").getEffectiveLevel(),
+                    ),
+                )
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            os.close(descriptor)
+        self._pulse = Pulse(self.segment, 0, heartbeat_s=heartbeat_s, on_end=self._ended, lost=self._dead)
+        self._reader = threading.Thread(target=self._read, name="ranks-reader", daemon=True)
+        self._reader.start()
+
+    def begin(self) -> None:
+        """Note that all ranks are ready, so that from now on each must give signs of life."""
+        self._pulse.begin()
+
+    def check(self) -> None:
+        """Raise if the group has ended.
+
+        Raises:
+            RunnerLostError: it has.
+        """
+        reason = self.segment.end_reason
+        if reason is not None:
+            raise RunnerLostError(reason)
+
+    def tell(self, rank: int, message: ToRank) -> None:
+        """Send a message to a rank; `RunnerLostError` if that is impossible."""
+        try:
+            send(self._links[rank - 1], message)
+        except (OSError, ValueError) as error:
+            self._lose(rank, error)
+
+    def tell_all(self, message: ToRank) -> None:
+        """Send a message to all other ranks."""
+        for rank in range(1, self.count):
+            self.tell(rank, message)
+
+    def answers(self, kind: type[Answer], *, progress: Progress | None = None) -> list[Answer]:
+        """Wait for an answer of each other rank, in their order.
+
+        Args:
+            kind: of the answer.
+            progress: gets what the ranks do that have not answered.
+
+        Raises:
+            ValueError: the model or the configuration is wrong for a rank.
+            RunnerLostError: a rank cannot be built for another reason, or the group has ended.
+        """
+        found: list[Answer] = []
+        for rank in range(1, self.count):
+            while True:
+                with self._changed:
+                    failure = self._answers.get((rank, Failed))
+                    answer = self._answers.pop((rank, kind), None)
+                    if failure is None and answer is None:
+                        self._changed.wait(_LOOK_S)
+                if isinstance(failure, Failed):
+                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
+                if isinstance(answer, kind):
+                    found.append(answer)
+                    break
+                if self.segment.end_reason is not None and self._reader.is_alive():
+                    self._reader.join()  # the last words of the ranks may be on their way
+                    continue
+                self.check()
+                doing = self._doing.get(rank)
+                if progress is not None and doing is not None:
+                    progress(f"rank {rank}: {doing.what}", doing.done, doing.total)
+        return found
+
+    def spans(self) -> list[Spans]:
+        """Wait for what each other rank has recorded."""
+        return self.answers(Spans)
+
+    def agree(self, number: int) -> None:
+        """Wait until all ranks have ended a step, and compare what they have computed.
+
+        Args:
+            number: of the step, from 1 on.
+
+        Raises:
+            RunnerLostError: they differ, or the group ends before that.
+        """
+        self.segment.agree(number)
+        self.check()
+
+    def end(self, rank: int, reason: str) -> None:
+        """End the group because of a rank."""
+        self.segment.end(rank, reason)
+
+    def enlarge_kv(self, num_bytes: int) -> None:
+        """Give the KV memory of each other rank this size, before the ranks map it."""
+        for descriptor in self.kv_memory:
+            os.ftruncate(descriptor, num_bytes)
+
+    def abandon(self) -> None:
+        """End the group without waiting for anything."""
+        self.segment.end(0, "the group is abandoned")
+        self.close()
+
+    def close(self) -> None:
+        """End all ranks after what they have been given; kill those that take too long. A second call does nothing."""
+        self._pulse.stop()
+        if self.segment.end_reason is None:
+            for link in self._links:
+                with contextlib.suppress(OSError, ValueError):
+                    send(link, Close())
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_CLOSE_S)
+            self.segment.end(0, "the group is closed")
+        self._kill()
+        self._reader.join()
+        for link in self._links:
+            link.close()
+        while self.kv_memory:
+            os.close(self.kv_memory.pop())
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the other ranks, in their order."""
+        return [process.pid for process in self._processes]
+
+    def _start(self, rank: int, spawn: Spawn, descriptors: Sequence[int]) -> None:
+        own, other = socket.socketpair()
+        self._links.append(Connection(own.detach()))
+        with other:
+            process = spawn(rank, other.fileno(), descriptors)
+        self._processes.append(process)
+        _log.info("rank %d: process %d", rank, process.pid)
+
+    def _read(self) -> None:
+        """Note what the ranks say, until none of them can say more."""
+        links = {link: rank for rank, link in enumerate(self._links, 1)}
+        while links:
+            for link in wait(list(links)):
+                assert isinstance(link, Connection)
+                rank = links[link]
+                try:
+                    message = receive_from_rank(link)
+                except (EOFError, OSError, ValueError):
+                    del links[link]
+                    continue
+                with self._changed:
+                    if isinstance(message, Doing):
+                        self._doing[rank] = message
+                    elif isinstance(message, Said):
+                        logging.getLogger(message.logger).log(message.level, "rank %d: %s", rank, message.text)
+                    else:
+                        self._answers[rank, type(message)] = message
+                    self._changed.notify_all()
+
+    def _dead(self) -> tuple[int, str] | None:
+        """Return a rank whose process has ended, and how."""
+        for rank, process in enumerate(self._processes, 1):
+            if (code := process.poll()) is not None:
+                return rank, f"the process of rank {rank} has ended with code {code}"
+        return None
+
+    def _lose(self, rank: int, error: Exception) -> None:
+        code = self._processes[rank - 1].poll() if rank <= len(self._processes) else None
+        how = f"cannot be reached: {error}" if code is None else f"has ended with code {code}"
+        self.segment.end(rank, f"the process of rank {rank} {how}")
+        raise RunnerLostError(self.segment.end_reason or how) from error
+
+    def _ended(self) -> None:
+        """Kill what is left of the group; on the thread of the pulse."""
+        _log.error("the group of %d ranks has ended: %s", self.count, self.segment.end_reason)
+        self._kill()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()

@@ -1,0 +1,140 @@
+"""What the ranks of a model tell each other beside their exchanges: MessagePack over a connection that has no name."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+import msgspec
+
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.observe.profiling import Span
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message to a rank: what it is a part of."""
+
+    config: EngineConfig
+    rank: int
+    count: int
+    segment: int
+    """Descriptor of the shared memory."""
+    kv_memory: int | None
+    """Descriptor of memory for keys and values, which rank 0 reads too; None: the rank has its own."""
+    search_path: list[str]
+    """Where modules are found that the configuration names."""
+    cores: list[int]
+    """On which its threads run; empty: on any."""
+    log_level: int
+    """Of what it says."""
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How much KV memory every rank has, and how long a request may be."""
+
+    num_pages: int
+    max_length: int
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A step."""
+
+    number: int
+    """From 1 on."""
+    batch: bytes
+    """See `core.messages.codec`."""
+
+
+class Constrain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The masks of the step that was launched last."""
+
+    masks: bytes
+    """See `core.messages.codec`."""
+
+
+class StartSpans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Record from now on."""
+
+
+class TakeSpans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Record no more, and answer with `Spans`."""
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compute what was launched, and end."""
+
+
+ToRank: TypeAlias = Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | Close
+
+
+class Doing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a rank does before it is ready."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A line for the log of rank 0."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has its weights, and knows how much KV memory fits beside them."""
+
+    num_pages: int
+    max_length: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank can compute."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank cannot be built."""
+
+    message: str
+    is_refusal: bool
+    """Whether the model or the configuration is wrong, which is a ValueError or an OSError."""
+
+
+class Spans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a rank has recorded."""
+
+    spans: list[Span]
+    num_dropped: int
+
+
+FromRank: TypeAlias = Doing | Said | Loaded | Ready | Failed | Spans
+
+_encode = msgspec.msgpack.Encoder().encode
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+
+
+def send(link: Connection, message: ToRank | FromRank) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: the other process has ended.
+    """
+    link.send_bytes(_encode(message))
+
+
+def receive(link: Connection) -> ToRank:
+    """Wait for a message of rank 0.
+
+    Raises:
+        EOFError: it has ended.
+        OSError: likewise.
+    """
+    return _to_rank.decode(link.recv_bytes())
+
+
+def receive_from_rank(link: Connection) -> FromRank:
+    """Wait for a message of a rank; raises what `receive` raises."""
+    return _from_rank.decode(link.recv_bytes())

@@ -1,0 +1,149 @@
+"""Ranks that compute something else than rank 0: each is found, and the group ends.
+
+The ranks are threads here, with the real programs, exchanges and messages.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.assembly.cpu_rank import CPURank
+from pagewood.engine.core.loop import Runner, RunnerLostError
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.shard import Shard
+from pagewood.engine.runner.cpu.compiled.exchange import NUM_LANES, PIECE, _add, _meet, _place, lanes
+from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
+from pagewood.engine.runner.cpu.program.exchange import Exchange
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.ranks import following
+from pagewood.engine.runner.ranks.notes import StepNotes
+from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from pagewood.engine.runner.ranks.segment import Segment
+from row_driver import RowDriver
+from seeded_faults import Edit, seed_fault
+from thread_ranks import ThreadRanks
+
+NUM_PAGES, PAGE_SIZE, MAX_LENGTH = 64, 4, 200
+
+
+@instruction(lanes)
+@inlined
+def sum_backwards(
+    x_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any,
+    num_rows: NumRows, part: Part,
+) -> None:  # fmt: skip
+    """Like `sum_ranks`, but the last rank is the first one that is added."""
+    start, end = part * PIECE, num_rows * size
+    while start < end:
+        num, own_at = min(PIECE, end - start), x_at + 4 * start
+        number = _meet(own_at, num, rank, count, places_at, arrivals_at, ended_at, part)
+        if number < 0:
+            break
+        last = count - 1
+        _add(_place(places_at, last, part, number), _place(places_at, last - 1, part, number), own_at, num)
+        for other in range(last - 2, -1, -1):
+            _add(own_at, _place(places_at, other, part, number), own_at, num)
+        start += NUM_LANES * PIECE
+
+
+BACKWARDS = Unit("backwards", sum_backwards)
+
+
+class Backwards:
+    """An exchange that adds in another order."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.gather_ranks = exchange.gather_ranks
+
+    def sum_ranks(self, x: Buffer) -> Buffer:
+        own = self.exchange
+        x.tape.write(
+            sum_backwards, x.rows, x=x, size=x.size, rank=own.rank, count=own.count, places=own.places,
+            arrivals=own.arrivals, ended=own.ended,
+        )  # fmt: skip
+        return x
+
+
+def ranked(count: int, *, backwards: int | None = None) -> RankedRunner:
+    """Return the embedded model on ranks in threads, one of which adds backwards."""
+    folder = model_folder(None)
+    config = EngineConfig(max_running=4, page_size=PAGE_SIZE, max_total_tokens=NUM_PAGES * PAGE_SIZE).resolved()
+
+    def make(segment: Segment, number: int) -> Runner:
+        exchange: Any = segment.exchange(number)
+        if number == backwards:
+            exchange = Backwards(exchange)
+        rank = CPURank(
+            config, folder, ModelDigest(folder), num_threads=1, shard=Shard(number, count), exchange=exchange
+        )
+        rank._units[BACKWARDS] = None  # pyright: ignore[reportPrivateUsage]
+        rank.compile()
+        rank.allocate(NUM_PAGES)
+        return rank.make_runner(max_length=MAX_LENGTH, processors=None, watch=StepNotes(segment, number))
+
+    group = ThreadRanks(count, make)
+    return RankedRunner(group.runner, group)
+
+
+def generated(runner: RankedRunner, num_tokens: int) -> list[list[int]]:
+    driver = RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+    sampling = SamplingParams(temperature=1.0)
+    sequences = [driver.add([5, 6, 7, 8 + i], sampling=sampling, seed=i) for i in range(2)]
+    driver.generate(sequences, num_tokens=num_tokens, chunk=3)
+    return [one.output for one in sequences]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_that_compute_the_same_agree(count: int) -> None:
+    runner = ranked(count)
+    outputs = generated(runner, 40)
+    assert [len(one) for one in outputs] == [40, 40]
+    runner.close()
+
+
+def test_another_order_of_additions_is_found() -> None:
+    runner = ranked(4, backwards=2)
+    with pytest.raises(RunnerLostError, match="rank 2 has other tokens or hidden states than rank 0 after step"):
+        generated(runner, 40)
+    runner.close()
+
+
+_SKIP = """number += 1
+                if number == 9:
+                    continue"""
+_OLD_PAGES = """assert isinstance(batch, Batch)
+                batch = replace(batch, page_ids=batch.page_ids * 0)"""
+_OTHER_SEED = """assert isinstance(batch, Batch)
+                batch.sampling.words[:, 0] += 1"""
+FAULTS: dict[str, tuple[Edit, str]] = {
+    "a step is skipped": ((following, "_follow", "number += 1", _SKIP), "rank 1 does not take part in a step"),
+    "page tables are old": (
+        (following, "_follow", "assert isinstance(batch, Batch)", _OLD_PAGES),
+        "rank 1 has other tables of rows than rank 0 after step 16",
+    ),
+    "tokens are drawn with another seed": (
+        (following, "_follow", "assert isinstance(batch, Batch)", _OTHER_SEED),
+        "rank 1 has other tokens or hidden states than rank 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_rank_that_differs_ends_its_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit, message = FAULTS[name]
+    monkeypatch.setattr(following, "replace", replace, raising=False)  # for the code of the faults
+    seed_fault([edit], monkeypatch)
+    runner = ranked(2)
+    with pytest.raises(RunnerLostError, match=message):
+        generated(runner, 40)
+    runner.close()
