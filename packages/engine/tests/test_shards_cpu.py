@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from families.case import build
-from families.registry import CASES
+from families.registry import DIVIDED
 from pagewood.engine.api import WeightFormat
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.shard import WHOLE, Shard
@@ -77,10 +77,10 @@ USUAL = (
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
 )
 def test_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
-    build(CASES[name], tmp_path)
+    build(DIVIDED[name], tmp_path)
     whole, greedy = _results(tmp_path, "float32")
     for logits, tokens in _on_ranks(tmp_path, "float32", 2):
         torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
@@ -90,7 +90,7 @@ def test_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gpt-neox", "deepseek3"])
 def test_ranks_round_weights_as_well_as_one_does(name: str, form: WeightFormat, tmp_path: Path) -> None:
-    build(CASES[name], tmp_path)
+    build(DIVIDED[name], tmp_path)
     exact, _ = _results(tmp_path, "float32")
     errors = [
         torch.linalg.vector_norm(logits - exact) / torch.linalg.vector_norm(exact)
