@@ -18,12 +18,12 @@ from pagewood.engine.weights.matrix_forms import (
     Int4,
     Int8,
     Int8Group,
-    columns_of,
     quantise_int4,
     quantise_int8,
     stacked,
     to_bfloat16,
 )
+from pagewood.engine.weights.matrix_parts import columns_of
 from weight_makers import MAKERS, grouped
 
 

@@ -55,8 +55,6 @@ CASES = {
             "n_group": 1,
             "topk_group": 1,
             "n_shared_experts": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
             "num_mtp_layers": 0,
         },
         file={**_KIMI_FILE, "rope_scaling": {"type": "yarn", **_KIMI_YARN}, "rope_theta": 10000.0},

@@ -26,7 +26,8 @@ from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.stored.tied import check_copy, stored_name
 from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, cut, part_names
-from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, columns_of, rows_of
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, rows_of
+from pagewood.engine.weights.matrix_parts import columns_of
 from pagewood.engine.weights.nearest import joined
 
 _log = logging.getLogger(__name__)
