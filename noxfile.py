@@ -159,6 +159,7 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
     schemas = [f"packages/engine/tests/grammar/test_{name}.py" for name in ("combinations", "tool_schemas")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *schemas)
+    session.run("python", "-m", "pytest", "-m", "slow", "packages/engine/tests/test_causal_models.py")
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
     session.run("python", "tools/soak_server.py", "--requests", "4000")

@@ -35,8 +35,9 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear, PanelLi
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
-from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.storage import storage_for
+from pagewood.engine.weights.matrix_forms import MX_GROUP, SHORT_GROUP, Float4
 from row_driver import RowDriver
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
@@ -51,8 +52,13 @@ FORMS: Mapping[str, tuple[WeightFormat, ActivationFormat]] = {
     "int8, float32 activations": ("int8", "float32"),
     "int4": ("int4", "auto"),
     "int4, float32 activations": ("int4", "float32"),
+    "mxfp4": ("auto", "auto"),
+    "mxfp4, float32 activations": ("auto", "float32"),
+    "nvfp4": ("auto", "auto"),
 }
 """Of weights and activations, by the name of the row."""
+STORED = {"mxfp4": MX_GROUP, "nvfp4": SHORT_GROUP}
+"""Inputs that share a scale, by the beginning of a name: forms that checkpoints have; only products are measured."""
 ROWS = (1, 8, 32)
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 STREAM_BYTES = 1 << 30
@@ -82,7 +88,8 @@ class Limits:
         """Return the seconds that no product can be faster than."""
         weights, activations = FORMS[form]
         of_floats = self.pairs if activations == "bfloat16" else self.arithmetic
-        rate = self.codes if weights in ("int8", "int4") and activations == "auto" else of_floats
+        has_codes = weights in ("int8", "int4") or stored_group(form) is not None
+        rate = self.codes if has_codes and activations == "auto" else of_floats
         return max(num_bytes / self.bandwidth, num_operations / rate)
 
     def cell(
@@ -141,7 +148,7 @@ def main() -> None:
             os.environ["PAGEWOOD_CACHE"] = str(Path(folder) / "cache")
             write_folder(SHAPES[name], Path(folder) / "model")
             header("bytes read", f"prefill of {PREFILL}", "load")
-            for form in forms:
+            for form in (one for one in forms if stored_group(one) is None):
                 steps(limits, stream, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
 
 
@@ -179,11 +186,28 @@ def best_s(call: Callable[[], object], duration_s: float) -> float:
     return best
 
 
+def stored_group(form: str) -> int | None:
+    """Return the inputs that share a scale, or None if the weights are rounded here."""
+    return STORED.get(form.partition(",")[0])
+
+
+def matrix(form: str, outputs: int, inputs: int) -> Matrix:
+    """Return random weights: numbers, or the form of a checkpoint."""
+    group = stored_group(form)
+    if group is None:
+        return torch.randn(outputs, inputs)
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (outputs, inputs // 2), dtype=np.uint8)
+    low, high = (118, 126) if group == MX_GROUP else (40, 80)
+    scales = rng.integers(low, high, (outputs, inputs // group), dtype=np.uint8)
+    return Float4(codes, scales, None if group == MX_GROUP else np.full(outputs, 0.01, np.float32))
+
+
 def products(form: str, outputs: int, inputs: int, *, num_threads: int, duration_s: float) -> tuple[int, list[float]]:
     """Return the bytes of a matrix, and the seconds of a product for each of ROWS."""
     weights, activations = FORMS[form]
     packer = Packer(weights, activations=activations, num_threads=num_threads)
-    weight, ops = torch.randn(outputs, inputs), CPUOps(packer)
+    weight, ops = matrix(form, outputs, inputs), CPUOps(packer)
     linears = [ops.linear(weight, None)]
     first = linears[0]
     assert isinstance(first, PackedLinear | PanelLinear)

@@ -52,11 +52,11 @@ def test_events_and_live_matches_are_those_of_the_device() -> None:
 
 
 def test_each_part_of_a_key_keeps_pages_of_lower_tiers_apart() -> None:
-    short = [None, "a", "ab", CacheKey(), CacheKey("a"), CacheKey("ab"), CacheKey(None, "ab"), CacheKey("a", "b")]
+    short = [None, "a", "ab", ("a",), CacheKey(None, "ab"), CacheKey("a", "b"), CacheKey("a", rope="b")]
     keys = [*short, CacheKey("a", "b", 1), CacheKey("a", "b", "1"), CacheKey("a", "b", None, 1)]
     chain = KeyChain(1, fingerprint=b"model")
     assert len({chain.root(key) for key in keys}) == len(keys)
-    assert chain.root(CacheKey("a", "b", 1)) == chain.root(("a", "b", 1, None))
+    assert chain.root(CacheKey("a", "b", 1)) == chain.root(("a", "b", 1, None, None))
 
 
 def test_a_cache_without_these_methods_says_so() -> None:

@@ -184,11 +184,14 @@ class RandomWeights:
         self.num_bytes = 0
         """Bytes of all parameters created so far."""
 
-    def stack(self, parts: Sequence[tuple[str, int]], *columns: int, order: object = None) -> Tensor:
+    def stack(
+        self, parts: Sequence[tuple[str, int]], *columns: int, order: object = None, inputs: range | None = None
+    ) -> Tensor:
         """Return small random numbers for a projection, ones for a norm; they have no order."""
+        assert inputs is None, "models are whole"
         return self._make((sum(rows for _, rows in parts), *columns), self._dtype)
 
-    def numbers(self, name: str, rows: int, columns: int) -> Tensor:
+    def numbers(self, name: str, rows: int, columns: int, *, order: object = None) -> Tensor:
         """Return small random numbers."""
         return self._make((rows, columns), self._dtype)
 

@@ -22,6 +22,7 @@ from pagewood.engine.api import Submit, TokenLogprob
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
@@ -138,14 +139,17 @@ def compare(oracle: Decoder, answers: Sequence[Answer]) -> str | None:
                 off.append(f"{value:.4f} instead of {expected:.4f} at {place}")
             elif place >= answer.num_prompt - 1 and below > limit:
                 off.append(f"token {token} at {place}, {below:.4f} below the best")
-    has_experts = any(isinstance(layer.feed_forward, ExpertsConfig) for layer in oracle.config.layers)
+    kinds = (ExpertsConfig, ExpertsBesideConfig)
+    has_experts = any(isinstance(layer.feed_forward, kinds) for layer in oracle.config.layers)
     if len(off) > (_MOST_OTHERS * num_tokens if has_experts else 0):
         return f"{len(off)} of {num_tokens} tokens, more than {limit:.3f}: {', '.join(off[:4])}"
     return None
 
 
 def logits_of(oracle: Decoder, tokens: Sequence[int]) -> torch.Tensor:
-    """Return the logits at every position of a text."""
+    """Return the logits at every position of a text, of a request that is as long as it."""
     positions = torch.arange(len(tokens))
     attention = WholeTexts([layer.mixer for layer in oracle.config.layers], len(tokens))
-    return oracle(torch.tensor(tokens), [rope(positions) for rope in oracle.ropes], attention, positions)
+    is_short = oracle.config.is_short(len(tokens))
+    rotations = [rope(positions, is_short=is_short) for rope in oracle.ropes]
+    return oracle(torch.tensor(tokens), rotations, attention, positions)

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from gpu_checks.host import Failed, Host, difference
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.attention import (
     STAGING_BYTES,
     WORKSPACE_BYTES,
-    AttentionShape,
     FlashInferAttention,
     HostArrays,
     PageArrays,
     Places,
     offsets_of,
 )
+from pagewood.engine.runner.cuda.attention_shape import AttentionShape
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds
 from pagewood.kvpool import MultiHeadLayout
@@ -135,12 +136,16 @@ def attend(
     """Return the attention of a step, with the same random inputs for every library."""
     step, page_size = step or STEPS[path.step], path.page_size
     special = path.needs.has_soft_cap
-    shape = AttentionShape(
+    layer = AttentionConfig(
         num_heads=2 * path.group,
-        windows=[50 if special else None],
-        logits_soft_cap=20.0 if special else None,
-        dtype=path.needs.dtype,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        rope=None,
+        scale=HEAD_DIM**-0.5,
+        window=50 if special else None,
+        soft_cap=20.0 if special else None,
     )
+    shape = AttentionShape.of([layer], dtype=path.needs.dtype)
     starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
     pages = PageArrays.of(starts + counts, page_size=page_size)
     layout = MultiHeadLayout(

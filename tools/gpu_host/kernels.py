@@ -63,7 +63,8 @@ def compile_all(arch: str, models: Sequence[Path]) -> dict[str, Path]:
     from pagewood.engine.runner.cuda.kernels.flashinfer_compile import kernel_specs
 
     needs = [*KERNELS, *FP8_KERNELS, kernels_of(LLAMA_8B)]
-    needs += [kernel_needs(EngineConfig(device="cuda"), ModelConfig.from_folder(folder)) for folder in models]
+    for folder in models:
+        needs += kernel_needs(EngineConfig(device="cuda"), ModelConfig.from_folder(folder))
     specs = kernel_specs(needs, prefill_backend="fa3" if arch.startswith("9.") else "fa2")
     for done, spec in enumerate(specs):
         start_s = time.monotonic()

@@ -14,14 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewood.engine.runner.cuda.attention import (
-    AttentionShape,
-    FlashInferAttention,
-    HostArrays,
-    PageArrays,
-    Places,
-    offsets_of,
-)
+from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.runner.cuda.attention import FlashInferAttention, HostArrays, PageArrays, Places, offsets_of
+from pagewood.engine.runner.cuda.attention_shape import AttentionShape
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch
@@ -34,6 +29,20 @@ def small_workspace() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pagewood.engine.runner.cuda.attention.WORKSPACE_BYTES", 1024)
         yield
+
+
+def shape_of(
+    num_heads: int, num_kv_heads: int, windows: list[int | None], *, soft_cap: float | None = None
+) -> AttentionShape:
+    return AttentionShape.of(
+        [
+            AttentionConfig(
+                num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=DIM, rope=None, scale=DIM**-0.5, window=window,
+                soft_cap=soft_cap,
+            )
+            for window in windows
+        ]
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +131,8 @@ class Bench:
             slots = own[positions // problem.page_size] * problem.page_size + positions % problem.page_size
             k, v = (x[row][:start].view(start, problem.num_kv_heads, DIM) for x in (self.keys, self.values))
             storage.write(1, k, v, torch.from_numpy(slots))
-        shape = AttentionShape(
-            num_heads=problem.num_heads, windows=[None, problem.window], logits_soft_cap=problem.soft_cap
+        shape = shape_of(
+            problem.num_heads, problem.num_kv_heads, [None, problem.window], soft_cap=problem.soft_cap or None
         )
         attention = FlashInferAttention(flashinfer_torch, storage, shape, batch_invariant=problem.batch_invariant)
         positions = np.concatenate(
@@ -169,7 +178,7 @@ def test_pages_hold_exactly_the_positions(ends: list[int], page_size: int) -> No
 
 def test_each_plan_uses_the_memory_that_it_is_given() -> None:
     storage = KVStorage(MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4), 2)
-    attention = FlashInferAttention(flashinfer_torch, storage, AttentionShape(num_heads=4, windows=[None]))
+    attention = FlashInferAttention(flashinfer_torch, storage, shape_of(4, 1, [None]))
     one, zero = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     places = Places(grants=zero, positions=zero, kv_indptr=one, kv_indices=zero, last_page_len=zero + 1)
     kernels, _ = attention.of_graph(places)
@@ -185,4 +194,4 @@ def test_each_plan_uses_the_memory_that_it_is_given() -> None:
 def test_storage_of_another_order_is_refused() -> None:
     storage = KVStorage(MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4, order="HND"), 2)
     with pytest.raises(ValueError, match="NHD"):
-        FlashInferAttention(flashinfer_torch, storage, AttentionShape(num_heads=1, windows=[None]))
+        FlashInferAttention(flashinfer_torch, storage, shape_of(1, 1, [None]))

@@ -129,13 +129,13 @@ def test_quantised_weights_answer_as_transformers_do(
     assert tokens == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp"])
+@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp", "experts"])
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> None:
     model: dict[str, Any] = {}
     drafting: dict[str, Any] = {"speculative": speculative, "speculative_control": control}
-    if speculative in ("eagle", "mtp"):
-        target, head = tiny_heads.folders()
+    if speculative in ("eagle", "mtp", "experts"):
+        target, head = tiny_heads.folders_of(speculative)
         model, drafting["speculative"] = {"model": str(target)}, "eagle"
         drafting |= {"speculative_model": str(head)} if speculative == "eagle" else {}
     size = 40 if model else 200
@@ -263,20 +263,32 @@ def with_attention(model: ModelConfig, changes: list[dict[str, Any]]) -> ModelCo
 
 def test_models_without_kernels_are_refused() -> None:
     model = ModelConfig.from_folder(model_folder(None))
-    needs = kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
+    (needs,) = kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
     assert (needs.dtype, needs.head_dim, needs.has_windows) == ("bfloat16", 64, (False,))
-    with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\) on CUDA.* got 80"):
+    with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256, 512\) on CUDA.* got 80"):
         kernel_needs(EngineConfig(device="cuda"), with_attention(model, [{"head_dim": 80}]))
     model = with_attention(model, [{"window": window} for window in (None, 32, 64, None)])
-    assert kernel_needs(EngineConfig(device="cuda"), model).has_windows == (False, True)
+    assert kernel_needs(EngineConfig(device="cuda"), model)[0].has_windows == (False, True)
     kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=32), model)
     with pytest.raises(ValueError, match=r"max_length must be at most 32 for batch_invariant, .* got 33"):
         kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=33), model)
     model = with_attention(model, [{"window": 48, "is_chunked": True, "soft_cap": 9.0}, {"soft_cap": 9.0}])
-    needs = kernel_needs(EngineConfig(device="cuda", max_length=48), model)
+    (needs,) = kernel_needs(EngineConfig(device="cuda", max_length=48), model)
     assert (needs.has_windows, needs.has_soft_cap) == ((False,), True)
     with pytest.raises(ValueError, match=r"max_length must be at most 48 on CUDA, .* chunks of 48, .* got 49"):
         kernel_needs(EngineConfig(device="cuda", max_length=49), model)
+
+
+def test_each_size_of_heads_has_kernels() -> None:
+    model = ModelConfig.from_folder(model_folder(None))
+    sizes: list[dict[str, Any]] = [{"head_dim": 256, "window": 512}, {"head_dim": 512}]
+    model = with_attention(model, sizes)
+    found = kernel_needs(EngineConfig(device="cuda"), model)
+    assert [(one.head_dim, one.has_windows) for one in found] == [(256, (True,)), (512, (False,))]
+    with pytest.raises(ValueError, match="batch_invariant must be False for heads of 512 elements on CUDA"):
+        kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
+    with pytest.raises(ValueError, match="kv_cache_dtype must be auto or bfloat16 for heads of 512 elements on CUDA"):
+        kernel_needs(EngineConfig(device="cuda", kv_cache_dtype="fp8_e4m3"), model)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

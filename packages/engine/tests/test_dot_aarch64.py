@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -20,11 +21,14 @@ from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
 from pagewood.engine.weights.matrix_forms import Int4, Int8Group, Weight, quantise_int4, quantise_int8
+from weight_makers import float4
 
 _TRIPLE = "aarch64-unknown-linux-gnu"
 _POINTERS = (1, 2, 3, 4, 5, 6, 7, 11)  # among the arguments of a tile
 _ROWS, _DEPTH, _WIDTH = 3, 128, 32
-_CODE, _STACK, _MEMORY, _END = 0x10000, 0x200000, 0x400000, 0x1000
+_QUARTERS = {264: 0, 266: 1, 268: 2, 269: 3}
+"""Which 16 bits of an address an instruction holds, by the type of its relocation: R_AARCH64_MOVW_UABS_G0_NC to G3."""
+_CODE, _CONSTANTS, _STACK, _MEMORY, _END = 0x10000, 0x100000, 0x200000, 0x400000, 0x1000
 NAME = attrgetter("name")
 
 
@@ -50,6 +54,8 @@ WEIGHTS: dict[WeightKind, Weight] = {
     WeightKind.INT8_GROUP_OFFSETS: int8_groups(32, has_offsets=True),
     WeightKind.INT8_16: int8_groups(16),
     WeightKind.INT8_16_OFFSETS: int8_groups(16, has_offsets=True),
+    WeightKind.MXFP4: float4(normal(_WIDTH, _DEPTH), group=32),
+    WeightKind.NVFP4: float4(normal(_WIDTH, _DEPTH), group=16),
 }
 
 
@@ -86,6 +92,20 @@ def test_sdot_is_not_chosen_without_it() -> None:
     assert (DotLevel.SDOT in dot_levels()) == bool(llvm.get_host_cpu_features().get("dotprod"))
 
 
+def linked(file: Any) -> tuple[bytes, bytes]:
+    """Return the code of an object file with the address of its constants in it, and the constants."""
+    sections = {section.name(): section.data() for section in file.sections()}
+    code = bytearray(sections[b".text"])
+    constants = [data for name, data in sections.items() if name and name.startswith(b".rodata")]
+    assert len(constants) <= 1  # so that every relocation means it
+    for place, info, addend in struct.iter_unpack("<QQq", sections.get(b".rela.text", b"")):
+        quarter = _QUARTERS[info & 0xFFFFFFFF]
+        value = (_CONSTANTS + addend) >> 16 * quarter & 0xFFFF
+        [word] = struct.unpack_from("<I", code, place)
+        struct.pack_into("<I", code, place, word | value << 5)
+    return bytes(code), b"".join(constants)
+
+
 def run(kind: WeightKind, weight: PackedWeight, x: NDArray[np.int8], out_shape: tuple[int, int]) -> NDArray[np.float32]:
     """Run the tile on an emulated processor: codes `[T, K]` times a panel, with scales of rows 2, 3, 4 and a bias."""
     unicorn = pytest.importorskip("unicorn")
@@ -103,12 +123,13 @@ def run(kind: WeightKind, weight: PackedWeight, x: NDArray[np.int8], out_shape: 
         np.zeros(out_shape, np.float32),
     ]
     file = llvm.ObjectFileRef.from_data(machine().emit_object(compiled(kind)))
-    code = b"".join(section.data() for section in file.sections() if section.is_text())
+    code, constants = linked(file)
     arm = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
     arm.ctl_set_cpu_model(registers.UC_CPU_ARM64_MAX)
-    for start in (_CODE, _STACK, _MEMORY):
-        arm.mem_map(start, 0x100000)
+    for start, size in ((_CODE, _STACK - _CODE), (_STACK, 0x100000), (_MEMORY, 0x100000)):
+        arm.mem_map(start, size)
     arm.mem_write(_CODE, code)
+    arm.mem_write(_CONSTANTS, constants)
     addresses: list[int] = []
     end = _MEMORY
     for array in inputs:

@@ -92,7 +92,7 @@ class Bench:
             return self.drafter
 
         self.runner = CPURunner(
-            target, target_storage, warm_up(DIM, draft_head_dim=dim or DIM), max_rows=20, max_length=MAX_LENGTH,
+            target, target_storage, warm_up(DIM, drafter=dim or DIM), max_rows=20, max_length=MAX_LENGTH,
             num_threads=num_threads, make_drafter=make if draft else None,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -277,7 +277,7 @@ def test_a_drafter_from_its_folder() -> None:
     assert memory.whole.layout == loaded.layout(layout_of(target, 4))
     assert memory.whole.layout.bytes_per_page == 2 * layout_of(target, 4).bytes_per_page + 4 * 8
     runner = CPURunner(
-        target, memory.target, warm_up(DIM, draft_head_dim=DIM), max_rows=3, max_length=MAX_LENGTH, num_threads=1,
+        target, memory.target, warm_up(DIM, drafter=DIM), max_rows=3, max_length=MAX_LENGTH, num_threads=1,
         make_drafter=loaded.maker(memory, max_tokens=4),
     )  # fmt: skip
     driver = RowDriver(runner, num_pages=100, page_size=4)

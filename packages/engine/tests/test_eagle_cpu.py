@@ -24,10 +24,10 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.kvpool import MultiHeadLayout
 from row_driver import DrivenSequence, RowDriver
-from stand_ins.tiny_heads import DIM, KINDS, VOCAB, drafted, folders, prompts_of
+from stand_ins.tiny_heads import KINDS, drafted, folders_of, prompts_of
 
+ALL_KINDS = [*KINDS, "latents"]
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5
 
 
@@ -35,13 +35,14 @@ class Bench:
     """A runner with a head, whose memory is joined with the target's."""
 
     def __init__(self, kind: str, sampling: SamplingParams, *, page_size: int = 4, num_threads: int = 2) -> None:
-        target_folder, head_folder = folders()
+        target_folder, head_folder = folders_of(kind)
         target = load_model(target_folder, CPUOps())
-        found = FoundDrafter(kind="eagle", folder=head_folder if kind == "eagle" else target_folder)
-        loaded = load_drafter(found, target, target_folder)
-        layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
+        loaded = load_drafter(FoundDrafter(kind="eagle", folder=head_folder), target, target_folder)
+        layout = target.config.memory_layout(page_size=page_size, order="HND")
+        kernel = warm_up(layout, drafter=loaded.memory_layout(layout), others=loaded.units)
         memory = loaded.allocate(layout, NUM_PAGES)
         self.sampling = sampling
+        self.vocab_size = target.config.vocab_size
         self.tags = memory.tags.array(0, "tags")
         self.drafter: EagleDrafter
 
@@ -52,8 +53,7 @@ class Bench:
             return drafter
 
         self.runner = CPURunner(
-            target, memory.target, warm_up(DIM, draft_head_dim=DIM), max_rows=20,
-            max_length=MAX_LENGTH, num_threads=num_threads,
+            target, memory.target, kernel, max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=make,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -90,7 +90,7 @@ def assert_state(bench: Bench, kind: str, sequence: DrivenSequence, *, begin: in
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_drafts_are_those_of_the_head(kind: str, page_size: int) -> None:
     """After a prompt in chunks, after accepted and rejected drafts, and after steps without drafts."""
     bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size)
@@ -104,7 +104,7 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int) -> None:
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=0.95)
@@ -119,7 +119,7 @@ def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> No
     assert texts[0] == texts[1] == texts[2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_cached_prefix_keeps_the_context(kind: str) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0))
     prompt = prompts_of(8)[7]
@@ -143,7 +143,7 @@ def test_a_cached_prefix_keeps_the_context(kind: str) -> None:
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_row_without_a_state_drafts_nothing(kind: str) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0))
     sequence = bench.add([3, 4, 5])
@@ -156,7 +156,7 @@ def test_a_row_without_a_state_drafts_nothing(kind: str) -> None:
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_rows_that_decoded_without_drafts_catch_up(kind: str) -> None:
     """The head is left out after some steps; then each row catches up when it gets drafts, and has its full context."""
     bench = Bench(kind, SamplingParams(temperature=0.0))
@@ -177,7 +177,7 @@ def test_rows_that_decoded_without_drafts_catch_up(kind: str) -> None:
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_row_that_is_far_behind_starts_with_a_shorter_context(kind: str) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0))
     [sequence] = bench.prefilled(prompts_of(2)[1:])
@@ -192,7 +192,7 @@ def test_a_row_that_is_far_behind_starts_with_a_shorter_context(kind: str) -> No
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("num_idle", [0, PATIENCE + 2])
 def test_a_head_that_slept_begins_where_it_was_woken(kind: str, num_idle: int) -> None:
     """Steps that need not be followed leave nothing behind: what it remembers from before them is not used."""
@@ -221,7 +221,7 @@ def test_a_head_that_slept_begins_where_it_was_woken(kind: str, num_idle: int) -
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_head_that_is_woken_by_drafts_first_makes_none(kind: str) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0))
     [sequence] = bench.prefilled(prompts_of(2)[1:])
@@ -239,13 +239,13 @@ def test_a_head_that_is_woken_by_drafts_first_makes_none(kind: str) -> None:
     bench.runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_logits_are_computed_beside_drafts(kind: str) -> None:
     """`forward` lays out no pass of the head, and leaves its states."""
     bench = Bench(kind, SamplingParams(temperature=0.0))
     sequences = bench.prefilled(prompts_of(3))
     before = bench.drafter._states.copy()
     batch = bench.driver.batch([(one, 1) for one in sequences])
-    assert bench.runner.forward(batch).shape == (3, VOCAB)
+    assert bench.runner.forward(batch).shape == (3, bench.vocab_size)
     assert np.array_equal(bench.drafter._states, before)
     bench.runner.close()

@@ -12,16 +12,17 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.engine.runner.storage import storage_for
 from pagewood.kvpool.storage import KVStorage
 from row_driver import DrivenSequence, RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
-from stand_ins.tiny_heads import DIM, KINDS, drafted, load, prompts_of
+from stand_ins.tiny_heads import KINDS, drafted, load, prompts_of
 from stand_ins.torch_decoding import torch_ops
 
 pytestmark = [pytest.mark.usefixtures("small_buffers"), pytest.mark.slow]
 
+ALL_KINDS = [*KINDS, "experts"]
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 600, 96, 5
 
 
@@ -42,11 +43,10 @@ class Bench:
     def __init__(self, kind: str, sampling: SamplingParams, *, page_size: int, with_graphs: bool) -> None:
         target, head = load(kind, torch_ops())
         target_storage, head_storage = (
-            KVStorage(
-                MultiHeadLayout(num_layers=layers, num_kv_heads=2, head_dim=DIM, page_size=page_size), NUM_PAGES + 1
-            )
-            for layers in (4, 1)
+            storage_for(config.memory_layout(page_size=page_size), NUM_PAGES + 1)
+            for config in (target.config, head.config.layer)
         )
+        assert isinstance(head_storage, KVStorage)
         self.sampling = sampling
         self.device = RecordingDevice()
         self.drafter = WatchedDrafter(
@@ -86,7 +86,7 @@ class Bench:
 
 @pytest.mark.parametrize("with_graphs", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_drafts_are_those_of_the_head(kind: str, page_size: int, with_graphs: bool) -> None:
     """After a prompt in chunks, after accepted and rejected drafts, and after steps without drafts."""
     bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size, with_graphs=with_graphs)
@@ -97,7 +97,7 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int, with_graphs: bo
     assert (bench.device.num_replayed > 0) == with_graphs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=0.95)

@@ -29,6 +29,7 @@ from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.experts import group
 from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.weights.matrix_forms import Float32, Weight, to_bfloat16
 from stand_ins.tapes import write_down
@@ -159,6 +160,19 @@ def test_choices_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
     if bias is not None:  # a router that picks by the unbiased scores is another one
         assert not torch.equal(choose(logits, router, None)[0], expected[0])
+
+
+def test_shares_are_multiplied_by_the_factors_of_their_experts() -> None:
+    router, ops = RouterConfig(num_experts=12, num_chosen=3), CPUOps()
+    ops.units[route.ROUTING] = None
+    logits, factors = randn(200, 12) * 2, randn(12, seed=1)
+    chosen, shares = choose(logits, router, None)
+
+    def scaled(logits: Buffer) -> Buffer:
+        own, own_shares = ops.choose(logits, router, None)
+        return ops.scale_chosen(own_shares, own, factors)
+
+    torch.testing.assert_close(compute(scaled, ops, logits), shares * factors[chosen.long()], atol=1e-6, rtol=1e-5)
 
 
 def test_of_equal_experts_the_first_is_chosen_and_nan_chooses_some() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from families.case import build
-from families.registry import CASES
+from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
@@ -16,7 +16,7 @@ from pagewood.engine.core.loop import Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 FEW = ("llama", "gemma3", "olmo2", "qwen3-moe", "deepseek3")
-PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
 PROMPTS = [list(range(3, 27)), list(range(3, 19)), [7, 9, 11], list(range(50, 72))]
 
 
@@ -46,7 +46,7 @@ def outputs(config: EngineConfig) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_tokens_are_those_of_one_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(CASES[name], tmp_path)
+    build(DIVIDED[name], tmp_path)
     ranks_are_threads(monkeypatch)
     found: list[list[list[int]]] = []
     for count in (1, 2):

@@ -27,7 +27,7 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import storage_for
-from pagewood.engine.weights.matrix_forms import Int8Group
+from pagewood.engine.weights.matrix_forms import Float4
 from row_driver import RowDriver
 
 N, SIZE, WIDTH = 3, 32, 64
@@ -137,7 +137,7 @@ def test_experts_in_mxfp4_as_gpt_oss_stores_them(tmp_path: Path) -> None:
     exact = torch.where(codes > 7, -1.0, 1.0) * values[codes % 8] * 2.0 ** (scales.float() - 127)[..., None]
     for number, name in enumerate(("gate_proj", "up_proj")):
         [form] = checkpoint.forms([(f"{PLACE}experts.1.{name}.weight", SIZE)], WIDTH)
-        assert isinstance(form, Int8Group)
+        assert isinstance(form, Float4)
         assert torch.equal(torch.from_numpy(form.dequantised()), exact[1, number::2].flatten(1))
 
 
@@ -161,7 +161,7 @@ def test_a_whole_model_with_fused_experts_loads_and_a_wrong_shape_is_named(tmp_p
 
 
 def test_a_whole_model_in_mxfp4_computes_with_its_numbers(tmp_path: Path) -> None:
-    """The CPU keeps codes of eight bits, and what it computes is what plain torch does with the widened numbers."""
+    """The CPU keeps them as they are stored, and what it computes is what plain torch does with the widened numbers."""
     case = CASES["gpt-oss"]
     build(replace(case, extra={**case.extra, "intermediate_size": 64}), tmp_path)
     file, config_file = tmp_path / "model.safetensors", tmp_path / "config.json"
@@ -185,7 +185,7 @@ def test_a_whole_model_in_mxfp4_computes_with_its_numbers(tmp_path: Path) -> Non
     with torch.inference_mode():
         exact = model(tokens, [rope(tokens) for rope in model.ropes], attention, tokens)
     compiled = load_model(tmp_path, ops, dtype=None)
-    assert {kind for kind, _ in ops.variants} == {WeightKind.INT8_GROUP}
+    assert {kind for kind, _ in ops.variants} == {WeightKind.MXFP4}
     layout = compiled.config.memory_layout(page_size=4, dtype="float32", order="HND")
     kernel = warm_up(layout, packed=ops.variants, others=ops.units)
     runner = CPURunner(compiled, storage_for(layout, 16), kernel, max_rows=1, max_length=64, num_threads=1)

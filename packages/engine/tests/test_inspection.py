@@ -18,6 +18,7 @@ import quantised_folders
 from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.model_folder.inspection import inspect_model
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.quantise import Scheme, quantise_model
 from pagewood.engine.runner.cpu.program.ops import CPUOps, PackedLinear, PanelLinear
 from pagewood.engine.runner.cpu.weights.packer import Packer
@@ -59,6 +60,31 @@ def test_bytes_are_those_that_loading_takes(form: WeightFormat, folder: Path, tm
         load_model(model, ops, dtype=torch.float32 if form == "float32" else None)
         vectors = sum(one.nbytes for one in load_file(folder / "model.safetensors").values() if one.ndim == 1)
         assert found.weights_bytes[form] == ops.num_bytes + vectors, model
+
+
+@pytest.mark.parametrize("form", get_args(WeightFormat))
+@pytest.mark.parametrize("count", [2, 4])
+def test_bytes_of_a_rank_are_those_that_loading_takes(form: WeightFormat, count: int, folder: Path) -> None:
+    found, whole = inspect_model(folder, tensor_parallel_size=count), inspect_model(folder)
+    ops = _Counted(Packer(form))
+    load_model(folder, ops, dtype=torch.float32 if form == "float32" else None, shard=Shard(count - 1, count))
+    weights = load_file(folder / "model.safetensors")
+    biases = {"q_proj.bias": count, "k_proj.bias": 2, "v_proj.bias": 2}  # there are two key heads
+    vectors = sum(
+        one.nbytes // next((parts for end, parts in biases.items() if name.endswith(end)), 1)
+        for name, one in weights.items()
+        if one.ndim == 1
+    )
+    assert found.weights_bytes[form] == ops.num_bytes + vectors
+    assert (found.num_parameters, found.model) == (whole.num_parameters, whole.model)
+    assert found.kv_bytes_per_token["float32"] == whole.kv_bytes_per_token["float32"] // 2
+
+
+def test_a_model_that_cannot_be_divided(folder: Path) -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size must be >= 1, got 0"):
+        inspect_model(folder, tensor_parallel_size=0)
+    with pytest.raises(ValueError, match="num_attention_heads must be a multiple of tensor_parallel_size 3, got 4"):
+        inspect_model(folder, tensor_parallel_size=3)
 
 
 def test_what_a_folder_is(folder: Path) -> None:

@@ -23,6 +23,8 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.inspection import inspect_model
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.kvpool import MultiHeadLayout
 from scratch import scratch_folder
 
@@ -132,19 +134,20 @@ def test_answers_are_the_same_bits(options: dict[str, Any]) -> None:
     bench.engine.close()
 
 
-def test_what_latents_do_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype of a model with latent attention must be a floating point"):
-        Bench(kv_cache_dtype="int8")
-    folder = str(folder_of("DeepseekV3"))
-    with pytest.raises(ValueError, match="a draft model must not have latent attention, got DeepseekV3ForCausalLM"):
-        Bench(speculative="draft", speculative_model=folder)
+def test_int8_latents_have_the_same_bits_in_a_small_pool() -> None:
+    options: dict[str, Any] = {"max_length": 600, "schedule_conservativeness": 0.01, "kv_cache_dtype": "int8"}
+    small, large = (Bench(max_total_tokens=size, **options) for size in (640, 1 << 14))
+    assert [small.reported(*prompts) for prompts in rounds()] == [large.reported(*prompts) for prompts in rounds()]
+    assert small.engine.counters().num_preempted > 0
+    small.engine.close()
+    large.engine.close()
 
 
 def test_what_cuda_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim must be \(512, 64\) on CUDA"):
         kernel_needs(EngineConfig(device="cuda"), config_of(tmp_path))
     model = config_of(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, qk_head_dim=72)
-    needs = kernel_needs(EngineConfig(device="cuda"), model)
+    (needs,) = kernel_needs(EngineConfig(device="cuda"), model)
     assert (needs.head_dim, needs.latent_rope_dim, needs.verifies) == (512, 64, False)
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_invariant": True}, "batch_invariant must be False"),
@@ -180,8 +183,48 @@ def test_latents_take_a_small_part_of_the_memory_of_heads(fields: dict[str, Any]
 
 def test_inspection_shows_the_memory_of_latents() -> None:
     found = inspect_model(folder_of("DeepseekV3"))
-    assert found.kv_bytes_per_token == {"float32": 2 * (16 + 4) * 4}
-    assert found.kv_bytes_of_longest == {"float32": 1024 * 2 * (16 + 4) * 4}
+    assert found.kv_bytes_per_token == {"float32": 2 * (16 + 4) * 4, "int8": 2 * (16 + 4 + 2 * 4)}
+    assert found.kv_bytes_of_longest == {"float32": 1024 * 2 * (16 + 4) * 4, "int8": 1024 * 2 * (16 + 4 + 2 * 4)}
+
+
+KIMI_K2: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "attention_bias": False,
+    "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "aux_loss_alpha": 0.001, "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1,
+    "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 131072, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True,
+    "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+    "transformers_version": "4.48.3", "use_cache": True, "v_head_dim": 128, "vocab_size": 163840,
+}  # fmt: skip
+
+
+def test_the_file_of_kimi_k2_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KIMI_K2))
+    model = ModelConfig.from_folder(tmp_path)
+    assert (model.max_position, model.num_mtp_layers, model.eos_token_ids) == (131072, 0, (163585,))
+    dense, *others = [layer.feed_forward for layer in model.layers]
+    assert isinstance(dense, FeedForwardConfig)
+    assert dense.size == 18432
+    assert len({*others}) == 1
+    experts = others[0]
+    assert isinstance(experts, ExpertsConfig)
+    assert (experts.size, experts.shared and experts.shared.size) == (2048, 2048)
+    router = experts.router
+    assert (router.num_experts, router.num_chosen, router.num_groups, router.factor) == (384, 8, 1, 2.827)
+    assert (router.score, router.has_choice_bias, router.renormalises) == ("sigmoid", True, True)
+    assert model.layers[0].mixer.scale == pytest.approx(192**-0.5 * (0.1 * math.log(32) + 1) ** 2)
 
 
 def test_two_scales_of_yarn_change_the_scale_of_the_attention(tmp_path: Path) -> None:

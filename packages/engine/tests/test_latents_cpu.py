@@ -30,6 +30,7 @@ from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentAttention, CPULatentHeads
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.kvpool import LatentLayout, MultiHeadLayout
+from pagewood.kvpool.codes import dequantise, quantise
 from pagewood.kvpool.latent_storage import LatentStorage
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import GrantedAttention, write_down
@@ -55,16 +56,18 @@ class Problem:
     page_size: int = 16
     num_threads: int = 2
     seed: int = 1
+    dtype: str = "float32"
 
 
 @cache
-def kernel() -> StepKernel:
-    return warm_up(LatentLayout(num_layers=1, latent_dim=RANK, rope_dim=ROPE, page_size=1))
+def kernel(dtype: str = "float32") -> StepKernel:
+    return warm_up(LatentLayout(num_layers=1, latent_dim=RANK, rope_dim=ROPE, page_size=1, dtype=dtype))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     kernel()
+    kernel("int8")
 
 
 @st.composite
@@ -78,6 +81,7 @@ def problems(draw: st.DrawFn) -> Problem:
         page_size=draw(st.sampled_from([1, 4, 16, 128])),
         num_threads=draw(st.sampled_from([1, 2, 5])),
         seed=draw(st.integers(0, 1000)),
+        dtype=draw(st.sampled_from(["float32", "int8"])),
     )
 
 
@@ -97,7 +101,10 @@ class Bench:
 
     def _naive(self, row: int) -> Tensor:
         start, count = self.problem.grants[row]
-        q, k = self.queries[row].view(count, -1, SIZE).double(), self.latents[row].double()
+        latents = self.latents[row]
+        if self.problem.dtype == "int8":
+            latents = torch.cat([dequantise(*quantise(part)) for part in latents.split([RANK, ROPE], -1)], -1)
+        q, k = self.queries[row].view(count, -1, SIZE).double(), latents.double()
         seen = torch.arange(start, start + count)[:, None] >= torch.arange(start + count)
         scores = torch.einsum("qhd,kd->hqk", q, k) * config_of(self.problem.num_heads).scale
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -108,10 +115,12 @@ class Bench:
         problem = self.problem
         pages_per_row = -(-MAX_LENGTH // problem.page_size)
         num_pages = pages_per_row * len(problem.grants)
-        layout = LatentLayout(num_layers=2, latent_dim=RANK, rope_dim=ROPE, page_size=problem.page_size)
+        layout = LatentLayout(
+            num_layers=2, latent_dim=RANK, rope_dim=ROPE, page_size=problem.page_size, dtype=problem.dtype
+        )
         storage = LatentStorage(layout, num_pages)
         for layer in range(2):  # unwritten memory must not be read
-            storage.layer(layer).fill_(torch.nan)
+            (storage.scales(layer) if problem.dtype == "int8" else storage.layer(layer)).fill_(torch.nan)
         order = np.random.default_rng(problem.seed).permutation(num_pages).astype(np.int32)
         page_table = order.reshape(len(problem.grants), pages_per_row)
         for row, (start, _) in enumerate(problem.grants):
@@ -143,7 +152,7 @@ class Bench:
             lambda q, k: attention.run(q, k, None, 1),
             q.numpy(),
             k.numpy(),
-            kernel=kernel(),
+            kernel=kernel(self.problem.dtype),
             num_threads=self.problem.num_threads,
             attention=granted,
         )
@@ -204,7 +213,7 @@ def test_a_latent_page_read_as_heads_is_noticed() -> None:
         attention_over(KVStorage(heads, 2), [config_of(2)])
     with pytest.raises(ValueError, match="memory must have"):
         LatentStorage(layout, 2, memory=KVStorage(heads, 2).memory)
-    with pytest.raises(ValueError, match="latents must be float32 on a CPU, got bfloat16"):
+    with pytest.raises(ValueError, match="latents must be float32 or int8 on a CPU, got bfloat16"):
         CPULatentAttention(LatentStorage(replace(layout, dtype="bfloat16"), 2), [config_of(2)])
 
 

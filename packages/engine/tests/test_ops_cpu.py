@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -135,6 +135,13 @@ def test_soft_cap(num_rows: int) -> None:
     assert compute(lambda x: OPS.soft_cap(x, 30.0), ends).tolist() == [[-30.0, -30.0, 30.0, 30.0]]
 
 
+def part_of(qkv: Buffer, rotation: Sequence[Buffer], split: HeadSplit, index: int) -> Buffer:
+    """Return queries, keys or values of a projection, rotated unless `rotation` is empty."""
+    part = OPS.split_heads(qkv, (rotation[0], rotation[1]) if rotation else None, split)[index]
+    assert part is not None
+    return part
+
+
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_operations_of_few_families(num_rows: int) -> None:
     """Against plain torch: norms of what is added and of some columns, gelu, a multiplier."""
@@ -151,9 +158,7 @@ def test_operations_of_few_families(num_rows: int) -> None:
     norms = [Norm(weight=randn(size, seed=4), epsilon=EPSILON) for size in (32, 16)]
     split = HeadSplit(head_dim=16, q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], norms_are_whole=True)
     for index, wanted in enumerate(torch_ops.split_heads(x, (angles.cos(), angles.sin()), split)):
-        found = compute(
-            lambda x, c, s, index=index: OPS.split_heads(x, (c, s), split)[index], x, angles.cos(), angles.sin()
-        )
+        found = compute(lambda x, c, s, index=index: part_of(x, (c, s), split, index), x, angles.cos(), angles.sin())
         torch.testing.assert_close(found, wanted)
 
 
@@ -167,11 +172,44 @@ def test_heads_that_are_not_rotated_or_normed_later(num_rows: int, is_rotated: b
     rotation = (angles.cos(), angles.sin()) if is_rotated else None
     for index, wanted in enumerate(TorchOps().split_heads(x, rotation, split)):
         found = compute(
-            lambda x, *own, index=index: OPS.split_heads(x, own if is_rotated else None, split)[index],
+            lambda x, *own, index=index: part_of(x, own, split, index),
             x,
             *(rotation or ()),
         )
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("is_rotated", [False, True])
+def test_heads_without_values_or_keys_of_their_own(num_rows: int, is_rotated: bool) -> None:
+    """Against plain torch: values that are keys before their norm and rotation, and queries alone."""
+    angles = randn(num_rows, 8, seed=1)
+    rotation = (angles.cos(), angles.sin()) if is_rotated else ()
+    norms = [Norm(weight=randn(16, seed=seed), epsilon=EPSILON) for seed in (2, 3)]
+    shared = HeadSplit(head_dim=16, q_size=32, kv_size=16, q_norm=norms[0], k_norm=norms[1], values_are_keys=True)
+    queries = HeadSplit(head_dim=16, q_size=32, kv_size=0, q_norm=norms[0], k_norm=None)
+    for split, num_results in ((shared, 3), (queries, 1)):
+        x = randn(num_rows, sum(split.sizes))
+        expected = TorchOps().split_heads(x, rotation or None, split)
+        assert [one is None for one in expected] == [i >= num_results for i in range(3)]
+        for index in range(num_results):
+
+            def part(x: Buffer, *own: Buffer, split: HeadSplit = split, index: int = index) -> Buffer:
+                return part_of(x, own, split, index)
+
+            wanted = expected[index]
+            assert wanted is not None
+            torch.testing.assert_close(compute(part, x, *rotation), wanted)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_heads_are_normed_and_columns_multiplied(num_rows: int) -> None:
+    x, y, norm = randn(num_rows, 24), randn(num_rows, 60, seed=1), Norm(weight=randn(8, seed=2), epsilon=EPSILON)
+    for own in (norm, Norm(weight=None, epsilon=EPSILON)):
+        found = compute(lambda x, own=own: OPS.norm_heads(x, own, 8), x.clone())
+        torch.testing.assert_close(found, TorchOps().norm_heads(x, own, 8))
+    found = compute(lambda x, y: OPS.multiply_columns(x, y, 31), x.clone(), y)
+    assert torch.equal(found, x * y[:, 31:55])
 
 
 def test_rows_times_factors() -> None:
@@ -200,7 +238,7 @@ def test_split_heads(num_rows: int, normed: bool) -> None:
 
     def part(index: int) -> Tensor:
         def split_off(qkv: Buffer, cosines: Buffer, sines: Buffer) -> Buffer:
-            return OPS.split_heads(qkv, (cosines, sines), split)[index]
+            return part_of(qkv, (cosines, sines), split, index)
 
         return compute(split_off, qkv, angles.cos(), angles.sin())
 

@@ -57,6 +57,39 @@ def test_heads_are_split_normed_and_rotated_as_on_the_cpu(
         torch.testing.assert_close(result, other, atol=2e-6, rtol=2e-5)
 
 
+@pytest.mark.parametrize("is_rotated", [False, True])
+def test_heads_without_values_or_keys_of_their_own(is_rotated: bool) -> None:
+    """Against plain torch, whose results are those of the CPU."""
+    torch.manual_seed(0)
+    norms = [Norm(weight=torch.randn(DIM), epsilon=1e-5) for _ in range(2)]
+    shared = HeadSplit(head_dim=DIM, q_size=64, kv_size=32, q_norm=norms[0], k_norm=norms[1], values_are_keys=True)
+    queries = HeadSplit(head_dim=DIM, q_size=64, kv_size=0, q_norm=norms[0], k_norm=None)
+    positions = torch.tensor([3, 99, 0, 1], dtype=torch.int32)
+    rope = Rope(RopeConfig(head_dim=DIM, theta=100.0), device=torch.device("cpu"))
+    table = torch.cat(rope(torch.arange(100)), -1)
+    for split in (shared, queries):
+        qkv = torch.randn(4, sum(split.sizes))
+        expected = TorchOps().split_heads(qkv, rope(positions) if is_rotated else None, split)
+        found = OPS.split_heads(qkv.clone(), (positions, table) if is_rotated else None, split)
+        for result, other in zip(found, expected, strict=True):
+            assert (result is None) == (other is None)
+            if result is not None:
+                torch.testing.assert_close(result, other, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_are_normed_and_columns_and_shares_multiplied(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y, own = torch.randn(5, 24).to(dtype), torch.randn(5, 60).to(dtype), torch.randn(8).to(dtype)
+    for weight in (own, None):
+        norm = Norm(weight=weight, epsilon=1e-5)
+        found, expected = OPS.norm_heads(x.clone(), norm, 8), TorchOps().norm_heads(x, norm, 8)
+        torch.testing.assert_close(found, expected, atol=2e-2 if dtype == torch.bfloat16 else 2e-6, rtol=2e-2)
+    assert torch.equal(OPS.multiply_columns(x.clone(), y, 31), x * y[:, 31:55])
+    shares, chosen = torch.rand(5, 2), torch.randint(0, 8, (5, 2), dtype=torch.int32)
+    assert torch.equal(OPS.scale_chosen(shares, chosen, own.float()), shares * own.float()[chosen.long()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_times_the_factors_of_their_positions(dtype: torch.dtype) -> None:
     x, positions = torch.randn(6, 8, dtype=dtype), torch.tensor([0, 5, 1, 2, 2, 4], dtype=torch.int32)

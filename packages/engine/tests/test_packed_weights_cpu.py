@@ -31,6 +31,7 @@ from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import pack
 from pagewood.engine.weights.matrix_forms import (
     BFloat16,
+    Float4,
     Float16,
     Int4,
     Int8,
@@ -49,7 +50,7 @@ LEVELS = dot_levels()
 CODES = [kind for kind in MAKERS if kind.has_codes]
 SIDES = {
     WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32, WeightKind.INT4_OFFSETS: 32,
-    WeightKind.INT8_16: 16, WeightKind.INT8_16_OFFSETS: 16,
+    WeightKind.INT8_16: 16, WeightKind.INT8_16_OFFSETS: 16, WeightKind.MXFP4: 32, WeightKind.NVFP4: 16,
 }  # fmt: skip
 """The number of inputs is a multiple of this, or of 64."""
 NAME = attrgetter("name")
@@ -135,7 +136,7 @@ def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> N
     if isinstance(weight, Int8 | Int8Group):
         weight.codes[:10], weight.codes[10:20], weight.codes[20:30] = 127, -128, 0
     else:
-        assert isinstance(weight, Int4)
+        assert isinstance(weight, Int4 | Float4)
         weight.codes[:10], weight.codes[10:20] = 0xFF, 0
     x = normal(29, 256)
     x[3], x[4], x[5, ::2] = 1.0, -1.0, 100.0
@@ -182,12 +183,14 @@ def test_widened_weights_have_the_bits_of_float32(
 def test_widened_codes_of_bad_scales_and_numbers_stay_where_they_are(kind: WeightKind) -> None:
     """An output whose scale is NaN, and a row with a number that is not finite, spoil nothing else."""
     weight, x = MAKERS[kind](normal(40, 64, seed=1)), normal(14, 64)
-    assert isinstance(weight, Int4 | Int8 | Int8Group)
+    assert isinstance(weight, Int4 | Int8 | Int8Group | Float4)
     good = product(x, weight, None, activations="float32")
-    weight.scales[7] = np.nan
+    scales = weight.factors if isinstance(weight, Float4) else weight.scales
+    if scales is not None:  # powers of two are never NaN
+        scales[7] = np.nan
     x[2, 5] = np.inf
     found = product(x, weight, None, activations="float32")
-    assert np.isnan(found[:, 7]).all()
+    assert scales is None or np.isnan(found[:, 7]).all()
     assert not np.isfinite(found[2]).any()
     others = np.ix_([row for row in range(14) if row != 2], [column for column in range(40) if column != 7])
     assert np.array_equal(found[others], good[others])

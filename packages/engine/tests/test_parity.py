@@ -25,6 +25,7 @@ from families.registry import CASES, ROUNDED
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.families.registry import FAMILIES
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
@@ -33,8 +34,12 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 PAGE_SIZE = 4
 NUM_STEPS = 64
@@ -96,12 +101,12 @@ def _runner(
 ) -> CPURunner:
     config = model.config
     layout = config.memory_layout(page_size=PAGE_SIZE, dtype=dtype, order="HND")
-    kernel = warm_up(layout, packed=packed, others=units)
+    kernel = warm_up(layout, head_dims=config.head_dims, packed=packed, others=units)
     return CPURunner(model, storage_for(layout, 400), kernel, max_rows=10, max_length=160, num_threads=2)
 
 
-def _driver(runner: CPURunner) -> RowDriver:
-    return RowDriver(runner, num_pages=400, page_size=PAGE_SIZE)
+def _driver(runner: CPURunner, pair: Pair) -> RowDriver:
+    return RowDriver(runner, num_pages=400, page_size=PAGE_SIZE, short_length=pair.model.short_length)
 
 
 def _prompts(num: int) -> list[list[int]]:
@@ -112,7 +117,7 @@ def _prompts(num: int) -> list[list[int]]:
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> None:
     tokens = _prompts(7)[6]
-    driver = _driver(runner)
+    driver = _driver(runner, pair)
     sequence = driver.add(tokens)
     parts: list[Tensor] = []
     while sequence.num_computed < len(tokens):
@@ -133,7 +138,7 @@ def test_the_oracle_of_parts_computes_the_same(pair: Pair) -> None:
 
 def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
     prompts = _prompts(9)
-    driver = _driver(runner)
+    driver = _driver(runner, pair)
     sequences = [driver.add(prompt) for prompt in prompts]
     logits = torch.from_numpy(runner.forward(driver.batch([(sequence, 100) for sequence in sequences])))
     expected = torch.cat([pair.logits(prompt) for prompt in prompts])
@@ -144,24 +149,45 @@ def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
 def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
     """Alone, then the same prompt with its first pages shared, then among nine."""
     prompts = _prompts(9)
-    driver = _driver(runner)
-    alone = driver.add(prompts[0])
+    driver = _driver(runner, pair)
+    alone = driver.add(prompts[0], max_length=len(prompts[0]) + NUM_STEPS)
     driver.generate([alone], num_tokens=NUM_STEPS, chunk=chunk)
     assert alone.output == pair.logits(alone.tokens).argmax(-1)[alone.num_prompt - 1 : -1].tolist()
 
-    after_hit = driver.add(prompts[0], share=alone, num_shared_pages=len(prompts[0]) // PAGE_SIZE)
+    after_hit = driver.add(
+        prompts[0], share=alone, num_shared_pages=len(prompts[0]) // PAGE_SIZE, max_length=len(alone.tokens)
+    )
     driver.generate([after_hit], num_tokens=NUM_STEPS, chunk=chunk)
     assert after_hit.output == alone.output
 
     runner.close()
     crowded = _runner(pair.model, units=pair.units)
-    driver = _driver(crowded)
-    sequences = [driver.add(prompt) for prompt in prompts]
+    driver = _driver(crowded, pair)
+    sequences = [driver.add(prompt, max_length=len(prompt) + NUM_STEPS) for prompt in prompts]
     driver.generate(sequences, num_tokens=NUM_STEPS, chunk=chunk)
     crowded.close()
     assert sequences[0].output == alone.output
     other = sequences[4]
     assert other.output == pair.logits(other.tokens).argmax(-1)[other.num_prompt - 1 : -1].tolist()
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_logits_of_the_cuda_runner(pair: Pair) -> None:
+    """On stand-ins, for two prompts in chunks; of a layer that attends within chunks, it takes one such chunk."""
+    model = load_model(pair.folder, CUDAOps(flashinfer_torch))
+    storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), 60)
+    runner = CUDARunner(model, storage, flashinfer_torch, RecordingDevice(), max_rows=2, max_length=160)
+    driver = RowDriver(runner, num_pages=59, page_size=PAGE_SIZE, short_length=model.short_length)
+    mixers = [layer.mixer for layer in model.config.layers]
+    limit = min((one.window or 99 for one in mixers if isinstance(one, AttentionConfig) and one.is_chunked), default=99)
+    prompts = [prompt[:limit] for prompt in (_prompts(7)[0], _prompts(7)[6])]
+    sequences, parts = [driver.add(prompt) for prompt in prompts], list[list[Tensor]]([[], []])
+    while live := [i for i in (0, 1) if sequences[i].num_computed < len(prompts[i])]:
+        batch = driver.batch([(sequences[i], 40) for i in live])
+        for i, logits in zip(live, runner.forward(batch).split(batch.counts.tolist()), strict=True):
+            parts[i].append(logits)
+    for prompt, own in zip(prompts, parts, strict=True):
+        torch.testing.assert_close(torch.cat(own), pair.logits(prompt), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("pair", ROUNDED, indirect=True)
@@ -172,7 +198,7 @@ def test_int8_memory_changes_logits_by_little(pair: Pair) -> None:
     """
     tokens = _prompts(7)[6]
     runner = _runner(pair.model, dtype="int8", units=pair.units)
-    driver = _driver(runner)
+    driver = _driver(runner, pair)
     sequence = driver.add(tokens)
     parts: list[Tensor] = []
     while sequence.num_computed < len(tokens):
@@ -190,7 +216,7 @@ def test_bfloat16_activations_change_logits_by_little(pair: Pair) -> None:
     for activations in ("float32", "bfloat16"):
         ops = CPUOps(Packer("bfloat16", activations=activations))
         runner = _runner(load_model(pair.folder, ops), packed=ops.variants, units=tuple(ops.units))
-        driver = _driver(runner)
+        driver = _driver(runner, pair)
         found.append(torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens), len(tokens))]))).clone())
         runner.close()
     exact, rounded = found

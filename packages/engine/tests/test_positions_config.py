@@ -159,7 +159,7 @@ def test_hunyuan_has_one_base_for_all_positions(tmp_path: Path) -> None:
     assert own.theta == pytest.approx(1e4 * 1000 ** (16 / 14))
 
 
-def test_longrope_has_one_set_of_factors_for_a_longest_sequence(tmp_path: Path) -> None:
+def test_longrope_has_two_sets_of_factors_if_requests_may_be_long(tmp_path: Path) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     config = read(
         tmp_path,
@@ -170,12 +170,13 @@ def test_longrope_has_one_set_of_factors_for_a_longest_sequence(tmp_path: Path) 
     )
     scaling = config.ropes[0].scaling
     assert isinstance(scaling, LongScaling)
-    assert scaling.is_long
+    assert scaling.sets == ((1.0,) * 4, (2.0,) * 4)
     assert scaling.attention_factor == pytest.approx((1 + np.log(4) / np.log(128)) ** 0.5)
-    assert (config.max_position, config.length_mark) == (512, "")
+    assert (config.max_position, config.short_length) == (512, 128)
     short = config.for_length(128)
-    assert short.length_mark == " short"
-    assert short.for_length(129) == config
+    assert short.short_length is None
+    assert [one.scaling.sets for one in short.ropes if isinstance(one.scaling, LongScaling)] == [((1.0,) * 4,)]
+    assert config.for_length(129) == config
 
 
 def test_the_order_of_a_head_makes_halves_of_pairs() -> None:

@@ -102,7 +102,7 @@ class Bench:
         self.num_drafted = 0
         self.num_accepted = 0
         self.runner = CPURunner(
-            own.target, memory.target, warm_up(DIM, draft_head_dim=DIM), max_rows=MAX_ROWS,
+            own.target, memory.target, warm_up(DIM, drafter=DIM), max_rows=MAX_ROWS,
             max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=own.maker(memory, max_tokens=MAX_TOKENS, uses_rejection=uses_rejection),
         )  # fmt: skip

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from echo_bench import PAGE, EchoBench, expected, submit
 from pagewood.engine.api import EngineConfig, FinishReason, Flush, Pause, Resume, Retain, Submit
+from pagewood.engine.core.memory.retention import Retention
 from pagewood.kvpool.tiers import ArrayPages, HostTier, TieredIndex
-from pagewood.radixcache import RadixCache
+from pagewood.radixcache import CacheKey, RadixCache
 
 TEXT = [*range(1, 25)]
 """24 tokens, 6 pages; with 8 tokens of output, 7 whole pages are cached."""
@@ -86,6 +87,19 @@ def test_the_bound_holds_against_a_client_that_retains_everything() -> None:
     bench.step(submit("larger", [2] * 56, max_tokens=8))
     bench.until(lambda: bench.finish("large") and bench.finish("larger"))
     assert bench.tokens("larger") == expected([2] * 56, 8)
+
+
+def test_the_bound_counts_by_namespace_whatever_else_a_key_says() -> None:
+    """Two keys of "a" have 6 pages together, "b" has 5: the oldest prefix of "a" makes room."""
+    cache = RadixCache(1)
+    retention = Retention(num_pages=20, max_pages=11, max_s=100.0, page_size=1, clock=lambda: 0.0)
+    long = CacheKey.of("a", rope="long")
+    for first, (key, size) in {0: ("b", 5), 5: ("a", 3), 8: (long, 3), 11: (long, 1)}.items():
+        tokens = np.arange(first, first + size, dtype=np.int32)
+        cache.insert(tokens, tokens, key)
+        retention.keep(cache, tokens, key, 10.0, of_request=False, ended=lambda _: None)
+    cache.evict(20)
+    assert [cache.num_pages_in(key) for key in ("b", "a", long)] == [5, 0, 4]
 
 
 def test_more_than_the_bound_is_retained_in_part() -> None:

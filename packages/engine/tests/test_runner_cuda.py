@@ -88,6 +88,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "head_dim": DIM,
+            "global_head_dim": 2 * DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 50,
+            "eos_token_id": 0,
+        },
+    ),
+    "gemma4-experts": (
+        "Gemma4",
+        {
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "head_dim": DIM,
+            "global_head_dim": 2 * DIM,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "eos_token_id": 0,
+        },
+    ),
     "olmo2": ("Olmo2", {"eos_token_id": 0}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "cohere2": (
@@ -123,6 +156,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "interleave_moe_layer_step": 2,
         },
     ),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 20,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 20,
+                "short_factor": [1.1] * 4,
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+            },
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3-windows": (
         "Qwen3",
         {
@@ -142,7 +192,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, extra = MODELS[request.param]
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
-    config_class = f"{kind}TextConfig" if kind in ("Gemma3", "Llama4") else f"{kind}Config"
+    config_class = f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4", "Llama4") else f"{kind}Config"
     config = getattr(transformers, config_class)(**{**sizes, **heads, **extra})
     model_class = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     getattr(transformers, model_class)(config).save_pretrained(folder)
@@ -171,7 +221,7 @@ def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool
     device = RecordingDevice()
     model = load_model(folder, CUDAOps(flashinfer_torch))
     storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), NUM_PAGES + 1)
-    for layer in range(2):
+    for layer in range(storage.layout.num_layers):
         storage.layer(layer).fill_(1e3)  # unwritten positions must not count
     runner = CUDARunner(
         model,
@@ -188,7 +238,7 @@ def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool
 
 
 def driver_of(runner: Any) -> RowDriver:
-    return RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+    return RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE, short_length=runner._model.short_length)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +249,7 @@ def reference(folder: Path) -> Iterator[CPURunner]:
     runner = CPURunner(
         model,
         storage_for(layout, NUM_PAGES),
-        warm_up(layout, others=ops.units),
+        warm_up(layout, head_dims=model.config.head_dims, others=ops.units),
         max_rows=8,
         max_length=64,
         num_threads=1,
@@ -210,7 +260,7 @@ def reference(folder: Path) -> Iterator[CPURunner]:
 
 def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> list[list[int]]:
     driver = driver_of(reference)
-    sequences = [driver.add(prompt, sampling=sampling, seed=i) for i, prompt in enumerate(PROMPTS)]
+    sequences = [driver.add(p, sampling=sampling, seed=i, max_length=len(p) + 14) for i, p in enumerate(PROMPTS)]
     driver.generate(sequences, num_tokens=14, chunk=64)
     return [sequence.output for sequence in sequences]
 
@@ -218,7 +268,9 @@ def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> li
 def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
     """Launch every step before any token is known, mixed with prompts that are still being computed."""
     driver = driver_of(bench.runner)
-    added = [driver.add(s.tokens, sampling=s.sampling, seed=s.seed) for s in sequences]
+    added = [
+        driver.add(s.tokens, sampling=s.sampling, seed=s.seed, max_length=len(s.tokens) + num_tokens) for s in sequences
+    ]
     steps = []
     while live := [s for s in added if len(s.output) < num_tokens]:
         batch = driver.batch([(s, chunk) for s in live])

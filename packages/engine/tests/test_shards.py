@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from families.case import build
-from families.registry import CASES
+from families.registry import DIVIDED
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models import torch_ops
 from pagewood.engine.models.config import ModelConfig
@@ -26,18 +26,21 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts import attention
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.shard import WHOLE, Shard
-from pagewood.engine.models.torch_ops import TorchOps
-from rank_threads import on_ranks, ranks_logits, text_logits, text_states
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from rank_threads import ThreadExchange, on_ranks, ranks_logits, text_logits, text_states
 from seeded_faults import Edit, seed_fault
+from stand_ins import flashinfer_torch
+from stand_ins.torch_decoding import rotations_at
 
 TOKENS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(5))
 NUM_GREEDY = 8
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=DIVIDED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    build(CASES[request.param], folder)
+    build(DIVIDED[request.param], folder)
     return folder
 
 
@@ -64,9 +67,26 @@ def test_ranks_compute_what_one_does(folder: Path, count: int) -> None:
         assert tokens == greedy
 
 
+@pytest.mark.parametrize("name", ["llama-biases", "olmo2", "gpt-neox", "gpt2", "qwen3-moe"])
+def test_ranks_of_the_operations_of_cuda(name: str, tmp_path: Path) -> None:
+    """With FlashInfer's in plain torch."""
+    build(DIVIDED[name], tmp_path)
+    whole = text_logits(load_model(tmp_path, TorchOps()), TOKENS)
+
+    def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        model = load_model(tmp_path, CUDAOps(flashinfer_torch, exchange=ThreadExchange(exchange)), shard=shard)
+        within = WholeTexts([layer.mixer for layer in model.config.layers], len(TOKENS))
+        rotations = rotations_at(model.ropes, list(range(len(TOKENS))))
+        with torch.inference_mode():
+            return model(TOKENS, rotations, within, torch.arange(len(TOKENS)))
+
+    for logits in on_ranks(2, work):
+        torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
+
+
 def test_a_rank_has_its_part_of_memory_and_weights(tmp_path: Path) -> None:
     """Of every matrix of a layer exactly its share, and of a tied table the share of two."""
-    build(CASES["llama"], tmp_path)
+    build(DIVIDED["llama"], tmp_path)
     config = ModelConfig.from_folder(tmp_path)
     for count in (1, 2, 4):
         sizes = list[int]()
@@ -109,7 +129,7 @@ def test_parts_of_units() -> None:
 def test_numbers_that_cannot_be_divided_are_named(
     fields: dict[str, int], count: int, message: str, tmp_path: Path
 ) -> None:
-    build(CASES["llama"], tmp_path)
+    build(DIVIDED["llama"], tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, **fields}))
     with pytest.raises(ValueError, match=message):
@@ -140,7 +160,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "gpt-oss", (attention.SelfAttention, "__init__", "np.asarray(heads[0])", "np.arange(len(heads[0]))"),
     ),
     "the vocabulary of ranks stands in another order": (
-        "llama", (TorchOps, "gather_ranks", "list(self._of_ranks(x))", "list(self._of_ranks(x))[::-1]"),
+        "llama", (torch_ops, "columns_of_ranks", "list(exchange(x))", "list(exchange(x))[::-1]"),
     ),
 }  # fmt: skip
 
@@ -148,7 +168,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, edit = FAULTS[name]
-    build(CASES[case], tmp_path)
+    build(DIVIDED[case], tmp_path)
     whole = text_logits(load_model(tmp_path, TorchOps()), TOKENS)
     seed_fault([edit], monkeypatch)
     assert max((logits - whole).abs().max().item() for logits in ranks_logits(tmp_path, TOKENS, 4)) > 1e-2
@@ -156,7 +176,7 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_rank_that_adds_in_another_order_has_other_bits(tmp_path: Path) -> None:
     """In its states; logits are the same on all ranks even then, because every rank computes a part of all of them."""
-    build(CASES["llama"], tmp_path)
+    build(DIVIDED["llama"], tmp_path)
 
     def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
         def reversed_on_one(x: Tensor) -> list[Tensor]:

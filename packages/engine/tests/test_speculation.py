@@ -63,7 +63,7 @@ from speculating import (
     runner_of,
     traffic,
 )
-from tiny_models import ARCHITECTURES
+from tiny_models import ARCHITECTURES, WITH_EXPERTS
 
 KINDS = ("ngram", "suffix", "self", "perturbed", "unrelated", "eagle", "mtp", "cyclic")
 WITH_MTP = ("llama", "mimo")
@@ -76,7 +76,7 @@ def oracles() -> Iterator[None]:
         yield
 
 
-def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:
+def random_options(rng: random.Random, *, prefix_cache: bool, has_latents: bool = False) -> dict[str, Any]:
     """Draw the rest of a configuration."""
     options: dict[str, Any] = {
         "num_tokens": rng.choice((1, 2, 4, 8)),
@@ -84,7 +84,7 @@ def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:
         "control": rng.choice(("fixed", "adaptive")),
         "num_threads": rng.choice((1, 2)),
     }
-    if rng.random() < 0.25:
+    if rng.random() < 0.25 and not has_latents:
         options["kv_cache_dtype"] = "int8"
     if prefix_cache and rng.random() < 0.4:
         options["host_cache_gb"] = rng.choice((0.0002, 0.002))
@@ -95,7 +95,8 @@ def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:
 def run_random(rng: random.Random, kind: str, architecture: str, *, overlap: bool, **more: Any) -> Report:
     model, drafter = make(kind, architecture)
     scenario = random_traffic(rng, overlap=overlap)
-    options = random_options(rng, prefix_cache=scenario.config.prefix_cache)
+    prefix_cache, has_latents = scenario.config.prefix_cache, architecture == "deepseek3"
+    options = random_options(rng, prefix_cache=prefix_cache, has_latents=has_latents)
     return run(scenario, model=model, drafter=drafter, **options, **more)
 
 
@@ -106,6 +107,12 @@ def test_answers_of_every_architecture_with_every_drafter(kind: str, architectur
         pytest.skip("no checkpoints of this architecture have such layers")
     for seed in range(2):
         run_random(random.Random(f"{kind} {architecture} {seed}"), kind, architecture, overlap=seed == 0)
+
+
+@pytest.mark.parametrize(("kind", "architecture"), [*(("mtp", one) for one in WITH_EXPERTS), ("self", "deepseek3")])
+def test_answers_of_drafters_with_experts_and_latents(kind: str, architecture: str) -> None:
+    for seed in range(3):
+        run_random(random.Random(f"{architecture} {seed}"), kind, architecture, overlap=seed % 2 == 0)
 
 
 @settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])

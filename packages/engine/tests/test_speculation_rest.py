@@ -86,7 +86,7 @@ def request_named(name: str) -> Request:
     """Return a request with a prompt of 8 tokens, which may become 64 long."""
     return Request(
         request_id=name, sampling=SamplingParams(), stop_ids=frozenset(), num_prompt=8, max_length=64,
-        tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, namespace=None, carry=b"", arrival=0,
+        tokens=np.zeros(64, np.int32), num_known=8, seed=0, priority=0, key=None, carry=b"", arrival=0,
         arrived_s=0.0,
     )  # fmt: skip
 

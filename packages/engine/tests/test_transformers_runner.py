@@ -43,14 +43,51 @@ WITHOUT_TABLE = {
     "opt": Case(kind="OPT", extra={"ffn_dim": 80, "word_embed_proj_dim": 64}),
     "phi": Case(kind="Phi"),
 }
-CASES = {**WITHOUT_TABLE, "mistral-window": Case(kind="Mistral", extra={"sliding_window": 9, "head_dim": 8})}
+OVER_CACHES = {
+    "falcon-alibi": Case(kind="Falcon", extra={"alibi": True}),
+    "falcon-rotary": Case(kind="Falcon", extra={"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "bloom": Case(kind="Bloom"),
+    "mpt": Case(kind="Mpt"),
+    "gpt-j": Case(kind="GPTJ", extra={"rotary_dim": 8, "eos_token_id": 1}),
+    "gpt-neo": Case(
+        kind="GPTNeo",
+        extra={"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 9, "eos_token_id": 1},
+    ),
+}
+"""Classes that attend by themselves."""
+CASES = {
+    **WITHOUT_TABLE,
+    **OVER_CACHES,
+    "mistral-window": Case(kind="Mistral", extra={"sliding_window": 9, "head_dim": 8}),
+}
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+_SHARED = {
+    "head_dim": 16, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 2, "eos_token_id": 0, "bos_token_id": 0,
+}  # fmt: skip
 OTHERS = {
     "caps": Case(kind="Gemma2", extra={"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0}),
     "sinks": Case(kind="GptOss", extra={"head_dim": 16, "sliding_window": 9, "num_local_experts": 4}),
     "values-of-another-size": Case(kind="DeepseekV3", extra={**_EXPERTS, **_LATENT, "num_key_value_heads": 4}),
+    "keys-of-earlier-layers": Case(kind="Gemma3n", config="Gemma3nTextConfig", extra=_SHARED),
     "one-key-head": Case(kind="GPTBigCode", extra={"multi_query": True}),
+    "positions-behind-padding": Case(kind="Roberta", extra={"is_decoder": True}),
+    "keys-of-an-indexer": Case(
+        kind="GlmMoeDsa",
+        extra={
+            **_EXPERTS,
+            **_LATENT,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "n_shared_experts": 1,
+            "index_topk": 8,
+            "index_head_dim": 16,
+            "index_n_heads": 12,
+        },
+    ),
 }
 
 
@@ -184,7 +221,7 @@ def built(model: Path | None, **options: Any) -> tuple[Engine, MemoryInbox, Memo
     return build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox
 
 
-@pytest.mark.parametrize("loaded", ["phi", "mistral-window"], indirect=True)
+@pytest.mark.parametrize("loaded", ["phi", "mistral-window", "falcon-alibi"], indirect=True)
 @pytest.mark.parametrize(
     "options",
     [{}, {"speculative": "ngram", "speculative_control": "fixed"}, {"kv_cache_dtype": "int8"}],
@@ -218,7 +255,7 @@ def test_an_engine_with_too_little_memory_generates_the_same(
     assert "model_impl is transformers" in caplog.text
 
 
-@pytest.mark.parametrize("loaded", ["opt", "mistral-window"], indirect=True)
+@pytest.mark.parametrize("loaded", ["opt", "mistral-window", "gpt-neo"], indirect=True)
 def test_tensors_of_a_device_with_streams(loaded: Loaded) -> None:
     """As on CUDA: results are copied late, and memory is found by computing the largest step."""
     config = EngineConfig(
@@ -265,6 +302,17 @@ def test_grammars_and_log_probabilities_are_those_of_the_cpu_program() -> None:
         np.testing.assert_allclose([one.logprob for one in ours], [one.logprob for one in theirs], atol=1e-4)
 
 
+@pytest.mark.parametrize("loaded", ["falcon-alibi"], indirect=True)
+def test_the_log_says_that_requests_attend_one_after_the_other(
+    loaded: Loaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        built(loaded.folder)[0].close()
+    name = type(loaded.reference).__name__
+    assert loaded.model.attends_by_itself
+    assert f"{name} attends over a cache in our pages, for one request after the other, because" in caplog.text
+
+
 @pytest.mark.parametrize("name", WITHOUT_TABLE)
 def test_a_model_without_a_table_is_found_by_itself(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -282,8 +330,7 @@ def test_a_model_without_a_table_is_found_by_itself(
 REFUSED = {
     "Mamba": ({}, "MambaForCausalLM must have keys and values of all positions as its only cache"),
     "Jamba": ({}, "JambaForCausalLM must have keys and values of all positions as its only cache"),
-    "Falcon": ({}, "FalconForCausalLM must use the attention interface of transformers"),
-    "Bloom": ({}, "BloomForCausalLM must be computed with masks that are rules"),
+    "CpmAnt": ({}, "CpmAntForCausalLM must keep nothing of a text but keys and values, .* got \\[1, 4, 34, 128\\]"),
     "BertLMHead": ({}, "a token must see no later one"),
 }
 
@@ -310,7 +357,8 @@ def test_a_state_beside_keys_and_values_is_found_by_computing(tmp_path: Path, mo
 
     monkeypatch.setattr(transformers.models.phi.modeling_phi.PhiDecoderLayer, "forward", shifted)
     with pytest.raises(
-        ValueError, match=r"PhiForCausalLM must compute the same for a text in parts, .* cache of another kind"
+        ValueError,
+        match=r"PhiForCausalLM must keep nothing of a text but .* in parts differ from those of the class by",
     ):
         built(tmp_path)
 

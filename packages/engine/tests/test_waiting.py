@@ -14,7 +14,7 @@ from parts import make_queue, make_request, make_space
 
 def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0, namespace: str | None = None) -> None:
     """Put the KV of a whole prompt into the cache."""
-    one = replace(make_request(prompt, arrival=arrival), namespace=namespace)
+    one = replace(make_request(prompt, arrival=arrival), key=namespace)
     assert kv.admit(one, max_tokens=1000, num_reserved=0)
     one.num_computed = len(prompt)
     kv.release(one)
@@ -58,16 +58,16 @@ def test_requests_of_a_namespace_are_a_family_only_if_they_share_a_cached_prefix
     for arrival, (namespace, token) in enumerate(prompts):
         prompt = [token] * 8 + [20 + arrival]
         compute(kv, prompt, namespace=namespace)
-        queue.add(replace(make_request(prompt, arrival=arrival), namespace=namespace))
+        queue.add(replace(make_request(prompt, arrival=arrival), key=namespace))
     assert [request.arrival for request in queue.examine(0.0)] == [4, 5, 0, 1, 2, 3]
 
 
 def test_prefixes_of_different_namespaces_differ_from_the_first_token_on() -> None:
     tokens = list(range(5, 12))
-    requests = [replace(make_request(tokens), namespace=namespace) for namespace in (None, "", "a", "b")]
+    requests = [replace(make_request(tokens), key=namespace) for namespace in (None, "", "a", "b", ("a", 1))]
     prefixes = [request.prefix(6) for request in requests]
-    assert len({prefix[:4] for prefix in prefixes}) == 4
-    assert [len(prefix) for prefix in prefixes] == [24] * 4
+    assert len({prefix[:4] for prefix in prefixes}) == 5
+    assert [len(prefix) for prefix in prefixes] == [24] * 5
     for request, prefix in zip(requests, prefixes, strict=True):
         assert [request.prefix(num) for num in range(7)] == [prefix[: 4 * num] for num in range(7)]
 

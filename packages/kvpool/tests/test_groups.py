@@ -42,3 +42,37 @@ def test_every_layer_has_a_place_of_its_own_in_a_group_that_holds_what_it_sees(w
 def test_one_whole_group_keeps_the_order_of_layers() -> None:
     assert LayerGroups.divide([None] * 3, max_length=9) == LayerGroups.whole(3)
     assert LayerGroups.whole(3).places == ((0, 0), (0, 1), (0, 2))
+
+
+SIZED = st.lists(st.tuples(st.sampled_from([None, 3, 60]), st.integers(1, 6)), min_size=1, max_size=40)
+
+
+@given(SIZED, st.sampled_from([1, 50]))
+def test_layers_of_several_sizes_share_places_without_overlap(
+    layers: list[tuple[int | None, int]], max_length: int
+) -> None:
+    windows, sizes = [window for window, _ in layers], [size for _, size in layers]
+    groups = LayerGroups.divide(windows, max_length=max_length, sizes=sizes)
+    taken: set[tuple[int, int, int]] = set()
+    for (window, size), (group, number), start in zip(layers, groups.places, groups.starts, strict=True):
+        held = groups.windows[group]
+        assert number < groups.num_layers
+        assert held is None or (window is not None and window <= held)
+        assert start + size <= max(sizes)
+        own = {(group, number, unit) for unit in range(start, start + size)}
+        assert not own & taken
+        taken |= own
+
+
+def test_two_small_layers_fill_the_place_of_a_large_one() -> None:
+    windows = [8, 8, 8, 8, None] * 3
+    groups = LayerGroups.divide(windows, max_length=50, sizes=[1, 1, 1, 1, 2] * 3)
+    assert (groups.num_layers, groups.windows) == (3, (None, 8, 8))
+    assert groups.places[:5] == ((1, 0), (1, 0), (1, 1), (1, 1), (0, 0))
+    assert groups.starts[:5] == (0, 1, 0, 1, 0)
+
+
+def test_layers_may_have_the_memory_of_others() -> None:
+    groups = LayerGroups.divide([8, None], max_length=50, sizes=[1, 1]).shared([0, 1, 0, 1])
+    assert groups.places == ((1, 0), (0, 0), (1, 0), (0, 0))
+    assert groups.starts == (0, 0, 0, 0)

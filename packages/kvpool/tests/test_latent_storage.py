@@ -15,9 +15,9 @@ from pagewood.kvpool.latent_storage import LatentStorage  # noqa: E402
 from pagewood.kvpool.memory import allocate, allocate_joint  # noqa: E402
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
 
-DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 # The largest error of a number in (-4, 4): half a unit in the last place.
-TOLERANCE = dict(zip(DTYPES, [0, 2**-10, 2**-7, 2**-3, 2**-2], strict=True))
+TOLERANCE = dict(zip(DTYPES, [0, 2**-10, 2**-7, 2**-3, 2**-2, 4 / 254 + 1e-6], strict=True))
 
 
 def make(dtype: str, *, page_size: int = 4, num_pages: int = 6, is_shared: bool = False) -> LatentStorage:
@@ -62,7 +62,10 @@ def test_views_have_the_shapes_of_the_layout(dtype: str):
     assert storage.layer(1).dtype == getattr(torch, dtype)
     compressed, rotated = storage.parts(1)
     assert (compressed.shape, rotated.shape) == ((6, 4, 6), (6, 4, 3))
-    both = torch.cat([compressed[2, 1], rotated[2, 1]]).float()
+    parts = [compressed[2, 1].float(), rotated[2, 1].float()]
+    if dtype == "int8":
+        parts = [part * scale for part, scale in zip(parts, storage.scales(1)[2, 1], strict=True)]
+    both = torch.cat(parts)
     assert torch.equal(both, storage.read(1, torch.tensor([9]))[0])
     assert both.any()
 
@@ -71,6 +74,17 @@ def test_a_page_has_the_bytes_of_its_latents():
     layout = LatentLayout(num_layers=2, latent_dim=6, rope_dim=3, page_size=4, dtype="bfloat16")
     assert layout.bytes_per_page == 2 * 4 * 9 * 2
     assert layout.pages_for(10 * layout.bytes_per_page + 1) == 10
+    coded = LatentLayout(num_layers=2, latent_dim=6, rope_dim=3, page_size=4, dtype="int8")
+    assert coded.bytes_per_page == 2 * 4 * (9 + 2 * 4)
+
+
+def test_parts_of_a_latent_have_scales_of_their_own():
+    storage = make("int8")
+    latents = torch.cat([torch.full((1, 6), 100.0), torch.full((1, 3), 0.01)], -1)
+    storage.write(0, latents, torch.tensor([5]))
+    assert torch.allclose(storage.read(0, torch.tensor([5])), latents)
+    with pytest.raises(ValueError, match="layout must be int8 to have scales, got float32"):
+        make("float32").scales(0)
 
 
 def test_bad_input_is_refused():
@@ -86,8 +100,6 @@ def test_bad_input_is_refused():
     assert not storage.layer(0).any()
     with pytest.raises(ValueError, match="num_pages must be >= 1, got 0"):
         make("float32", num_pages=0)
-    with pytest.raises(ValueError, match="dtype of latents must be a floating point one, got 'int8'"):
-        make("int8")
 
 
 def test_memory_of_heads_is_not_taken_for_latents():

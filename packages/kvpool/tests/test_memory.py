@@ -10,7 +10,14 @@ from pagewood.kvpool import JointLayout, MultiHeadLayout, PageArray, PageLayout,
 
 torch = pytest.importorskip("torch")
 
-from pagewood.kvpool.memory import PageMemory, allocate, allocate_joint  # noqa: E402
+from pagewood.kvpool.memory import (  # noqa: E402
+    PageMemory,
+    SharedBytes,
+    allocate,
+    allocate_joint,
+    joined,
+    shared_size,
+)
 
 HEADS = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=5, page_size=3, dtype="int8")
 PAIR = MultiHeadLayout(num_layers=3, num_kv_heads=1, head_dim=7, page_size=3, dtype="bfloat16", halves="pair")
@@ -186,3 +193,23 @@ def test_a_joint_page_is_the_pages_of_its_parts():
     assert parts[1].array(2, "v").data_ptr() == whole.array(0, "1.2.v").data_ptr()
     with pytest.raises(ValueError, match="parts must not be empty"):
         JointLayout(parts=())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memories_that_cut_the_same_bytes_share_them(layout: PageLayout):
+    joint = JointLayout(parts=(PAIR, layout, STATE))
+    whole = torch.zeros(shared_size(joint, 5), dtype=torch.uint8)
+    (one, parts), (other, _) = (allocate_joint(joint, 5, shared=SharedBytes(whole)) for _ in range(2))
+    before = fill(one)
+    assert all(map(torch.equal, contents(other), before))
+    assert all(block.data_ptr() % 64 == 0 for part in parts for block in contents(part))
+    with pytest.raises(ValueError, match=r"memory must have \d+ bytes, got 10"):
+        allocate(layout, 5, shared=SharedBytes(whole[:10]))
+
+
+def test_joined_memories_have_the_pages_of_all():
+    memories = [allocate(layout, 3) for layout in (HEADS, HEADS)]
+    expected = [block for memory in memories for block in fill(memory)]
+    whole = joined(JointLayout(parts=(HEADS, HEADS)), memories)
+    assert all(map(torch.equal, contents(whole), expected))
+    assert whole.layout.bytes_per_page == 2 * HEADS.bytes_per_page

@@ -229,15 +229,15 @@ KEYS = [
     None,
     "a",
     "ab",
-    CacheKey(),
-    CacheKey("a"),
+    ("a",),
     CacheKey("a", "b"),
-    CacheKey("ab"),
     CacheKey(None, "ab"),
     CacheKey("a", "b", 1),
     CacheKey("a", "b", "1"),
     CacheKey("a", "b", None, 1),
     CacheKey("a", "b", 1, 1),
+    CacheKey("a", "b", 1, None, 1),
+    CacheKey("a", rope="b"),
 ]
 
 
@@ -246,20 +246,33 @@ def test_each_part_of_a_key_keeps_prefixes_apart() -> None:
     for page, name in enumerate(KEYS):
         assert cache.insert(ids(1), ids(page), name).num_existing == 0
     assert [cache.peek(ids(1), name).pages.tolist() for name in KEYS] == [[page] for page in range(len(KEYS))]
-    assert cache.peek(ids(1), ("a", "b", 1, None)).pages.tolist() == [KEYS.index(CacheKey("a", "b", 1))]
+    assert cache.peek(ids(1), ("a", "b", 1, None, None)).pages.tolist() == [KEYS.index(CacheKey("a", "b", 1))]
     assert len({name for key in KEYS for name in block_hashes(ids(1), 1, key)}) == len(KEYS)
     cache.check()
+
+
+@pytest.mark.parametrize("namespace", [None, "a"])
+def test_a_key_of_nothing_but_a_namespace_is_that_namespace(namespace: str | None) -> None:
+    cache = RadixCache(1)
+    cache.insert(ids(1), ids(0), CacheKey.of(namespace))
+    assert cache.namespaces() == [namespace]
+    assert CacheKey.of(namespace, rope="long") == CacheKey(namespace, rope="long")
+    alone = CacheKey(namespace)
+    for call in (lambda: cache.match(ids(1), alone), lambda: list(block_hashes(ids(1), 1, alone))):
+        with pytest.raises(ValueError, match=f"namespace must be {namespace!r} where a key says nothing else, got"):
+            call()
 
 
 def test_a_router_reads_the_parts_of_a_key() -> None:
     cache = RadixCache(1)
     log, index = EventLog(cache), RemoteIndex()
     index.apply(log.read(index.position))
-    cache.insert(ids(1), ids(0), CacheKey("salt", "adapter", 3))
+    cache.insert(ids(1), ids(0), CacheKey("salt", "adapter", 3, rope="long"))
     update = log.read(index.position)
     [event] = router_events(update.events)
     assert isinstance(event, dict)
     assert (event["cache_salt"], event["lora_name"]) == ("salt", "adapter")
+    assert event["extra_keys"] == [["adapter", "long", "salt"]]
     assert index.apply(from_plain(to_plain(update)))
-    assert index.match(ids(1), CacheKey("salt", "adapter", 3)) == 1
-    assert index.match(ids(1), CacheKey("salt", "adapter", 4)) == 0
+    assert index.match(ids(1), CacheKey("salt", "adapter", 3, rope="long")) == 1
+    assert index.match(ids(1), CacheKey("salt", "adapter", 3)) == 0

@@ -84,6 +84,38 @@ def test_a_model_that_transformers_computes_is_checked_too(tmp_path: Path, capsy
     assert "differs first in logits" in capsys.readouterr().out
 
 
+def test_models_over_a_cache_are_checked_and_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4
+    }  # fmt: skip
+    falcon = transformers.FalconConfig(**sizes, alibi=True, max_position_embeddings=128, eos_token_id=5)
+    roberta = transformers.RobertaConfig(**sizes, intermediate_size=80, max_position_embeddings=128, is_decoder=True)
+    for config, name in ((falcon, "FalconForCausalLM"), (roberta, "RobertaForCausalLM")):
+        folder = str(tmp_path / name)
+        getattr(transformers, name)(config).save_pretrained(folder)
+        assert main(["check", folder]) == 0
+        assert f"48 tokens by {name} of transformers over a cache in our pages" in capsys.readouterr().out
+    folder = str(tmp_path / "FalconForCausalLM")
+    assert main(["inspect", folder]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "FalconForCausalLM: folder, FalconForCausalLM, 0.1 million parameters",
+        "computed by: transformers, over a cache, for one request after the other (there is no table for Falcon",
+        "keys and values of 3 layers, at most 1 heads of 16",
+        "longest text: 128 tokens",
+        "keys and values: float32 384 bytes",
+        "tokenizer: none",
+    ):
+        assert part in shown
+    assert main(["inspect", folder, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_bytes_per_token"]["float32"] == 2 * 3 * 16 * 4
+    assert found["weights_bytes"]["bfloat16"] == 2 * found["num_parameters"]
+    assert main(["inspect", folder, "--weights", "int8"]) == 2
+    assert "weights must be absent for a model that transformers computes, got int8" in capsys.readouterr().err
+
+
 def test_a_mixture_with_latents_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     config = transformers.DeepseekV2Config(

@@ -18,15 +18,21 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gguf_layouts import converted
+
 _PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose norms the converter stores with 1 added."""
-_EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps")
+_EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+_OTHER_NAMES = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
+}  # fmt: skip
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _ROUTER = re.compile(r"(mlp\.gate|moe\.gate|router|router\.layer|shared_expert_gate)\.|_bias$|\.bias$")
 _TOGETHER = re.compile(
-    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
+    r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=\.experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
     r"(?:\.weight|(?P<bias>_bias)|)"
 )
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
@@ -41,9 +47,11 @@ def write_gguf(
     tokenizer: Mapping[str, Any] | None = None,
     keys: Mapping[str, Any] | None = None,
     rope_factors: Sequence[float] | None = None,
+    tensors: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,
     part: tuple[int, int] = (0, 1),
     holds_all: bool = False,
+    splits_latents: bool = True,
 ) -> dict[str, Tensor]:
     """Write the model of a Hugging Face folder as a GGUF file.
 
@@ -55,18 +63,22 @@ def write_gguf(
         tokenizer: values of `tokenizer.ggml.*`; None: one byte-level token for each row of the embedding table.
         keys: more values, or others.
         rope_factors: the tensor `rope_freqs.weight`.
+        tensors: further ones, under llama.cpp's names.
         seed: of random blocks.
         part: which part of how many to write: the first has all keys, and each has one of that many tensors in turn.
         holds_all: whether a part has all tensors.
+        splits_latents: see `converted`.
 
     Returns:
         All weights in float32, under their names in Hugging Face's folder, as the package reads them.
     """
     random = np.random.default_rng(seed)
     config = json.loads((folder / "config.json").read_text())
+    config |= {name: config[other] for name, other in _OTHER_NAMES.items() if other in config}
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    weights, parameters = _arranged(_separated(load_file(folder / "model.safetensors")))
+    loaded = converted(architecture, load_file(folder / "model.safetensors"), config, splits_latents=splits_latents)
+    weights, parameters = _arranged(_separated(loaded))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -93,13 +105,14 @@ def write_gguf(
         _add(writer, key, value)
     read: dict[str, Tensor] = {}
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    named = gguf.get_tensor_name_map(_number_of(architecture), config["num_hidden_layers"])
+    num_layers = config["num_hidden_layers"] + (keys or {}).get(f"{architecture}.nextn_predict_layers", 0)
+    named = gguf.get_tensor_name_map(_number_of(architecture), num_layers)
     number = 0
-    for place, (name, tensors) in enumerate(weights.items()):
+    for place, (name, parts) in enumerate(weights.items()):
         if place % part[1] != part[0] and not holds_all:
             continue
-        array, kind = np.stack([tensor.float().numpy() for tensor in tensors.values()]), Kind.F32
-        array = array if _is_fused(tensors) else array[0]
+        array, kind = np.stack([tensor.float().numpy() for tensor in parts.values()]), Kind.F32
+        array = array if _is_fused(parts) else array[0]
         interleaved = heads.get(name.split(".")[-2]) if architecture in _PAIRS else None
         if interleaved:
             array = _permuted(array, interleaved)
@@ -114,11 +127,12 @@ def write_gguf(
         data = _stored(array, kind, random)
         back = gguf.dequantize(data, kind).reshape(array.shape)
         back = _restored(back, interleaved) if interleaved else back - np.float32(1) if added else back
-        for own, numbers in zip(tensors, back if _is_fused(tensors) else [back], strict=True):
-            read[own] = torch.from_numpy(numbers).float().reshape(tensors[own].shape)
+        for own, numbers in zip(parts, back if _is_fused(parts) else [back], strict=True):
+            read[own] = torch.from_numpy(numbers).float().reshape(parts[own].shape)
         writer.add_tensor(_gguf_name(named, name), data, raw_dtype=kind)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
+    of_rope = {} if rope_factors is None else {"rope_freqs.weight": rope_factors}
+    for name, numbers in {**of_rope, **(tensors or {})}.items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -210,9 +224,15 @@ def _epsilon(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the converter writes of a mixture."""
     fields = {
-        "expert_count": ("num_experts", "num_local_experts"),
-        "expert_used_count": ("num_experts_per_tok",),
+        "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        "expert_used_count": ("num_experts_per_tok", "moe_k"),
         "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+        "expert_group_count": ("n_group",),
+        "expert_group_used_count": ("topk_group",),
+        "expert_weights_scale": ("routed_scaling_factor",),
+        "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+        "interleave_moe_layer_step": ("moe_layer_interval",),
         "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     }
     return {

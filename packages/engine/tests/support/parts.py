@@ -47,7 +47,7 @@ def make_request(prompt: Sequence[int], *, max_new: int = 8, arrival: int = 0, p
         seed=0,
         stop_ids=frozenset(),
         priority=priority,
-        namespace=None,
+        key=None,
         carry=b"",
         arrival=arrival,
         arrived_s=0.0,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -17,7 +17,7 @@ from torch import Tensor
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts, sum_of_ranks
 
 _R = TypeVar("_R")
 _PATIENCE_S = 60
@@ -43,6 +43,29 @@ class ThreadGroup:
     def abort(self) -> None:
         """End the waiting of all ranks."""
         self._barrier.abort()
+
+
+class ThreadExchange:
+    """Satisfies `runner.cuda.exchange.Exchange` by a function that returns the tensors of all ranks."""
+
+    is_queued = False
+
+    def __init__(self, exchange: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        self._exchange = exchange
+
+    def connect(self) -> None:
+        """Do nothing."""
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Add in the order of ranks."""
+        return sum_of_ranks(x, self._exchange)
+
+    def gather_ranks(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks."""
+        return torch.stack(list(self._exchange(x)))
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 def on_ranks(count: int, work: Callable[[Shard, Callable[[Tensor], list[Tensor]]], _R]) -> list[_R]:

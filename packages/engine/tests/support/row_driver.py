@@ -30,6 +30,8 @@ class DrivenSequence:
     num_sent_pages: int = 0  # written by: row_driver
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     seed: int = 0
+    is_long: bool = False
+    """Whether it has the second set of factors of a model with two."""
     is_admitted: bool = False
     """Whether a step for it has been built."""  # written by: row_driver
 
@@ -56,9 +58,12 @@ class RowDriver:
     so that a kernel that assumes consecutive pages fails.
     """
 
-    __slots__ = ("_free", "_num_rows", "_page_size", "_runner")
+    __slots__ = ("_free", "_num_rows", "_page_size", "_runner", "_short_length")
 
-    def __init__(self, runner: Runner, *, num_pages: int, page_size: int, seed: int = 0) -> None:
+    def __init__(
+        self, runner: Runner, *, num_pages: int, page_size: int, seed: int = 0, short_length: int | None = None
+    ) -> None:
+        self._short_length = short_length
         self._runner = runner
         self._page_size = page_size
         self._free = [int(page) for page in np.random.default_rng(seed).permutation(num_pages)]
@@ -72,8 +77,12 @@ class RowDriver:
         num_shared_pages: int = 0,
         sampling: SamplingParams | None = None,
         seed: int = 0,
+        max_length: int = 0,
     ) -> DrivenSequence:
-        """Give a prompt the next row; it may share the first pages of another sequence, as after a cache hit."""
+        """Give a prompt the next row; it may share the first pages of another sequence, as after a cache hit.
+
+        It is long if it, or its `max_length` with its output, exceeds the runner's `short_length`.
+        """
         shared = share.pages[:num_shared_pages] if share else []
         num_cached = len(shared) * self._page_size
         self._num_rows += 1
@@ -86,6 +95,7 @@ class RowDriver:
             num_sent_tokens=num_cached,
             sampling=sampling or SamplingParams(temperature=0.0),
             seed=seed,
+            is_long=self._short_length is not None and max(len(prompt), max_length) > self._short_length,
         )
 
     def batch(self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[int] | None = None) -> Batch:
@@ -130,6 +140,7 @@ class RowDriver:
         return Batch(
             admitted=np.array(admitted, np.int32),
             namespaces=np.zeros(len(admitted), np.int64),
+            is_long=np.array([] if self._short_length is None else [work[i][0].is_long for i in admitted], np.int32),
             adjustments=Adjustments.of([work[i][0] for i in admitted]),
             page_rows=page_rows,
             page_columns=page_columns,

@@ -34,6 +34,23 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {"sliding_window": 7, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20}),
 }
 ARCHITECTURES = tuple(_MODELS)
+_EXPERTS = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+_RANK, _QUERY_RANK, _PLAIN, _ROTATED, _VALUE = 16, 12, 8, 4, 8
+_MODELS |= {
+    "glm4-moe": ("Glm4Moe", {**_EXPERTS, "use_qk_norm": True, "num_mtp_layers": 0}),
+    "deepseek3": (
+        "DeepseekV3",
+        {
+            **_EXPERTS, "kv_lora_rank": _RANK, "q_lora_rank": _QUERY_RANK, "qk_nope_head_dim": _PLAIN,
+            "qk_rope_head_dim": _ROTATED, "v_head_dim": _VALUE, "num_mtp_layers": 0,
+        },
+    ),
+}  # fmt: skip
+WITH_EXPERTS = ("glm4-moe", "deepseek3")
+"""Those whose layers for multi-token prediction have experts."""
 
 
 @cache
@@ -60,7 +77,7 @@ def model_folder(architecture: str, *, seed: int = 0, noise: float = 0.0, has_mt
     if architecture == "mimo":
         values = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     if has_mtp:
-        values |= {"num_nextn_predict_layers": 1}
+        values |= {"num_nextn_predict_layers": 1, "num_mtp_layers": None}
         tensors = load_file(folder / "model.safetensors") | _mtp_layer(architecture)
         save_file(tensors, folder / "model.safetensors")
     _change_config(folder, folder, values)
@@ -195,10 +212,41 @@ def _mtp_layer(architecture: str) -> dict[str, Tensor]:
     if architecture != "mimo":
         names = ("enorm", "hnorm", "shared_head.norm", "eh_proj")
     *norms, projection = names
+    layer = _layer(prefix, SIZE, has_biases=architecture == "mimo")
+    if architecture in WITH_EXPERTS:
+        layer = {name: x for name, x in layer.items() if ".mlp." not in name} | _experts(f"{prefix}.mlp")
+    if architecture == "glm4-moe":
+        layer |= {f"{prefix}.self_attn.{name}_norm.weight": 1 + torch.randn(HEAD_DIM) * 0.2 for name in "qk"}
+    if architecture == "deepseek3":
+        layer = {name: x for name, x in layer.items() if ".self_attn." not in name} | _latents(f"{prefix}.self_attn")
     return {
-        **_layer(prefix, SIZE, has_biases=architecture == "mimo"),
+        **layer,
         **{f"{prefix}.{name}.weight": 1 + torch.randn(SIZE) * 0.2 for name in norms},
         f"{prefix}.{projection}.weight": torch.randn(SIZE, 2 * SIZE) * 0.2,
+    }
+
+
+def _experts(prefix: str) -> dict[str, Tensor]:
+    size = _EXPERTS["moe_intermediate_size"]
+    blocks = [f"{prefix}.experts.{i}" for i in range(_EXPERTS["n_routed_experts"])] + [f"{prefix}.shared_experts"]
+    shapes = {"gate_proj": (size, SIZE), "up_proj": (size, SIZE), "down_proj": (SIZE, size)}
+    return {
+        f"{prefix}.gate.weight": torch.randn(_EXPERTS["n_routed_experts"], SIZE) * 0.2,
+        f"{prefix}.gate.e_score_correction_bias": torch.randn(_EXPERTS["n_routed_experts"]) * 0.2,
+        **{f"{block}.{name}.weight": torch.randn(shape) * 0.2 for block in blocks for name, shape in shapes.items()},
+    }
+
+
+def _latents(prefix: str) -> dict[str, Tensor]:
+    shapes = {
+        "q_a_proj": (_QUERY_RANK, SIZE), "q_b_proj": (NUM_HEADS * (_PLAIN + _ROTATED), _QUERY_RANK),
+        "kv_a_proj_with_mqa": (_RANK + _ROTATED, SIZE), "kv_b_proj": (NUM_HEADS * (_PLAIN + _VALUE), _RANK),
+        "o_proj": (SIZE, NUM_HEADS * _VALUE),
+    }  # fmt: skip
+    norms = {"q_a_layernorm": _QUERY_RANK, "kv_a_layernorm": _RANK}
+    return {
+        **{f"{prefix}.{name}.weight": torch.randn(shape) * 0.2 for name, shape in shapes.items()},
+        **{f"{prefix}.{name}.weight": 1 + torch.randn(size) * 0.2 for name, size in norms.items()},
     }
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.weights.matrix_forms import (
+    Float4,
     Float16,
     Int4,
     Int8Group,
@@ -40,6 +41,16 @@ def with_offsets(values: Array) -> Int4:
     return Int4(weight.codes, weight.scales, None, 32, normal(*weight.scales.shape, seed=5))
 
 
+def float4(values: Array, *, group: int) -> Float4:
+    """Return random numbers of four bits, with every code and scales of every size that activations of one bear."""
+    rng = np.random.default_rng(len(values))
+    codes = rng.integers(0, 256, (len(values), values.shape[1] // 2), dtype=np.uint8)
+    low, high = (120, 130) if group == 32 else (0, 0x7F)
+    scales = rng.integers(low, high, (len(values), values.shape[1] // group), dtype=np.uint8)
+    factors = None if group == 32 else (rng.random(len(values), np.float32) / 100).astype(np.float32)
+    return Float4(codes, scales, factors)
+
+
 MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
     WeightKind.BFLOAT16: to_bfloat16,
     WeightKind.FLOAT16: lambda values: Float16(values.astype(np.float16)),
@@ -52,4 +63,6 @@ MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
     WeightKind.INT8_GROUP_OFFSETS: functools.partial(grouped, has_offsets=True),
     WeightKind.INT8_16: functools.partial(grouped, group=16),
     WeightKind.INT8_16_OFFSETS: functools.partial(grouped, has_offsets=True, group=16),
+    WeightKind.MXFP4: functools.partial(float4, group=32),
+    WeightKind.NVFP4: functools.partial(float4, group=16),
 }

@@ -311,6 +311,7 @@ ORACLE = [
     "minimax_m2",
     "kimi_k2",
     "glm_4",
+    "exaone_4",
     "harmony",
     "gemma_4",
 ]
@@ -319,7 +320,7 @@ ORACLE = [
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in CASES if name in ORACLE])
 def test_equal_to_transformers(name: str, key: str) -> None:
     text = WRITERS[name](MESSAGES[key])
-    if key == "marks in strings" and name in ("hermes", "glm_4"):
+    if key == "marks in strings" and name in ("hermes", "glm_4", "exaone_4"):
         pytest.skip("transformers ends the section inside the string")
     content, reasoning, calls = theirs(as_version_1(name), text)
     ours = summary(parse(name, [text]))
@@ -368,9 +369,11 @@ def test_templates_of_transformers(model_type: str, key: str) -> None:
         ("nemotron", "<SPECIAL_11>Assistant\n<think>\n\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
         ("nemotron", "<|start_header_id|>assistant<|end_header_id|>\n\n<think>\n\n</think>\n\n", "Yes", ("Yes", "", [])),
         ("phi_4_mini", "<|user|><think>?<|end|><|assistant|>", "Yes", ("Yes", "", [])),
-        ("hermes", "[|user|]\n<think>?[|endofturn|]\n[|assistant|]\n<think>\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
+        ("exaone_4", "[|user|]\n<think>?[|endofturn|]\n[|assistant|]\n<think>\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
         ("hermes", "<think>?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>", "Yes", ("Yes", "", [])),
         ("glm_4", "<|user|>\n<think>?<|assistant|>\n<think></think>", "\nYes", ("Yes", "", [])),
+        ("glm_4", "<|user|><think>?<|assistant|></think>", "Yes", ("Yes", "", [])),
+        ("glm_4", "<|user|>Hi<|assistant|><think>", "so</think>Yes", ("Yes", "so", [])),
         ("llama4", "<|start_header_id|>assistant<|end_header_id|>\n\n", "[now()]", ("", "", [("now", {})])),
         ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "now", "parameters": {}}', ("", "", [("now", {})])),
     ],

@@ -48,7 +48,7 @@ END = {"tokenizer.ggml.eos_token_id": 2}
 GROUPS_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
 SMALL_BLOCKS = {
-    "Q2_K": "Float16", "Q3_K": "Float16", "IQ4_NL": "Int8Group", "IQ4_XS": "Int8Group", "MXFP4": "Int8Group",
+    "Q2_K": "Float16", "Q3_K": "Float16", "IQ4_NL": "Int8Group", "IQ4_XS": "Int8Group", "MXFP4": "Float4",
 }  # fmt: skip
 EXACT = {
     "Q4_0": "Int4",
@@ -259,6 +259,32 @@ def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path) -
         assert own.decode(expected, skip_special_tokens=False) == reference.decode(expected), text
     assert "<|assistant|>" not in own.special_tokens
     assert "<|user|>" in own.special_tokens
+
+
+SPLITS = {
+    "gpt-4o": (
+        "Don't SHOUT: HelloWorld's 12345!\n",
+        ["Don't", " SHOUT", ":", " Hello", "World's", " ", "123", "45", "!\n"],
+    ),
+    "minimax-m2": ("it'll /\n 1234", ["it'll", " /\n", " ", "123", "4"]),
+    "glm4": ("Don't HelloWorld 12345", ["Don", "'t", " HelloWorld", " ", "123", "45"]),
+    "deepseek-v3": (
+        "a_b (x) \u4f60\u597d!\u30ab 12345\n",
+        ["a", "_b", " (", "x", ")", " ", "\u4f60\u597d", "!", "\u30ab", " ", "123", "45", "\n"],
+    ),
+    "exaone4": ("it's 2024", ["it", "'s", " 2024"]),
+    "command-r": ("it's 24", ["it", "'s", " ", "2", "4"]),
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_words_that_an_expression_makes(pre: str, tmp_path: Path) -> None:
+    values = gguf_files.byte_level_tokenizer(model_folder(None) / "tokenizer.json", pre=pre)
+    gguf_files.write_gguf(model_folder(None), tmp_path / "m.gguf", architecture="llama", tokenizer=values)
+    own = tokenizers.Tokenizer.from_file(str(model_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    text, words = SPLITS[pre]
+    found = [text[start:end] for _, (start, end) in own.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == words
 
 
 def test_digits_are_split_for_smollm(tmp_path: Path) -> None:
@@ -666,7 +692,7 @@ def test_merges_of_unknown_tokens_are_an_error(folders: dict[str, Path], tmp_pat
 
 def test_another_architecture(folders: dict[str, Path], tmp_path: Path) -> None:
     gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="gemma3n")
-    with pytest.raises(ValueError, match=r"must be one of llama, mistral, qwen2, .* got 'gemma3n'"):
+    with pytest.raises(ValueError, match=r"must be one of llama, qwen2moe, .* got 'gemma3n'"):
         model_folder(tmp_path / "m.gguf")
 
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import gguf_files
 from families.case import build
@@ -19,7 +20,10 @@ from families.registry import CASES
 from families.ropes import rope
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
@@ -33,13 +37,27 @@ class File:
 
     architecture: str
     case: str
+    splits_latents: bool = True
+    """Whether keys and values of latents are stored apart."""
     keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keys that only this architecture has."""
+    tensors: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    """Tensors that only this architecture has."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the configuration in place of those that GGUF cannot say."""
 
 
 _MOE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_LATENTS = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 32,
+    "attention.value_length": 24,
+    "attention.kv_lora_rank": 24,
+    "attention.key_length_mla": 20,
+    "attention.value_length_mla": 16,
+    "rope.dimension_count": 8,
+}
+"""The sizes of the cases with latents."""
 _GRANITE = {"attention.scale": 0.11, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 2.5}
 FILES = {
     "llama": File(architecture="llama", case="llama-biases"),
@@ -95,6 +113,60 @@ FILES = {
             "rope.scaling.original_context_length": 64, "expert_feed_forward_length": 40,
         },
     ),
+    "gpt2": File(architecture="gpt2", case="gpt2", extra={"n_inner": 256}),
+    "gptneox": File(
+        architecture="gptneox", case="gpt-neox", extra={"hidden_act": "gelu_fast", "rotary_emb_base": 1e4},
+        keys={"rope.dimension_count": 8, "use_parallel_residual": True},
+    ),
+    "gptneox in turn": File(
+        architecture="gptneox", case="gpt-neox-in-turn",
+        keys={"rope.dimension_count": 8, "use_parallel_residual": False},
+        extra={"hidden_act": "gelu_fast", "rotary_emb_base": 1e4, "attention_bias": True},
+    ),
+    "glm4moe": File(
+        architecture="glm4moe", case="glm4-moe",
+        keys={"rope.dimension_count": 8, "expert_gating_func": 2, "expert_weights_norm": True},
+    ),
+    "glm4moe by default": File(
+        architecture="glm4moe", case="glm4-moe", keys={"rope.dimension_count": 8},
+        extra={"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "routed_scaling_factor": 1.0},
+    ),
+    "ernie4_5-moe": File(
+        architecture="ernie4_5-moe", case="ernie4.5-moe", keys={"expert_shared_feed_forward_length": 40},
+        extra={"use_bias": False, "moe_layer_interval": 2, "moe_layer_start_index": 1, "num_hidden_layers": 4},
+    ),
+    "minimax-m2": File(
+        architecture="minimax-m2", case="minimax-m2",
+        keys={"rope.dimension_count": 8, "expert_gating_func": 2, "expert_feed_forward_length": 80},
+    ),
+    "deepseek2": File(architecture="deepseek2", case="deepseek2", keys=_LATENTS),
+    "deepseek2 of an earlier converter": File(
+        architecture="deepseek2", case="deepseek2", splits_latents=False,
+        keys={
+            "attention.key_length": 20, "attention.value_length": 16, "attention.kv_lora_rank": 24,
+            "rope.dimension_count": 8,
+        },
+    ),
+    "deepseek2 in groups": File(
+        architecture="deepseek2", case="deepseek2-groups", keys={**_LATENTS, "attention.q_lora_rank": 20},
+        extra={"attention_bias": False},
+    ),
+    "deepseek2 with sigmoid": File(
+        architecture="deepseek2", case="deepseek3",
+        keys={
+            **_LATENTS, "attention.q_lora_rank": 20, "expert_gating_func": 2, "expert_weights_norm": True,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_log_multiplier": 0.07,
+        },
+        extra={
+            "attention_bias": False,
+            **rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.7),
+        },
+    ),
+    "deepseek2 of GLM": File(
+        architecture="deepseek2", case="glm4-lite",
+        keys={**_LATENTS, "attention.q_lora_rank": 20, "expert_gating_func": 2},
+    ),
     "olmo3": File(
         architecture="olmo2", case="olmo3",
         keys={
@@ -115,6 +187,12 @@ FILES = {
     "hunyuan-dense": File(architecture="hunyuan-dense", case="hunyuan", extra=rope("default")),
     "glm4": File(architecture="glm4", case="glm4", keys={"rope.dimension_count": 4}),
     "phi3": File(architecture="phi3", case="phi3-window", keys={"attention.sliding_window": 9}),
+    "phi3 with longrope": File(
+        architecture="phi3", case="phi4-both",
+        keys={"rope.dimension_count": 12, "rope.scaling.attn_factor": (4 / 3) ** 0.5,
+              "rope.scaling.original_context_length": 64},
+        tensors={"rope_factors_short.weight": [1.1] * 6, "rope_factors_long.weight": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0]},
+    ),
     "nemotron": File(architecture="nemotron", case="nemotron", keys={"rope.dimension_count": 8}),
     "nemotron with biases": File(architecture="nemotron", case="nemotron-biases", keys={"rope.dimension_count": 6}),
     "command-r": File(architecture="command-r", case="cohere", keys={"logit_scale": 0.3, "rope.scaling.type": "none"}),
@@ -145,18 +223,27 @@ def write(file: File, path: Path, **options: Any) -> tuple[Any, dict[str, torch.
     made = path / "model"
     reference = build(replace(case, extra={**case.extra, **file.extra}), made)
     keys = {f"{file.architecture}.{key}": value for key, value in file.keys.items()}
-    weights = gguf_files.write_gguf(made, path / "m.gguf", architecture=file.architecture, keys=keys, **options)
+    weights = gguf_files.write_gguf(
+        made,
+        path / "m.gguf",
+        architecture=file.architecture,
+        keys=keys,
+        tensors=file.tensors,
+        splits_latents=file.splits_latents,
+        **options,
+    )
     return reference, weights
 
 
 @torch.inference_mode()
-def logits(made: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(made: Path, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens of a text, and its logits by a model."""
     model = load_model(made, TorchOps())
-    tokens = torch.arange(LENGTH) * 7 % model.config.vocab_size
-    attention = WholeTexts([layer.mixer for layer in model.config.layers], LENGTH)
-    ropes = [rotation(torch.arange(LENGTH)) for rotation in model.ropes]
-    return tokens, model(tokens, ropes, attention, torch.arange(LENGTH))
+    positions = torch.arange(length)
+    tokens = positions * 7 % model.config.vocab_size
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
+    is_short = model.config.is_short(length)
+    return tokens, model(tokens, [rope(positions, is_short=is_short) for rope in model.ropes], attention, positions)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -167,8 +254,74 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
 
 
+def test_the_second_set_of_factors_is_that_of_long_texts(tmp_path: Path) -> None:
+    reference, _ = write(FILES["phi3 with longrope"], tmp_path)
+    tokens, found = logits(model_folder(tmp_path / "m.gguf"), 90)
+    with torch.inference_mode():
+        torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({}, {"rope_factors_long.weight": [1.0] * 6}, "must have the tensors .* or neither, got none of .*_short"),
+        ({"rope.scaling.type": "yarn"}, {}, "rope.scaling.type must be absent or longrope .*, got 'yarn'"),
+        ({"rope.scaling.factor": 2.0}, {}, "rope.scaling.factor must be absent or 1 .*, got 2"),
+        ({}, {"rope_factors_long.weight": [1.0], "rope_factors_short.weight": [1.0]}, "short_factor must"),
+    ],
+)
+def test_factors_that_are_not_a_longrope(
+    keys: dict[str, Any], tensors: dict[str, list[float]], message: str, tmp_path: Path
+) -> None:
+    file = FILES["phi3 with longrope"]
+    write(replace(file, keys={**file.keys, **keys}, tensors=tensors or file.tensors), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model(model_folder(tmp_path / "m.gguf"), TorchOps())
+
+
 def test_every_architecture_has_a_file() -> None:
     assert {file.architecture for file in FILES.values()} | {"mistral"} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "MXFP4", "BF16"])
+def test_latents_in_blocks_are_put_together(kind: str, tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "qk_rope_head_dim": 8}
+    keys = {
+        **_LATENTS, "attention.kv_lora_rank": 32, "attention.key_length": 40, "attention.value_length": 32,
+        "attention.key_length_mla": 40, "attention.value_length_mla": 32,
+    }  # fmt: skip
+    file = File(architecture="deepseek2", case="deepseek2", extra={**sizes, "moe_intermediate_size": 32}, keys=keys)
+    file = replace(file, extra={**file.extra, "intermediate_size": 96})
+    _, weights = write(file, tmp_path, kinds=[kind])
+    checkpoint = Checkpoint(model_folder(tmp_path / "m.gguf"), dtype=None)
+    place = "model.layers.1.self_attn."
+    found = checkpoint.numbers(f"{place}kv_b_proj.weight", 4 * 64, 32)
+    parts = [weights[f"{place}k_b_proj.weight"].transpose(1, 2), weights[f"{place}v_b_proj.weight"]]
+    torch.testing.assert_close(found, torch.cat(parts, dim=1).flatten(0, 1), atol=2e-7, rtol=2**-20)
+
+
+def test_layers_for_multi_token_prediction_stand_behind_the_decoder(tmp_path: Path) -> None:
+    file = FILES["glm4moe"]
+    case = CASES[file.case]
+    reference = build(replace(case, extra={**case.extra, **file.extra}), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    last = {name: one for name, one in tensors.items() if "layers.2." in name}
+    extra = {name.replace("layers.2", "layers.3"): one.clone() for name, one in last.items()}
+    place = "model.layers.3."
+    extra |= {f"{place}{name}.weight": torch.randn(64) for name in ("enorm", "hnorm", "shared_head.norm")}
+    extra[f"{place}eh_proj.weight"] = torch.randn(64, 128)
+    save_file({**tensors, **extra}, tmp_path / "model" / "model.safetensors")
+    keys = {f"glm4moe.{key}": value for key, value in file.keys.items()}
+    keys |= {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    gguf_files.write_gguf(tmp_path / "model", tmp_path / "m.gguf", architecture="glm4moe", keys=keys)
+    made = model_folder(tmp_path / "m.gguf")
+    tokens, found = logits(made)
+    with torch.inference_mode():
+        torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+    head = find_head_names(tensor_names(made))
+    assert head is not None
+    assert head.layers == ("model.layers.3",)
+    assert ModelConfig.from_folder(made).num_mtp_layers == 1
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "MXFP4", "F16", "BF16"])
@@ -189,7 +342,7 @@ _FORMS = {
     "Q8_0": "Int8Group",
     "Q4_0": "Int4",
     "Q4_1": "Int4",
-    "MXFP4": "Int8Group",
+    "MXFP4": "Float4",
     "F16": "Float16",
     "BF16": "BFloat16",
 }
@@ -204,6 +357,15 @@ REFUSED = {
     "another count": ("qwen3moe", {"expert_count": 5}, r"ffn_\w+_exps.weight must hold one part for each of 5 experts"),
     "nobody": ("qwen3moe", {"expert_count": 0}, r"qwen3moe.expert_count must be in \[1, 65536\], got 0"),
     "norm of Mixtral": ("llama", {"expert_weights_norm": False}, r"norm_topk_prob must be absent or .*, got False"),
+    "softmax": ("glm4moe", {"expert_gating_func": 1}, r"expert_gating_func must be absent or 2, got 1"),
+    "no groups chosen": ("glm4moe", {"expert_group_used_count": 0}, r"used_count must be in \[1, 268435456\], got 0"),
+    "only extra layers": ("glm4moe", {"nextn_predict_layers": 3}, r"nextn_predict_layers must be in \[0, 2\], got 3"),
+    "a step without experts": ("ernie4_5-moe", {"interleave_moe_layer_step": 0}, r"layer_step must be in .*, got 0"),
+    "keys of another size": ("deepseek2", {"attention.key_length": 33}, r"must be 32, that of a latent, got 33"),
+    "keys that are all rotated": ("deepseek2", {"attention.key_length_mla": 8}, r"must have more than 8 elements, .*8"),
+    "a temperature": ("deepseek2", {"attention.temperature_scale": 0.1}, r"temperature_scale must be absent or 0"),
+    "yarn that keeps the scale": ("deepseek2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+                                  r"deepseek2.rope.scaling.yarn_log_multiplier is missing"),
     "windows": ("olmoe", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
     "no rope": ("granite", {"rope.scaling.finetuned": False}, r"scaling.finetuned must be true, got False"),
     "a long pattern": ("gemma3", {"attention.sliding_window_pattern": [True, False]},
@@ -217,7 +379,8 @@ REFUSED = {
 def test_keys_that_change_the_computation(name: str, tmp_path: Path) -> None:
     architecture, keys, message = REFUSED[name]
     file = FILES["mixtral" if architecture == "llama" else architecture]
-    named = {key if key.startswith("xielu") else f"{architecture}.{key}": value for key, value in keys.items()}
+    own = {**file.keys, **keys}
+    named = {key if key.startswith("xielu") else f"{architecture}.{key}": value for key, value in own.items()}
     case = CASES[file.case]
     build(replace(case, extra={**case.extra, **file.extra}), tmp_path / "model")
     gguf_files.write_gguf(tmp_path / "model", tmp_path / "m.gguf", architecture=architecture, keys=named)

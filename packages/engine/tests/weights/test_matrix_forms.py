@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.weights.matrix_forms import (
     BFloat16,
     Float16,
@@ -22,6 +23,8 @@ from pagewood.engine.weights.matrix_forms import (
     stacked,
     to_bfloat16,
 )
+from pagewood.engine.weights.matrix_parts import columns_of
+from weight_makers import MAKERS, grouped
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -167,3 +170,26 @@ def test_invalid_arrays_are_refused() -> None:
         Int4(np.zeros((4, 32), np.uint8), np.ones((4, 1), np.float32), None, 32)
     with pytest.raises(ValueError, match="zeros must be uint8"):
         Int4(np.zeros((4, 32), np.uint8), np.ones((4, 2), np.float32), np.zeros((4, 2), np.int8), 32)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("inputs", [range(64), range(64, 192), range(32, 96), range(96, 256)])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_some_inputs_of_a_matrix_have_its_numbers(kind: WeightKind, inputs: range) -> None:
+    """Groups of 64 inputs or more are cut into smaller ones."""
+    weight = MAKERS[kind](normal(7, 256))
+    part = columns_of(weight, inputs)
+    assert type(part) is type(weight)
+    assert part.shape == (7, len(inputs))
+    assert np.array_equal(part.dequantised(), weight.dequantised()[:, inputs.start : inputs.stop])
+
+
+def test_groups_that_cannot_be_cut() -> None:
+    short = grouped(normal(3, 128), group=32)
+    assert columns_of(short, range(16, 64)).shape == (3, 48)
+    for weight, start, multiple in (
+        (short, 24, 16), (grouped(normal(3, 128), group=32, has_zeros=True), 48, 32),
+        (quantise_int4(normal(3, 128)), 48, 32),
+    ):  # fmt: skip
+        message = f"begin and end at a multiple of {multiple} inputs, because these share a scale, got {start} to 128"
+        with pytest.raises(ValueError, match=message):
+            columns_of(weight, range(start, 128))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -106,7 +107,7 @@ CASES = {
         config={"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]},
         form="float16",
     ),
-    "mxfp4": Case(make=made.mxfp4, config={"quant_method": "mxfp4"}, form="int8group in groups of 32"),
+    "mxfp4": Case(make=made.mxfp4, config={"quant_method": "mxfp4"}, form="float4 in groups of 32"),
     "modelopt fp8": Case(
         make=made.float8_whole(scale=".weight_scale", activations=".input_scale"),
         config={"quant_method": "modelopt", "quant_algo": "FP8"},
@@ -115,7 +116,7 @@ CASES = {
     "modelopt nvfp4": Case(
         make=made.modelopt_nvfp4,
         config={"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
-        form="int8group in groups of 16",
+        form="float4 in groups of 16",
     ),
     "torchao int8": Case(
         make=made.torchao_int8,
@@ -176,12 +177,12 @@ CASES = {
     "nvfp4": _compressed(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True},
-        "int8group in groups of 16",
+        "float4 in groups of 16",
     ),
     "mxfp4 packed": _compressed(
         "mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True},
-        "int8group in groups of 32",
+        "float4 in groups of 32",
     ),
 }  # fmt: skip
 
@@ -522,6 +523,46 @@ def test_what_is_kept_takes_less_memory_than_the_checkpoint_or_little_more(folde
     rows, columns = made.SIZE, made.WIDTH
     [form] = checkpoint.forms([(f"{DOWN}.weight", rows)], columns)
     assert form.nbytes == rows * columns // 2 + 4 * rows * math.ceil(columns / 32)
+
+
+def test_a_part_that_cuts_a_group_is_refused_by_name(folder: Path) -> None:
+    case = CASES["gptq"]
+    made.quantise(folder, case.make, case.config)
+    message = (
+        "model.layers.0.mlp.down_proj.weight: a rank's part must begin and end at a multiple of 32 inputs, because "
+        "these share a scale, got 0 to 48"
+    )
+    with pytest.raises(ValueError, match=message):
+        Checkpoint(folder, dtype=None).stack(
+            [("model.layers.0.mlp.down_proj.weight", made.SIZE)], made.WIDTH, inputs=range(48)
+        )
+
+
+WHOLE_ONLY = {
+    "outputs": ("fp8 blocks",),
+    "inputs": (
+        "fp8 blocks", "gptq desc_act", "gptq 3 bits desc_act"
+    ),
+}  # fmt: skip
+"""Cases of which a part of 32 is cut from the numbers of the whole: it cuts blocks, or its groups are not in order."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_the_tensors_of_a_part_are_decoded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    made.quantise(folder, case.make, case.config, metadata=case.metadata)
+    checkpoint, cuts = Checkpoint(folder, dtype=None), list[str]()
+    after = Checkpoint._cut  # pyright: ignore[reportPrivateUsage]
+
+    def noted(self: Checkpoint, weight: Any, found: Any) -> Any:
+        cuts.append(what)
+        return after(self, weight, found)
+
+    monkeypatch.setattr(Checkpoint, "_cut", noted)
+    parts: dict[str, dict[str, Any]] = {"outputs": {"order": np.arange(32, 64)}, "inputs": {"inputs": range(32, 64)}}
+    for what, part in parts.items():  # noqa: B007  # `noted` reads it
+        checkpoint.stack([("model.layers.0.self_attn.o_proj.weight", made.SIZE)], made.SIZE, **part)
+    assert cuts == [what for what in parts if name in WHOLE_ONLY[what]]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32])

@@ -13,6 +13,7 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
+from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.masks.constrain import Compiler
@@ -31,7 +32,7 @@ from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.core.steps.speculation import Drafting, Speculation
 from pagewood.kvpool import PageAllocator
-from pagewood.radixcache import LRU, QueueInformed, RadixCache
+from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
     Lending,
     PreemptionGuard,
@@ -166,6 +167,7 @@ def assemble(
     intake = Intake(
         state=state,
         kv=kv,
+        keys=CacheKeys(make=CacheKey.of, short_length=info.short_length),
         max_length=info.max_length,
         vocab_size=info.vocab_size,
         eos_token_ids=frozenset(info.eos_token_ids),
@@ -201,7 +203,11 @@ def assemble(
         else Speculation(drafting=drafting, kv=kv, drafts_constrained=drafts_constrained),
         kv=kv,
         builder=BatchBuilder(
-            num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None, groups=groups
+            num_rows=config.num_rows,
+            page_size=page_size,
+            is_drafting=drafting is not None,
+            groups=groups,
+            has_lengths=info.short_length is not None,
         ),
         runner=runner,
         inbox=inbox,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ SMALL = {
 
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 _QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
-VISION: dict[str, dict[str, Any]] = {
+VISION: dict[str, dict[str, Any] | None] = {
+    "Gemma4": None,
+    "Gemma4Unified": None,
     "Gemma3": {**_VISION, "num_hidden_layers": 1},
     "Mistral3": {**_VISION, "num_hidden_layers": 1, "model_type": "pixtral"},
     "Qwen2_5_VL": {**_QWEN_VISION, "fullatt_block_indexes": [0]},
@@ -57,14 +60,17 @@ class Case:
     """Class of the model; by default `kind` with the usual end."""
     config: str = ""
     """Class of the configuration; by default that of `kind`."""
+    file: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of config.json as a checkpoint has them, in place of those that `transformers` writes; those that are None
+    are left out."""
     by_token: bool = False
     """Whether the reference computes one token at a time."""
     is_inside: bool = False
     """Whether the model is a part of one that reads images too."""
     norms_from_zero: bool = False
     """Whether norms are stored less one."""
-    always_long: bool = False
-    """Whether the reference rotates short sequences by the factors for long ones, as a server for long ones does."""
+    query_norm: float = 1.0
+    """Mean of the norms of queries: low where the attention does not divide by the root of a head's size."""
     is_long: bool = False
     """Whether sequences may be longer than `max_position_embeddings`."""
 
@@ -72,6 +78,25 @@ class Case:
     def architecture(self) -> str:
         """The name in config.json."""
         return self.model or f"{self.kind}For{'ConditionalGeneration' if self.is_inside else 'CausalLM'}"
+
+
+def randomise(reference: Any, *, norms_from_zero: bool = False, query_norm: float = 1.0) -> None:
+    """Give norms and biases other values than those that a new model has; `query_norm` is the mean of norms of q."""
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
+            # them swapped.
+            if parameter.ndim == 1 and ".q_norm." in name:
+                parameter.normal_(0.0 if norms_from_zero else query_norm, 0.2 * query_norm)
+            elif parameter.ndim == 1:
+                parameter.normal_(1.0 if ("norm" in name or "scale" in name) and not norms_from_zero else 0.0, 0.2)
+            elif name.endswith("_bias"):
+                parameter.normal_(0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
 
 
 def build(case: Case, folder: Path) -> Any:
@@ -83,21 +108,10 @@ def build(case: Case, folder: Path) -> Any:
             text_config=config.to_dict(), vision_config=VISION[case.kind], **IMAGES.get(case.kind, {})
         )
     reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            # Norms start at one, or at zero if they are stored less one, and biases at zero: a test would not see
-            # them swapped.
-            if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in name and not case.norms_from_zero else 0.0, 0.2)
-            elif name.endswith("_bias"):
-                parameter.normal_(0.0, 0.2)
-        for name, buffer in reference.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2)
+    randomise(reference, norms_from_zero=case.norms_from_zero, query_norm=case.query_norm)
     reference.save_pretrained(folder)
-    if case.always_long:
-        rope = reference.config.rope_parameters
-        longest = torch.tensor([[rope["original_max_position_embeddings"]]])
-        reference.model.rotary_emb(torch.zeros(1), longest)  # computes the frequencies for long sequences
-        rope["original_max_position_embeddings"] = 0
+    if case.file:
+        path = folder / "config.json"
+        fields = {**json.loads(path.read_text()), **case.file}
+        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
     return reference

@@ -23,6 +23,16 @@ _GROUPS = {"n_group": 4, "topk_group": 2}
 _YARN = rope(
     "yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1
 )
+_KIMI_YARN = {
+    "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
+_KIMI_FILE = {
+    "model_type": "kimi_k2", "rope_parameters": None, "aux_loss_alpha": 0.001, "seq_aux": True, "ep_size": 1,
+    "pretraining_tp": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 0, "num_mtp_layers": None,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+}  # fmt: skip
 
 CASES = {
     "deepseek2": Case(kind="DeepseekV2", extra={**_SIZES, "q_lora_rank": None}),
@@ -36,6 +46,18 @@ CASES = {
     "deepseek3-dense": Case(
         kind="DeepseekV3",
         extra={**_SIZES, "first_k_dense_replace": 3, "rope_interleave": False, "num_mtp_layers": 0},
+    ),
+    "kimi-k2": Case(
+        kind="DeepseekV3",
+        extra={
+            **_SIZES,
+            **rope("yarn", **_KIMI_YARN),
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "num_mtp_layers": 0,
+        },
+        file={**_KIMI_FILE, "rope_scaling": {"type": "yarn", **_KIMI_YARN}, "rope_theta": 10000.0},
     ),
     "deepseek32": Case(
         kind="DeepseekV32",

@@ -12,5 +12,6 @@ _END = {"bos_token_id": 1, "eos_token_id": 0}
 CASES = {
     "ernie4.5": Case(kind="Ernie4_5", extra={"head_dim": 8, "use_bias": True}),
     "ernie4.5-moe": Case(kind="Ernie4_5_Moe", extra=_ERNIE),
+    "ernie4.5-moe-biases": Case(kind="Ernie4_5_Moe", extra={**_ERNIE, "use_bias": True}),
     "minimax-m2": Case(kind="MiniMaxM2", extra={**_MINIMAX, **_END}),
 }

@@ -43,7 +43,11 @@ def _scaled(fields: Mapping[str, Any], factor: int) -> dict[str, Any]:
     """Return `fields`, with what depends on the size of a head for heads that are `factor` times as large."""
     scaled: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, dict):
+        if name == "global_head_dim":
+            scaled[name] = value * factor
+        elif name == "vocab_size_per_layer_input":
+            scaled[name] = _VOCAB_SIZE
+        elif isinstance(value, dict):
             scaled[name] = _scaled(value, factor)
         elif name == "mrope_section" or name == "rotary_dim":
             scaled[name] = [size * factor for size in value] if isinstance(value, list) else value * factor

@@ -11,8 +11,6 @@ _END = {"eos_token_id": 0, "bos_token_id": 1}
 
 CASES = {
     "phi3-window": Case(kind="Phi3", extra={**_END, "sliding_window": 9}),
-    "phi4-long": Case(
-        kind="Phi3", extra={**_END, **rope("longrope", **_FACTORS, **{_LENGTH: 64}), _LENGTH: 64}, always_long=True
-    ),
+    "phi4-both": Case(kind="Phi3", extra={**_END, **rope("longrope", **_FACTORS, **{_LENGTH: 64}), _LENGTH: 64}),
     "phi4-short": Case(kind="Phi3", extra={**_END, **rope("longrope", **_FACTORS, **{_LENGTH: 256}), _LENGTH: 256}),
 }

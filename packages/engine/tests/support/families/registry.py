@@ -42,5 +42,10 @@ CASES: dict[str, Case] = {
     **phi.CASES,
     **ernie.CASES,
 }
-ROUNDED = ("llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe")
+ROUNDED = (
+    "llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe",
+    "gemma4-small", "gemma4-large", "deepseek3-dense",
+)  # fmt: skip
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""
+DIVIDED = {name: case for name, case in CASES.items() if not case.kind.startswith("Gemma4")}
+"""Cases that ranks can compute together."""

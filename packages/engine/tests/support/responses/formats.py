@@ -126,6 +126,10 @@ FORMATS: dict[str, Format] = {
         is_typed=False,
         closers=("</arg_value>\n",),
     ),
+    "exaone_4": Format(
+        chat_template="[|assistant|] '[|endofturn|]' <tool_call>{\"name\": function_1_name",
+        call='<tool_call>{"name": "add-2", "arguments": {"b": 3}}</tool_call>',
+    ),
     "harmony": Format(
         chat_template="<|start|>assistant<|channel|>final<|message|>",
         call='<|channel|>commentary to=functions.add-2 <|constrain|>json<|message|>{"b": 3}',

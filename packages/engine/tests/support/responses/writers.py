@@ -133,6 +133,16 @@ def glm_4(message: Message) -> str:
     return _think(message) + "\n".join([message.content, *calls]) + "<|user|>"
 
 
+def exaone_4(message: Message) -> str:
+    """Return a message of EXAONE 4."""
+    calls = [
+        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+        for name, arguments in message.calls
+    ]
+    parts = [message.content] if message.content else []
+    return _think(message) + "\n".join([*parts, *calls]) + "[|endofturn|]\n"
+
+
 def harmony(message: Message) -> str:
     """Return a message of gpt-oss."""
     turns = [f"<|channel|>analysis<|message|>{message.reasoning}<|end|>"] if message.reasoning else []
@@ -269,8 +279,8 @@ def nemotron(message: Message) -> str:
 WRITERS: dict[str, Callable[[Message], str]] = {
     writer.__name__: writer
     for writer in (
-        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, harmony,
-        gemma_4, granite_3, granite_3_2, granite_3_3, cohere_command, phi_4_mini, functools, seed_oss, ernie_4_5,
-        hunyuan, olmo_3, apertus, nemotron,
+        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, exaone_4,
+        harmony, gemma_4, granite_3, granite_3_2, granite_3_3, cohere_command, phi_4_mini, functools,
+        seed_oss, ernie_4_5, hunyuan, olmo_3, apertus, nemotron,
     )
 }  # fmt: skip

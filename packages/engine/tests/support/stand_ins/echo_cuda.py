@@ -48,6 +48,7 @@ class EchoDecoder:
         layers = [SimpleNamespace(mixer=replace(attention, window=window)) for window in windows]
         self.config = SimpleNamespace(layers=layers)
         self.ropes = [lambda positions: (positions[:, None].float(), positions[:, None].float())]
+        self.short_length = None
         self._vocab_size = vocab_size
 
     def states(
@@ -369,7 +370,10 @@ class WatchedCUDARunner:
             else None,
             max_drafts=max_drafts,
             groups=LayerGroups(
-                num_layers=1, windows=windows, places=tuple((group, 0) for group in range(len(windows)))
+                num_layers=1,
+                windows=windows,
+                places=tuple((group, 0) for group in range(len(windows))),
+                starts=(0,) * len(windows),
             ),
         )
         self._num_open = 0

@@ -84,7 +84,7 @@ class GrantedAttention:
         tables = RowTables.allocate(num_rows=num_rows, num_tokens=length, num_pages=self.page_table.shape[1])
         tables = replace(tables, lengths=np.full(num_rows, length, np.int32), pages=self.page_table)
         rope = Rope(RopeConfig(head_dim=2, theta=10000.0, scaling=None), device=torch.device("cpu"))
-        one = Pass(tape, tables, self.attention, Rotations([rope]), vocab_size=1)
+        one = Pass(tape, tables, self.attention, Rotations([rope], num_rows=num_rows), vocab_size=1)
         if self.begins is not None:
             tape.fill(one.scope, {Column.BEGINS: self.begins})
         return one

@@ -20,9 +20,11 @@ from pagewood.engine.model_folder.load import load_head, load_model
 from pagewood.engine.models.ops import Ops
 from scratch import scratch_folder
 from stand_ins.torch_decoding import SequenceAttention, rotations_at, torch_ops
+from tiny_models import model_folder
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
 KINDS = ["eagle", "mtp"]
+"""The targets of others have more: "experts", and "latents" with experts; so have their heads."""
 
 
 @cache
@@ -69,11 +71,20 @@ def folders() -> tuple[Path, Path]:
     return target, head
 
 
+def folders_of(kind: str) -> tuple[Path, Path]:
+    """Return the folders of the target and of its head."""
+    if kind in ("latents", "experts"):
+        folder = model_folder("deepseek3" if kind == "latents" else "glm4-moe", has_mtp=True)
+        return folder, folder
+    target, head = folders()
+    return target, head if kind == "eagle" else target
+
+
 def load(kind: str, ops: Ops[Any]) -> tuple[Any, Any]:
-    """Return the target and its head of one of `KINDS`."""
-    target_folder, head_folder = folders()
+    """Return the target and its head."""
+    target_folder, head_folder = folders_of(kind)
     target = load_model(target_folder, ops)
-    return target, load_head(head_folder if kind == "eagle" else target_folder, target, ops)
+    return target, load_head(head_folder, target, ops)
 
 
 @torch.inference_mode()
@@ -85,11 +96,11 @@ def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> 
     target, head = load(kind, torch_ops())
     ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
     one = torch.tensor([len(places) - 1])
-    attention = SequenceAttention(head_dim=DIM).at(places)
+    attention = SequenceAttention.of(target.config).at(places)
     _, states = target.states(
         ids[:-1], rotations_at(target.ropes, places), attention, one, captured=head.config.captured
     )
-    attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
+    attention, drafts, position = SequenceAttention.of(head.config.layer, begin=begin), [], len(places)
     logits, state = head(ids[1:], head.features(states), rotations_at(head.ropes, places), attention.at(places), one)
     kept = state[0].clone()
     while True:

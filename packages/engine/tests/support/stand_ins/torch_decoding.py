@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from stand_ins import flashinfer_torch
@@ -27,14 +29,34 @@ def rotations_at(ropes: Sequence[PositionTable], positions: list[int]) -> list[t
 
 
 class SequenceAttention:
-    """Attention over the keys and values of one sequence. Invariant: a later call overwrites the positions it names."""
+    """Attention over the memory of one sequence. Invariant: a later call overwrites the positions it names."""
 
-    def __init__(self, *, head_dim: int, begin: int = 0) -> None:
-        """Attend from position `begin` on."""
+    def __init__(
+        self, *, head_dim: int, begin: int = 0, value_dim: int | None = None, scale: float | None = None
+    ) -> None:
+        """Attend from position `begin` on.
+
+        Args:
+            head_dim: elements of a key, or of a latent.
+            begin: first position that is seen.
+            value_dim: elements of a latent that are its value; None: there are keys and values of heads.
+            scale: multiplies products; None: the usual one.
+        """
         self._head_dim = head_dim
         self._begin = begin
+        self._value_dim = value_dim
+        self._scale = head_dim**-0.5 if scale is None else scale
         self._memory: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by layer and position
         self._positions: list[int] = []
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, begin: int = 0) -> SequenceAttention:
+        """Return the attention of a model whose layers are alike."""
+        mixer = config.layers[0].mixer
+        if isinstance(mixer, AttentionConfig):
+            return cls(head_dim=mixer.head_dim, begin=begin)
+        shape = mixer.shape
+        return cls(head_dim=shape.latent_size, begin=begin, value_dim=shape.rank, scale=mixer.scale)
 
     def at(self, positions: list[int]) -> SequenceAttention:
         """Return this object for a step of tokens at `positions`."""
@@ -44,7 +66,7 @@ class SequenceAttention:
     def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Store `k` and `v`, and return the attention of each token to the positions up to its own."""
         assert sinks is None
-        assert v is not None
+        v = k if v is None else v
         for i, position in enumerate(self._positions):
             self._memory[layer, position] = k[i].clone(), v[i].clone()
         return torch.stack([self._attend(q[i], layer, position) for i, position in enumerate(self._positions)])
@@ -56,8 +78,9 @@ class SequenceAttention:
             if (layer, p) in self._memory
         ]
         k, v = (torch.stack(parts).view(len(kept), -1, self._head_dim) for parts in zip(*kept, strict=True))
+        v = v[..., : self._value_dim]
         heads = q.view(-1, self._head_dim)
         group = len(heads) // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        weights = (torch.einsum("hd,khd->hk", heads, k) * self._head_dim**-0.5).softmax(-1)
+        weights = (torch.einsum("hd,khd->hk", heads, k) * self._scale).softmax(-1)
         return torch.einsum("hk,khd->hd", weights, v).flatten()

@@ -13,6 +13,9 @@ class LatentLayout:
     latent_dim, R = rope_dim. The compressed part of a token comes first, its rotated part second. FlashMLA reads this
     array as it is; FlashInfer's MLA kernels take it as two views `[pages, P, C]` and `[pages, P, R]`.
 
+    In int8, each part of a token has its own scale, in a float32 array `latent_scales [pages, P, 2]`. A value is its
+    code times its scale.
+
     Source: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1.
 
     Attributes:
@@ -20,7 +23,7 @@ class LatentLayout:
         latent_dim: Elements of the compressed part, >= 1 (`kv_lora_rank`).
         rope_dim: Elements of the rotated part, >= 1 (`qk_rope_head_dim`).
         page_size: Token positions in a page, >= 1.
-        dtype: "float32", "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
+        dtype: "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
     """
 
     num_layers: int
@@ -34,18 +37,18 @@ class LatentLayout:
             num_layers=self.num_layers, latent_dim=self.latent_dim, rope_dim=self.rope_dim, page_size=self.page_size
         )
         check_dtype(self.dtype)
-        if self.dtype == "int8":
-            raise ValueError("dtype of latents must be a floating point one, got 'int8'")
 
     @property
     def arrays(self) -> tuple[PageArray, ...]:
-        """`latent`."""
+        """`latent`, followed by the scales in int8."""
         shape = (self.page_size, self.latent_dim + self.rope_dim)
-        return (PageArray(name="latent", dtype=self.dtype, shape=shape),)
+        latent = PageArray(name="latent", dtype=self.dtype, shape=shape)
+        scales = PageArray(name="latent_scales", dtype="float32", shape=(self.page_size, 2))
+        return (latent, scales) if self.dtype == "int8" else (latent,)
 
     @property
     def bytes_per_page(self) -> int:
-        """Size of one page over all layers, in bytes."""
+        """Size of one page over all layers, scales included, in bytes."""
         return total_bytes(self.num_layers, self.arrays)
 
     def pages_for(self, num_bytes: int) -> int:

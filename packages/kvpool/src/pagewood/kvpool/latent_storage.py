@@ -2,10 +2,10 @@
 
 import torch
 
-from pagewood.kvpool.codes import encode
+from pagewood.kvpool.codes import CodedRows
 from pagewood.kvpool.latent import LatentLayout
 from pagewood.kvpool.memory import PageMemory, memory_for
-from pagewood.kvpool.scatter import ScatteredRows, locate_slots
+from pagewood.kvpool.scatter import locate_slots
 
 
 class LatentStorage:
@@ -46,7 +46,8 @@ class LatentStorage:
         self.layout = layout
         self.memory = memory_for(layout, num_pages, device=device, memory=memory)
         self.num_pages = num_pages
-        self._rows = [ScatteredRows(self.layer(layer)) for layer in range(layout.num_layers)]
+        self._rows = [self._coded(layer) for layer in range(layout.num_layers)]
+        """Of each layer, the rows of each part that has its own scale: of both together without scales."""
 
     @property
     def device(self) -> torch.device:
@@ -54,8 +55,18 @@ class LatentStorage:
         return self.memory.device
 
     def layer(self, layer: int) -> torch.Tensor:
-        """Return a view of one layer, `[pages, P, C + R]` in the layout's dtype."""
+        """Return a view of one layer, `[pages, P, C + R]` in the layout's dtype; in int8 these are the codes."""
         return self.memory.array(layer, "latent")
+
+    def scales(self, layer: int) -> torch.Tensor:
+        """Return a view of the scales of one layer's int8 codes, `[pages, P, 2] float32`: of both parts of a token.
+
+        Raises:
+            ValueError: The layout is not int8.
+        """
+        if self.layout.dtype != "int8":
+            raise ValueError(f"layout must be int8 to have scales, got {self.layout.dtype}")
+        return self.memory.array(layer, "latent_scales")
 
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of one layer's compressed and rotated parts, `[pages, P, C]` and `[pages, P, R]`.
@@ -71,7 +82,7 @@ class LatentStorage:
         Args:
             layer: Layer, in [0, num_layers).
             latents: `[tokens, C + R]` in any floating dtype, on the storage's device. For fp8, numbers out of range
-                become its largest number.
+                become its largest number. For int8, each part of a token is scaled by its largest magnitude.
             slots: `[tokens] int64` (or int32), `page * page_size + offset` of each token, distinct, on the same device.
 
         Raises:
@@ -82,10 +93,13 @@ class LatentStorage:
         if latents.shape != expected:
             raise ValueError(f"latents must have shape {expected}, got {tuple(latents.shape)}")
         where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
-        self._rows[layer].write(where, encode(latents, getattr(torch, self.layout.dtype)))
+        rows, size = self._rows[layer], self.layout.latent_dim
+        parts = [latents] if len(rows) == 1 else [latents[:, :size], latents[:, size:]]
+        for own, part in zip(rows, parts, strict=True):
+            own.write(where, part)
 
     def read(self, layer: int, slots: torch.Tensor, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return copies of the latents of some tokens of one layer, `[tokens, C + R]`.
+        """Return copies of the latents of some tokens of one layer, `[tokens, C + R]`, dequantised.
 
         Args:
             layer: Layer, in [0, num_layers).
@@ -96,4 +110,10 @@ class LatentStorage:
             IndexError: A slot is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
         where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
-        return self._rows[layer].read(where).to(dtype)
+        return torch.cat([rows.read(where) for rows in self._rows[layer]], -1).to(dtype)
+
+    def _coded(self, layer: int) -> list[CodedRows]:
+        if self.layout.dtype != "int8":
+            return [CodedRows(self.layer(layer), None)]
+        scales = self.scales(layer).unbind(-1)
+        return [CodedRows(codes, own) for codes, own in zip(self.parts(layer), scales, strict=True)]

@@ -11,20 +11,43 @@ class CacheKey(NamedTuple):
     """A namespace with named parts: what the KV of a sequence depends on besides its tokens.
 
     It is the tuple of its parts, so it goes wherever a tuple does, and its parts are never confused, whatever text they
-    contain. Images are not among them: they matter from their positions on only, see `with_extra_keys`. A key without
-    an adapter and versions is another namespace than its string alone: use one form throughout.
+    contain. Images are not among them: they matter from their positions on only, see `with_extra_keys`.
+
+    Make one with `of`. A key that says nothing but its `namespace` is not a namespace, because that value is one
+    already; caches refuse it.
 
     Attributes:
         namespace: the requests with the same value share cached prefixes: a tenant, or the salt of a client.
         adapter: the name of the adapter.
         adapter_version: changes when another adapter is loaded under its name.
         weights_version: changes when the weights of the model are updated.
+        rope: the numbers that rotate positions, for a model that chooses among several by the length of a request.
     """
 
     namespace: str | None = None
     adapter: str | None = None
     adapter_version: str | int | None = None
     weights_version: str | int | None = None
+    rope: str | int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        namespace: str | None,
+        *,
+        adapter: str | None = None,
+        adapter_version: str | int | None = None,
+        weights_version: str | int | None = None,
+        rope: str | int | None = None,
+    ) -> Namespace:
+        """Return the namespace with these parts: `namespace` itself if all others are None."""
+        key = cls(namespace, adapter, adapter_version, weights_version, rope)
+        return key if key.has_more else namespace
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it says more than its `namespace`."""
+        return any(part is not None for part in self[1:])
 
 
 class AnyNamespace(Enum):
@@ -41,8 +64,11 @@ def require_namespace(namespace: Any) -> None:
     """Check a namespace that the cache has not seen before.
 
     Raises:
-        ValueError: it is not None, a string that UTF-8 can encode, or a tuple of such strings, ints and None.
+        ValueError: it is not None, a string that UTF-8 can encode, or a tuple of such strings, ints and None; or it is
+            a `CacheKey` of nothing but a namespace.
     """
+    if isinstance(namespace, CacheKey) and not namespace.has_more:
+        raise ValueError(f"namespace must be {namespace.namespace!r} where a key says nothing else, got {namespace!r}")
     parts = cast("tuple[Any, ...]", namespace) if isinstance(namespace, tuple) else (namespace,)
     for part in parts:
         if isinstance(part, str):

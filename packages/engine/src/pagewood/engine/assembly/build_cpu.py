@@ -19,7 +19,6 @@ from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageGroups
-from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -33,7 +32,6 @@ from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Loaded, Ready, Sizes
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
-from pagewood.engine.weights.quantisation import check_method
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +42,6 @@ _BUSY_TOKENS = 128
 """A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
 """Most bytes of a weight, by form; norms and scales are a small part of them."""
-_MXFP4_GROWTH = 2.2
-"""Bytes of int8 with a float32 scale for each 32 inputs, over those of mxfp4."""
 
 
 def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
@@ -137,6 +133,7 @@ def _engine(
         num_pages=num_pages,
         page_size=config.page_size,
         windows=rank.groups.windows,
+        short_length=rank.loaded.model.short_length,
         announces_pages=rank.announces_pages,
         vector_size=parts.model.hidden_size,
         page_bytes=page_bytes,
@@ -210,10 +207,8 @@ def _agreed_sizes(rank: CPURank, group: Group, progress: Progress | None) -> tup
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Return about the most bytes that weights take in the form of their files; mxfp4 becomes int8 with scales."""
-    size = sum(path.stat().st_size for path in checkpoint_files(folder))
-    is_widened = check_method(Fields.from_file(folder / "config.json")) == "mxfp4"
-    return int(size * _MXFP4_GROWTH) if is_widened else size
+    """Return about the bytes that weights take in the form of their files."""
+    return sum(path.stat().st_size for path in checkpoint_files(folder))
 
 
 def _num_cores() -> int:

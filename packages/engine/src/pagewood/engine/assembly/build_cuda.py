@@ -34,13 +34,14 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange, smallest_of_ranks
 from pagewood.engine.runner.cuda.graphs import graph_sizes
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
 from pagewood.engine.runner.cuda.latent_attention import refuse_latents
@@ -83,11 +84,11 @@ def build_cuda_engine(
     if config.speculative_verify == "rejection":
         raise ValueError("speculative_verify must be exact on CUDA, got rejection")
     folder, num_ranks = model_folder(config.model), config.tensor_parallel_size
-    needs = [kernel_needs(config, ModelConfig.from_folder(folder).for_shard(Shard(0, num_ranks)))]
+    needs = kernel_needs(config, ModelConfig.from_folder(folder).for_shard(Shard(0, num_ranks)))
     found = drafter_of(config, folder)
     layer = None if found is None else drafter_needs(config, found, folder)
     if layer is not None:
-        needs.append(_drafter_kernels(config, layer))
+        needs += _drafter_kernels(config, layer)
     if num_ranks > 1:
         use_device(0, num_ranks)
     device, flashinfer = open_cuda()
@@ -144,11 +145,12 @@ def _engine_on(
         num_pages=built.num_pages,
         page_size=config.page_size,
         windows=built.windows,
+        short_length=built.model.short_length,
         announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
         page_bytes=built.page_bytes * config.tensor_parallel_size,
     )
-    make_cache = tiered_cache(config, digest, built.memory, mark=built.model.length_mark)
+    make_cache = tiered_cache(config, digest, built.memory)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, runner)
@@ -211,19 +213,17 @@ def cuda_ops(
     return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange)
 
 
-def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
-    """Return the attention kernels that an engine for a model needs.
+def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
+    """Return the attention kernels that an engine for a model needs, by the size of heads.
 
     Raises:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
     attention = model.layers[0].mixer
     if isinstance(attention, LatentAttentionConfig):
-        return _latent_needs(config, model, attention)
-    if attention.head_dim not in HEAD_DIMS:
-        raise ValueError(
-            f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {attention.head_dim}"
-        )
+        return [_latent_needs(config, model, attention)]
+    for head_dim in model.head_dims:
+        _check_heads(config, head_dim)
     window = min((window for window in model.windows if window is not None), default=None)
     longest = min(config.max_length or model.max_position, model.max_position)
     if config.batch_invariant and window is not None and window < longest:
@@ -237,17 +237,52 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
             f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
             f"which FlashInfer does not, got {longest}"
         )
-    return KernelNeeds(
-        dtype=_dtype_of(config),
-        head_dim=attention.head_dim,
-        group=attention.group,
-        has_windows=tuple(sorted({one.window is not None and not one.is_chunked for one in model.attentions})),
-        batch_invariant=config.batch_invariant,
-        has_soft_cap=attention.soft_cap is not None,
-        kv_dtype=_kv_dtype_of(config),
-        verifies=config.speculative != "off",
-        activations=_activations(model),
-    )
+    return _needs_of_heads(config, model)
+
+
+def _needs_of_heads(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
+    """Return the attention kernels of a model that has heads."""
+    kinds: dict[tuple[int, int, bool], set[bool]] = {}
+    for one in model.attentions:
+        kind = one.head_dim, one.group, one.soft_cap is not None
+        kinds.setdefault(kind, set()).add(one.window is not None and not one.is_chunked)
+    return [
+        KernelNeeds(
+            dtype=_dtype_of(config),
+            head_dim=head_dim,
+            group=group,
+            has_windows=tuple(sorted(has_windows)),
+            batch_invariant=config.batch_invariant,
+            has_soft_cap=has_soft_cap,
+            kv_dtype=_kv_dtype_of(config),
+            verifies=config.speculative != "off",
+            activations=_activations(model),
+        )
+        for (head_dim, group, has_soft_cap), has_windows in kinds.items()
+    ]
+
+
+def _check_heads(config: EngineConfig, head_dim: int) -> None:
+    """Check that there are kernels for heads of a size.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if head_dim in HEAD_DIMS:
+        return
+    if head_dim not in LARGE_HEAD_DIMS:
+        dims = (*HEAD_DIMS, *LARGE_HEAD_DIMS)
+        raise ValueError(f"head_dim must be one of {dims} on CUDA, where FlashInfer attends, got {head_dim}")
+    if config.batch_invariant:
+        raise ValueError(
+            f"batch_invariant must be False for heads of {head_dim} elements on CUDA, for which FlashInfer chooses "
+            "other tiles, got True"
+        )
+    if _kv_dtype_of(config) != _dtype_of(config):
+        raise ValueError(
+            f"kv_cache_dtype must be auto or {_dtype_of(config)} for heads of {head_dim} elements on CUDA, "
+            f"got {config.kv_cache_dtype}"
+        )
 
 
 def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAttentionConfig) -> KernelNeeds:
@@ -272,22 +307,13 @@ def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAtt
 def _activations(model: ModelConfig) -> tuple[str, ...]:
     """Return the activations that are multiplied by a gate; torch computes the others."""
     parts = (layer.feed_forward for layer in model.layers)
-    return tuple(sorted({part.activation for part in parts if not isinstance(part, PlainFeedForwardConfig)}))
+    gated = (part.dense if isinstance(part, ExpertsBesideConfig) else part for part in parts)
+    return tuple(sorted({part.activation for part in gated if not isinstance(part, PlainFeedForwardConfig)}))
 
 
-def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
+def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> list[KernelNeeds]:
     """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
-    attention = layer.attentions[0]
-    return KernelNeeds(
-        dtype=_dtype_of(config),
-        head_dim=attention.head_dim,
-        group=attention.group,
-        has_windows=tuple(sorted({window is not None for window in layer.windows})),
-        batch_invariant=config.batch_invariant,
-        kv_dtype=_kv_dtype_of(config),
-        verifies=True,
-        activations=_activations(layer),
-    )
+    return [replace(need, verifies=True) for need in _needs_of_heads(config, layer)]
 
 
 def build_cuda_runner(
@@ -411,7 +437,7 @@ def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | N
     if reason is None:
         return groups
     _log.info("layers with a window keep the KV of all positions, because %s", reason)
-    return LayerGroups.whole(model.num_layers)
+    return model.groups(max_length=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,7 +570,8 @@ def _graph_bytes(
     logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # for verification: one, and a copy
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
-    activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers)) * item_bytes
+    inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
+    activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes
     num_groups = len(model.groups(max_length=longest).windows)
     indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
     masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0

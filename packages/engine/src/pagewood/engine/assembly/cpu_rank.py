@@ -67,8 +67,9 @@ class CPURank:
     """
 
     __slots__ = (
-        "_beside", "_config", "_drafter", "_exchange", "_found", "_kernel", "_make_drafter", "_max_position",
-        "_num_threads", "_storage", "_units", "_variants", "groups", "layout", "loaded", "memory", "page_bytes",
+        "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_make_drafter",
+        "_max_position", "_num_threads", "_storage", "_units", "_variants", "groups", "layout", "loaded",
+        "memory", "page_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +99,7 @@ class CPURank:
             progress=progress,
         )
         model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
-        self._max_position = model.config.max_position
+        self._max_position, self._head_dims = model.config.max_position, model.config.head_dims
         if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
             raise ValueError(
                 f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
@@ -167,7 +168,8 @@ class CPURank:
         drafter = self._drafter
         self._kernel = warm_up(
             self.layout,
-            draft_head_dim=drafter.memory_layout(self.layout).head_dim if drafter else None,
+            head_dims=(*self._head_dims, *(drafter.head_dims if drafter else ())),
+            drafter=drafter.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,
             progress=progress,

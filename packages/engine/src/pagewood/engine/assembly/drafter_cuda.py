@@ -51,9 +51,9 @@ def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
     if config.speculative != "auto":
         return found
     shipped = folder / "draft"
-    if found.kind == "eagle" and _head_dim(_layer_of(found, folder)) not in HEAD_DIMS and shipped.is_dir():
+    if found.kind == "eagle" and _lacks_kernels(_layer_of(found, folder)) and shipped.is_dir():
         found = FoundDrafter(kind="draft", folder=shipped)
-    if found.folder is not None and _head_dim(_layer_of(found, folder)) not in HEAD_DIMS:
+    if found.folder is not None and _lacks_kernels(_layer_of(found, folder)):
         found = FoundDrafter(kind="ngram")
     return found
 
@@ -67,16 +67,18 @@ def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> Mo
     if found.folder is None:
         return None
     layer = _layer_of(found, folder)
-    if _head_dim(layer) not in HEAD_DIMS:
+    lacking = _lacks_kernels(layer)
+    if lacking:
         what = "the head" if found.kind == "eagle" else "the draft model"
         raise ValueError(
-            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {_head_dim(layer)}"
+            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {lacking[0]}"
         )
     return layer
 
 
-def _head_dim(layer: ModelConfig) -> int:
-    return layer.attentions[0].head_dim
+def _lacks_kernels(layer: ModelConfig) -> list[int]:
+    """Return the sizes of heads for which there are no kernels."""
+    return [one.head_dim for one in layer.attentions if one.head_dim not in HEAD_DIMS]
 
 
 def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:

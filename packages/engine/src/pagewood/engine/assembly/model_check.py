@@ -21,6 +21,7 @@ from torch import Tensor
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.model_choice import reason_for_transformers
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.folder import model_folder, model_name
@@ -184,14 +185,16 @@ def _text_of(tokens: Sequence[int] | None, folder: Path, *, is_native: bool) -> 
     """
     if is_native:
         config = ModelConfig.from_folder(folder)
-        vocab_size, longest = config.vocab_size, config.max_position
+        vocab_size, longest, padding = config.vocab_size, config.max_position, None
     else:
         from pagewood.engine.runner.transformers.load import FoundModel
 
         found = FoundModel.of(folder)
         vocab_size, longest = found.config.get_text_config().vocab_size, found.max_position
+        padding = found.padding
     if tokens is None:
-        return np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        drawn = np.random.default_rng(0).integers(0, vocab_size, min(_NUM_TOKENS, longest)).tolist()
+        return [abs(token - 1) if token == padding else token for token in drawn]
     if not 1 <= len(tokens) <= longest:
         raise ValueError(f"tokens must be 1 to {longest}, got {len(tokens)}")
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
@@ -207,7 +210,9 @@ def _states(folder: Path, text: Sequence[int], *, device: torch.device) -> list[
     positions, tokens = torch.arange(length, device=device), torch.tensor(text, device=device)
     attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
     numbers = (*range(num_layers), num_layers + 1)
-    return model.states(tokens, [rope(positions) for rope in model.ropes], attention, positions, captured=numbers)[1]
+    is_short = model.config.is_short(length)
+    rotations = [rope(positions, is_short=is_short) for rope in model.ropes]
+    return model.states(tokens, rotations, attention, positions, captured=numbers)[1]
 
 
 def _logits(
@@ -215,6 +220,8 @@ def _logits(
 ) -> tuple[Tensor, str]:
     """Return the logits `[T, V]` of a runner that computes the text in chunks, and its name."""
     max_length, num_pages = len(text) + 1, len(text) // _PAGE + 2
+    short_length = ModelConfig.from_folder(folder).short_length if is_native else None
+    is_long = np.empty(0, np.int32) if short_length is None else np.array([len(text) > short_length], np.int32)
     if not is_native:
         from pagewood.engine.runner.cuda.device import CUDADevice
         from pagewood.engine.runner.cuda.runner import CUDARunner
@@ -229,12 +236,12 @@ def _logits(
         where = HostDevice(free_bytes=available_memory_bytes()) if device.type == "cpu" else CUDADevice()
         attention = PagedAttention(storage)
         runner: Any = CUDARunner(model, storage, None, where, max_rows=1, max_length=max_length, attention=attention)
-        name = f"{found.name} of transformers over our pages"
+        name = f"{found.name} of transformers over {'a cache in ' if model.attends_by_itself else ''}our pages"
     elif device.type == "cpu":
         runner, name = _cpu_runner(folder, max_length, num_pages, dtype=dtype), "the CPU program"
     else:
         runner, name = _cuda_runner(folder, max_length, dtype=dtype), "the CUDA runner"
-    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text)]
+    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text, is_long)]
     runner.close()
     return torch.cat(parts), name
 
@@ -249,7 +256,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
     ops = CPUOps(Packer(dtype, activations="float32"))
     model = load_model(folder, ops)
     layout = model.config.memory_layout(page_size=_PAGE, dtype="float32", order="HND")
-    kernel = warm_up(layout, packed=ops.variants, others=ops.units)
+    kernel = warm_up(layout, head_dims=model.config.head_dims, packed=ops.variants, others=ops.units)
     return CPURunner(
         model,
         storage_for(layout, num_pages),
@@ -271,12 +278,12 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
         max_total_tokens=max_length + _PAGE, page_size=_PAGE,
     )  # fmt: skip
     device, flashinfer = open_cuda()
-    compile_kernels([kernel_needs(config, ModelConfig.from_folder(folder))])
+    compile_kernels(kernel_needs(config, ModelConfig.from_folder(folder)))
     return build_cuda_runner(device, flashinfer, config, folder, progress=None).runner
 
 
-def _batches(text: Sequence[int]) -> list[Batch]:
-    """Return steps that compute a text in chunks, on the first pages."""
+def _batches(text: Sequence[int], is_long: Int32) -> list[Batch]:
+    """Return steps that compute a text in chunks, on the first pages; for `is_long` see `Batch`."""
     num_pages, empty = -(-len(text) // _PAGE), np.empty(0, np.int32)
     pages, places = (np.arange(num, dtype=np.int32) for num in (num_pages, len(text)))
     ids = np.array(text, np.int32)
@@ -284,6 +291,8 @@ def _batches(text: Sequence[int]) -> list[Batch]:
     def batch(start: int) -> Batch:
         is_first = start == 0
         return Batch(
+            admitted=np.zeros(1, np.int32) if is_first else empty,
+            is_long=is_long if is_first else empty,
             page_rows=np.zeros_like(pages) if is_first else empty,
             page_columns=pages if is_first else empty,
             page_ids=pages.copy() if is_first else empty,

@@ -29,6 +29,7 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
+from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.arrays import Int32
@@ -55,6 +56,7 @@ class Intake:
     Args:
         state: where requests are queued.
         kv: releases the pages of aborted requests.
+        keys: of cached prefixes.
         max_length: longest prompt plus output of one request.
         vocab_size: token ids must be below it.
         eos_token_ids: tokens that end a request unless it ignores them.
@@ -72,8 +74,8 @@ class Intake:
     """
 
     __slots__ = (
-        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_kv", "_max_length", "_max_live",
-        "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed", "_sign", "_state",
+        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_keys", "_kv", "_max_length",
+        "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed", "_sign", "_state",
         "_vector_size", "_vocab_size",
     )  # fmt: skip
 
@@ -82,6 +84,7 @@ class Intake:
         *,
         state: EngineState,
         kv: KVSpace,
+        keys: CacheKeys,
         max_length: int,
         vocab_size: int,
         eos_token_ids: frozenset[int],
@@ -103,6 +106,7 @@ class Intake:
         self._processors = processors or {}
         self._state = state
         self._kv = kv
+        self._keys = keys
         self._max_length = max_length
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -190,6 +194,7 @@ class Intake:
         tokens = np.empty(len(prompt) + max_tokens, np.int32)
         tokens[: len(prompt)] = prompt
         self._num_arrivals += 1
+        is_long = self._keys.is_long(len(tokens))
         eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
         request = Request(
             request_id=submit.request_id,
@@ -197,7 +202,8 @@ class Intake:
             seed=self._next_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos.union(sampling.stop_token_ids),
             priority=self._sign * submit.priority,
-            namespace=submit.namespace,
+            key=self._keys.of(submit.namespace, is_long=is_long),
+            is_long=is_long,
             carry=submit.carry,
             arrival=self._num_arrivals,
             arrived_s=now_s,
@@ -314,14 +320,15 @@ class Intake:
             message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
             return refuse(command.request_id, Refusal(message=message, param="prompt"))
         tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
+        keys = self._keys.all_of(command.namespace)
         if not command.seconds:
-            num_tokens = self._kv.drop(tokens, command.namespace) * self._kv.page_size
+            num_tokens = sum(self._kv.drop(tokens, key) for key in keys) * self._kv.page_size
         else:
-            found = self._kv.retain(tokens, command.namespace, command.seconds)
-            if found is None:
+            found = [self._kv.retain(tokens, key, command.seconds) for key in keys]
+            if None in found:
                 message = "seconds must be 0: this engine retains nothing, because retained_share is 0"
                 return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"))
-            num_tokens = found
+            num_tokens = max(num or 0 for num in found)
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
 
     def _queue(self, request: Request) -> None:

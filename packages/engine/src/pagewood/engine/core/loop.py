@@ -202,6 +202,9 @@ class EngineInfo:
     windows: tuple[int | None, ...] = (None,)
     """How many positions a token sees in each group of layers, itself included; None: all. Groups have equal sizes, and
     those without a window come first. One group without a window: a page is its memory in all layers."""
+    short_length: int | None = None
+    """A model with two sets of factors for rotations has the first for requests of at most this many tokens, prompt
+    plus output, and the second for longer ones; `Batch.is_long` says which. None: it has one set."""
     announces_pages: bool = False
     """Whether a batch has the ids of pages too, as a table behind those of the frames in all groups: a runner needs
     them for memory that lies beside the frames. Without groups, page ids are all there is."""

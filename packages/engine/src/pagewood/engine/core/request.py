@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
+from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.pooling import Pool
@@ -43,7 +44,10 @@ class Request:
     # written by: intake, waiting
     own_priority: int = field(init=False)
     """The priority that the client gave it, at submission or later."""  # written by: intake
-    namespace: str | None
+    key: Key
+    """What its KV depends on besides its tokens; requests share cached prefixes only if their keys are equal."""
+    is_long: bool = False
+    """Whether it has the second set of factors of a model with two, see `CacheKeys`."""
     carry: bytes
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""
@@ -202,24 +206,24 @@ class Request:
         return int(end == self.num_known + self.num_unseen and self.pool is None)
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return its first tokens as bytes; in a namespace, a hash of both stands for the first token.
+        """Return its first tokens as bytes; with a key, a hash of both stands for the first token.
 
-        So requests of different namespaces have no first token in common, and those of one namespace have it in common
-        only if it is the same.
+        So requests of different keys have no first token in common, and those of one key have it in common only if it
+        is the same.
         """
         tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
-        if self.namespace is None or not tokens:
+        if self.key is None or not tokens:
             return tokens
         first, rest = tokens[:_TOKEN_BYTES], tokens[_TOKEN_BYTES:]
-        return blake2b(first + self.namespace.encode(), digest_size=_TOKEN_BYTES).digest() + rest
+        return blake2b(first + repr(self.key).encode(), digest_size=_TOKEN_BYTES).digest() + rest
 
     def window(self, start: int, end: int) -> bytes:
         """Return the known tokens at positions [start, end) as bytes."""
         return self.tokens[start : min(end, self.num_known)].tobytes()
 
     def num_shared(self, other: Request) -> int:
-        """Return how many leading tokens are the same in both requests; 0 if their namespaces differ."""
-        if self.namespace != other.namespace:
+        """Return how many leading tokens are the same in both requests; 0 if their keys differ."""
+        if self.key != other.key:
             return 0
         num_both = min(self.num_known, other.num_known)
         differs = self.tokens[:num_both] != other.tokens[:num_both]

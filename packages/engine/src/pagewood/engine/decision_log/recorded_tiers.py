@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 
@@ -51,20 +52,20 @@ class RecordedCache:
         self._answered("num_evictable", found)
         return found
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> Any:
+    def match(self, tokens: Int32, namespace: Key = None) -> Any:
         """Return the longest cached prefix."""
         found = self._inner.match(tokens, namespace)
         self._answered("match", found.num_tokens)
         return found
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> Any:
+    def peek(self, tokens: Int32, namespace: Key = None) -> Any:
         """Return the longest cached prefix; this does not count as a use."""
         found = self._inner.peek(tokens, namespace)
         self._answered("peek", found.num_tokens)
         return found
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+        self, tokens: Int32, pages: Int32, namespace: Key = None, *, after: Any = None, relock: bool = False
     ) -> Any:
         """Adopt the pages that the cache lacks."""
         found = self._inner.insert(tokens, pages, namespace, after=after, relock=relock)
@@ -83,7 +84,7 @@ class RecordedCache:
         self._answered("clear", len(found))
         return found
 
-    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
+    def recall(self, tokens: Int32, namespace: Key = None, *, priority: int = 0) -> Any | None:
         """Start to copy pages back from lower tiers."""
         found = self._inner.recall(tokens, namespace, priority=priority)
         self._answered("recall", found is not None)
@@ -113,7 +114,7 @@ class _RecordedGroup:
         self._watches: dict[int, Any] = {}
         """By arrival."""  # written by: watch
 
-    def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> Any:
+    def watch(self, owner: Request, tokens: Int32, namespace: Key = None) -> Any:
         watch = self._watches[owner.arrival] = self._inner.watch(owner, tokens, namespace)
         self._answered("watch", watch.num_tokens)
         return watch
@@ -168,18 +169,18 @@ class ReplayedCache:
         """Pages that `evict` could give back."""
         return self._answer("num_evictable") or 0
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> _Match:
+    def match(self, tokens: Int32, namespace: Key = None) -> _Match:
         """Return a prefix of the recorded length; its pages are made up."""
         num_tokens = self._answer("match") or 0
         return _Match(num_tokens, np.zeros(num_tokens // self._page_size, np.int32))
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> _Match:
+    def peek(self, tokens: Int32, namespace: Key = None) -> _Match:
         """Return a prefix of the recorded length."""
         num_tokens = self._answer("peek") or 0
         return _Match(num_tokens, np.zeros(num_tokens // self._page_size, np.int32))
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+        self, tokens: Int32, pages: Int32, namespace: Key = None, *, after: Any = None, relock: bool = False
     ) -> _Insertion:
         """Adopt as many pages as the cache did."""
         num_existing = self._answer("insert") or 0
@@ -200,7 +201,7 @@ class ReplayedCache:
         """Return as many pages as were dropped."""
         return self._drop(self._answer("clear") or 0)
 
-    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> _Recall | None:
+    def recall(self, tokens: Int32, namespace: Key = None, *, priority: int = 0) -> _Recall | None:
         """Return a recall if there was one."""
         return _Recall() if self._answer("recall") else None
 
@@ -236,7 +237,7 @@ class _ReplayedGroup:
         self._watches: dict[int, tuple[Request, _Watch]] = {}
         """By arrival."""  # written by: watch
 
-    def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> _Watch:
+    def watch(self, owner: Request, tokens: Int32, namespace: Key = None) -> _Watch:
         watch = _Watch(self._answer("watch") or 0)
         self._watches[owner.arrival] = owner, watch
         return watch

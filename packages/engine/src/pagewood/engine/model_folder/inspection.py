@@ -9,6 +9,7 @@ Legend: N outputs, K inputs of a matrix.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -34,6 +35,8 @@ from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Wei
 from pagewood.engine.weights.nearest import joined
 
 _PAGE = 16
+_KV_DTYPES = ("float32", "int8")
+"""The dtypes that the KV memory of a model can have on a CPU."""
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NUM_INPUTS = 16
 _SLICE = 1 << 22  # numbers that are rounded at a time
@@ -92,6 +95,8 @@ class Inspection:
     num_active_parameters: int
     """Those that a token uses: without the experts that it does not choose."""
     matrices: Sequence[StoredMatrices]
+    tensor_parallel_size: int
+    """Ranks that divide the model; the memory below is that of one of them."""
     weights_bytes: dict[str, int]
     """Memory of all weights on a CPU, by form; quantised matrices keep their form, except for float32."""
     kv_bytes_per_token: dict[str, int]
@@ -113,6 +118,7 @@ def inspect_model(
     *,
     form: WeightFormat | None = None,
     activations: ActivationFormat = "auto",
+    tensor_parallel_size: int = 1,
     progress: Progress | None = None,
 ) -> Inspection:
     """Return the description of a folder or a GGUF file.
@@ -123,11 +129,12 @@ def inspect_model(
         model: a folder or a GGUF file; None: the embedded model.
         form: of weights; the errors from rounding to it are computed for every matrix.
         activations: the inputs of these errors are rounded as `EngineConfig.activations` says.
+        tensor_parallel_size: ranks that divide the model.
         progress: called for every projection.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: the files are damaged, or something in them is not supported.
+        ValueError: the files are damaged, something in them is not supported, or the model cannot be divided so.
     """
     if form is not None and form not in get_args(WeightFormat):
         raise ValueError(f"form must be one of {', '.join(get_args(WeightFormat))}, got {form!r}")
@@ -135,22 +142,26 @@ def inspect_model(
         raise ValueError(f"activations must be one of {', '.join(get_args(ActivationFormat))}, got {activations!r}")
     if activations == "bfloat16" and form not in ("auto", "bfloat16"):
         raise ValueError(f"activations must be auto or float32 unless form is auto or bfloat16, got {activations!r}")
+    if tensor_parallel_size < 1:
+        raise ValueError(f"tensor_parallel_size must be >= 1, got {tensor_parallel_size}")
     folder = model_folder(model)
     config = ModelConfig.from_folder(folder)
-    checkpoint = Checkpoint(folder, dtype=None)
-    fused = open_matrices(checkpoint, config)
-    elements_of_matrices = sum(sum(one.rows for one in each.parts) * each.columns for each in fused)
+    shard = Shard(0, tensor_parallel_size)
+    rank, whole, checkpoint = config.for_shard(shard), Checkpoint(folder, dtype=None), Checkpoint(folder, dtype=None)
+    all_matrices, fused = open_matrices(whole, config), open_matrices(checkpoint, config, shard=shard)
+    elements_of_matrices = sum(math.prod(each.shape) for each in fused)
     sizes = dict.fromkeys(get_args(WeightFormat), 4 * (checkpoint.num_elements - elements_of_matrices))
     plain: dict[tuple[str, str], int] = {}
     errors: list[MatrixError] = []
     for number, each in enumerate(fused):
-        whole = _loaded(checkpoint, each, plain)
+        loaded = _loaded(checkpoint, each, plain)
         for name in sizes:
-            sizes[name] += packed_bytes(whole, name)
-        if form is not None:
-            errors += _errors(checkpoint, each, Packer(form, activations=activations))
+            sizes[name] += packed_bytes(loaded, name)
         if progress:
             progress("reading weights", number + 1, len(fused))
+    if form is not None:
+        for each in all_matrices:
+            errors += _errors(whole, each, Packer(form, activations=activations))
     errors.sort(key=lambda one: one.output_error, reverse=True)
     is_folder = model is None or Path(model).is_dir()
     return Inspection(
@@ -158,8 +169,8 @@ def inspect_model(
         kind="folder" if is_folder else "GGUF",
         files=[(path.name, path.stat().st_size) for path in map(Path.resolve, checkpoint_files(folder))],
         model=config,
-        num_parameters=checkpoint.num_elements,
-        num_active_parameters=checkpoint.num_elements - config.num_idle_parameters,
+        num_parameters=whole.num_elements,
+        num_active_parameters=whole.num_elements - config.num_idle_parameters,
         matrices=[
             StoredMatrices(stored=stored, loaded=loaded, why=why, count=count)
             for (stored, loaded, why), count in sorted(
@@ -169,10 +180,11 @@ def inspect_model(
                 ]
             )
         ],
+        tensor_parallel_size=tensor_parallel_size,
         weights_bytes={str(name): size for name, size in sizes.items()},
-        kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in _kv_dtypes(config)},
-        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(config, dtype) for dtype in _kv_dtypes(config)},
-        tokenizer=_tokenizer(folder, config),
+        kv_bytes_per_token={dtype: _kv_bytes(rank, dtype) for dtype in _KV_DTYPES},
+        kv_bytes_of_longest={dtype: _kv_bytes_of_longest(rank, dtype) for dtype in _KV_DTYPES},
+        tokenizer=tokenizer_summary(folder, config.eos_token_ids),
         form=form,
         activations=activations,
         errors=errors,
@@ -188,7 +200,7 @@ def _loaded(checkpoint: Checkpoint, fused: Fused, plain: dict[tuple[str, str], i
         return joined(checkpoint.read(fused.parts, fused.columns))
     dtypes = [_count(checkpoint, one.name, plain) for one in fused.parts]
     dtype = functools.reduce(torch.promote_types, dtypes)
-    return torch.empty((sum(one.rows for one in fused.parts), fused.columns), dtype=dtype, device="meta")
+    return torch.empty(fused.shape, dtype=dtype, device="meta")
 
 
 def _count(checkpoint: Checkpoint, name: str, plain: dict[tuple[str, str], int]) -> torch.dtype:
@@ -254,12 +266,6 @@ def _tensor(weight: Weight, rows: slice) -> torch.Tensor:
             raise AssertionError(f"plain numbers are floating point, got {type(weight).__name__}")
 
 
-def _kv_dtypes(config: ModelConfig) -> Sequence[str]:
-    """Return the dtypes that the KV memory of a model can have on a CPU."""
-    has_latents = any(isinstance(layer.mixer, LatentAttentionConfig) for layer in config.layers)
-    return ("float32",) if has_latents else ("float32", "int8")
-
-
 def _kv_bytes(config: ModelConfig, dtype: str) -> int:
     layout = config.memory_layout(page_size=_PAGE, dtype=dtype, order="HND")
     return layout.bytes_per_page // _PAGE
@@ -273,7 +279,8 @@ def _kv_bytes_of_longest(config: ModelConfig, dtype: str) -> int:
     return num_frames * layout.bytes_per_page
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
+def tokenizer_summary(folder: Path, end_tokens: Sequence[int]) -> TokenizerSummary | None:
+    """Describe the tokenizer of a folder whose model ends texts with `end_tokens`; None: there is none."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
@@ -285,7 +292,7 @@ def _tokenizer(folder: Path, config: ModelConfig) -> TokenizerSummary | None:
         kind="unknown" if model is None else model.text("type", "unknown"),
         num_tokens=tokenizer.vocab_size,
         num_special=len(special),
-        end_tokens=[names.get(token, str(token)) for token in config.eos_token_ids],
+        end_tokens=[names.get(token, str(token)) for token in end_tokens],
         has_chat_template=tokenizer.has_chat_template,
         has_response_template=tokenizer.response_template is not None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
 from pagewood.engine.models.ops import A, Ops
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.parts.rope import LongScaling
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
 from pagewood.engine.models.stored.head_order import RowOrder
@@ -35,6 +36,12 @@ class Fused:
 
     parts: Sequence[Found]
     columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of what is needed of all parts."""
+        shapes = [one.shape(self.columns) for one in self.parts]
+        return sum(rows for rows, _ in shapes), shapes[0][1]
 
 
 class _Headers:
@@ -53,13 +60,13 @@ class _Headers:
         order: RowOrder | None = None,
         inputs: range | None = None,
     ) -> torch.Tensor:
-        found = self._checkpoint.check(parts, *columns)
+        found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if columns:
             self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
-        self._checkpoint.check([(name, rows)], columns)
+        self._checkpoint.check([(name, rows)], columns, order=order)
         return torch.empty(0)
 
     def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
@@ -90,8 +97,7 @@ class _Shapes:
         found = self._checkpoint.check(parts, *columns, order=order, inputs=inputs)
         if any(one.format is not None for one in found):
             return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
-        own = columns if inputs is None else (len(inputs),)
-        return torch.empty((sum(one.num_rows for one in found), *own), device="meta")
+        return torch.empty(Fused(parts=found, columns=columns[0]).shape, device="meta")
 
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
         return self._checkpoint.numbers(name, rows, columns, order=order)
@@ -117,14 +123,16 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
     return checkpoint.num_elements
 
 
-def open_matrices(checkpoint: Checkpoint, config: ModelConfig) -> list[Fused]:
-    """Return all matrices of a decoder, in the order in which it reads them; `Checkpoint.read` reads their numbers.
+def open_matrices(checkpoint: Checkpoint, config: ModelConfig, *, shard: Shard = WHOLE) -> list[Fused]:
+    """Return all matrices of a decoder, or of a rank's part of it, in the order in which it reads them.
+
+    `Checkpoint.read` reads their numbers.
 
     Raises:
         ValueError: the tensors are not those that the model needs.
     """
     headers = _Headers(checkpoint)
-    Decoder(config, headers, TorchOps(), device=torch.device("cpu"))
+    Decoder(config, headers, TorchOps(), device=torch.device("cpu"), shard=shard)
     return headers.matrices
 
 
@@ -150,7 +158,7 @@ def load_model(
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
         maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
-        max_length: positions of the longest sequence; see `ModelConfig.for_length`. None: as many as possible.
+        max_length: tokens of the longest request; see `ModelConfig.for_length`. None: as many as possible.
         shard: the rank whose part of the model is read.
         progress: called for every tensor.
 
@@ -163,7 +171,6 @@ def load_model(
     if max_length is not None:
         config = config.for_length(max_length)
     check_weights(folder, config)
-    _log_factors(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     if _chooses_tokens(config):
@@ -287,19 +294,6 @@ def load_draft(
     return load_model(folder, ops, dtype=dtype, device=device, shard=shard, progress=progress)
 
 
-def _log_factors(folder: str | Path, config: ModelConfig) -> None:
-    """Log which set of factors a rope with two sets has."""
-    for one in config.ropes:
-        if isinstance(one.scaling, LongScaling):
-            length = one.scaling.original_length
-            _log.info(
-                "%s: all sequences are rotated by the factors for %s positions, as a max_length of %s asks for",
-                folder,
-                f"more than {length}" if one.scaling.is_long else f"at most {length}",
-                f"more than {length}" if one.scaling.is_long else f"{length} or less",
-            )
-
-
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a tensor repeats the configuration or another tensor, or belongs to a drafting head."""
     return (
@@ -307,8 +301,18 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
         or (config.tied_embeddings and name in (OUTPUT, f"language_model.{OUTPUT}"))
         or name.startswith(config.other_parts)
         or is_mtp_tensor(name, config)
+        or _is_shared(name, config)
         or (".indexer." in name and _chooses_tokens(config))
     )
+
+
+def _is_shared(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor would make keys or values for a layer that reads those of another layer."""
+    found = re.fullmatch(r".*layers\.(\d{1,6})\.self_attn\.[kv]_(?:proj|norm)\.\w+", name, re.ASCII)
+    if found is None or int(found[1]) >= config.num_layers:
+        return False
+    mixer = config.layers[int(found[1])].mixer
+    return isinstance(mixer, AttentionConfig) and mixer.source is not None
 
 
 def _chooses_tokens(config: ModelConfig) -> bool:
@@ -320,5 +324,7 @@ def _chooses_tokens(config: ModelConfig) -> bool:
 def _is_not_of_head(name: str, config: HeadConfig) -> bool:
     """Whether a head has no use for a tensor of its checkpoint."""
     if name.endswith("rotary_emb.inv_freq") or name.startswith(config.names.ignored):
+        return True
+    if ".indexer." in name and _chooses_tokens(config.layer):
         return True
     return config.kind == "mtp" and not name.startswith(tuple(f"{prefix}." for prefix in config.names.layers))

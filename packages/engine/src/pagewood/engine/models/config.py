@@ -14,13 +14,16 @@ from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
+from pagewood.engine.models.memory import layer_groups, memory_layout
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
+from pagewood.engine.models.parts.layer_inputs import LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
-from pagewood.engine.models.parts.rope import LongScaling, PositionConfig, PositionNumbers, RopeConfig
+from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
@@ -48,6 +51,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     """Multiplies the embeddings of tokens."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    has_logits_bias: bool = False
+    """Whether the output projection has a bias."""
     has_learned_positions: bool = False
     """Whether the embedding of its position is added to that of a token."""
     eos_token_ids: tuple[int, ...] = ()
@@ -63,6 +68,16 @@ class ModelConfig:
         frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers}
         if len(frames) > 1:
             raise ValueError(f"layers must all have norms before their parts, or none of them, got {frames}")
+        if len({layer.inputs for layer in self.layers}) > 1:
+            raise ValueError("layers must all have the same inputs, or none of them")
+        if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input must be at least vocab_size {self.vocab_size}, "
+                f"got {self.inputs.vocab_size}"
+            )
+        lengths = {rope.short_length for rope in self.ropes} - {None}
+        if len(lengths) > 1:
+            raise ValueError(f"original_max_position_embeddings must be the same for all ropes, got {lengths}")
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
@@ -78,7 +93,7 @@ class ModelConfig:
         return tuple(layer.mixer.window for layer in self.layers)
 
     def for_length(self, length: int) -> ModelConfig:
-        """Return the model for sequences of at most `length` positions, for which a rope may have a choice."""
+        """Return the model for requests of at most `length` tokens, for which a rope may need no second set."""
         layers = [replace(layer, mixer=layer.mixer.for_length(length)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
@@ -88,13 +103,24 @@ class ModelConfig:
         Raises:
             ValueError: a number cannot be divided among the ranks.
         """
-        return self if shard.is_whole else replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
+        if shard.is_whole:
+            return self
+        if self.tied_embeddings and self.has_logits_bias:
+            raise ValueError(
+                "tensor_parallel_size must be 1 for a model with tied embeddings and a bias of logits, got "
+                f"{shard.count}"
+            )
+        return replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
 
     @property
-    def length_mark(self) -> str:
-        """What distinguishes keys of the set of factors for short sequences from others; empty: there is no choice."""
-        scalings = [rope.scaling for rope in self.ropes]
-        return " short" if any(isinstance(one, LongScaling) and not one.is_long for one in scalings) else ""
+    def short_length(self) -> int | None:
+        """The longest request that has the first of two sets of factors for rotations; None: there is one set."""
+        lengths = [rope.short_length for rope in self.ropes if rope.short_length is not None]
+        return min(lengths, default=None)
+
+    def is_short(self, length: int) -> bool:
+        """Return whether a request of at most `length` tokens has the first of two sets of factors."""
+        return self.short_length is not None and length <= self.short_length
 
     @property
     def position_configs(self) -> tuple[PositionConfig, ...]:
@@ -125,11 +151,29 @@ class ModelConfig:
     def num_idle_parameters(self) -> int:
         """Number of parameters that the computation of a token does not read, because other experts have them."""
         parts = [layer.feed_forward for layer in self.layers]
-        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, ExpertsConfig))
+        kinds = (ExpertsConfig, ExpertsBesideConfig)
+        return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, kinds))
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Elements of a head, each size once."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(dict.fromkeys(mixer.head_dim for mixer in mixers if isinstance(mixer, AttentionConfig)))
+
+    @property
+    def has_shared_memory(self) -> bool:
+        """Whether a layer reads the keys and values of another one."""
+        mixers = (layer.mixer for layer in self.layers)
+        return any(isinstance(mixer, AttentionConfig) and mixer.source is not None for mixer in mixers)
+
+    @property
+    def inputs(self) -> LayerInputsConfig | None:
+        """What layers add of each token beside its embedding; None: nothing."""
+        return self.layers[0].inputs
 
     def groups(self, *, max_length: int) -> LayerGroups:
         """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`."""
-        return LayerGroups.divide(self.windows, max_length=max_length)
+        return layer_groups([layer.mixer for layer in self.layers], max_length=max_length)
 
     def memory_layout(
         self, *, page_size: int, dtype: str = "float32", order: Order = "NHD", groups: LayerGroups | None = None
@@ -141,16 +185,9 @@ class ModelConfig:
         Raises:
             ValueError: layers need memory of different shapes.
         """
-        first, *others = dict.fromkeys(
-            layer.mixer.memory(page_size=page_size, dtype=dtype, order=order) for layer in self.layers
-        )
-        if others:
-            heads = [one for one in (first, others[0]) if isinstance(one, MultiHeadLayout)]
-            if len(heads) < 2:
-                raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
-            shapes = [(one.num_kv_heads, one.head_dim) for one in heads]
-            raise ValueError(f"layers must have the same number and size of key heads, got {shapes[0]} and {shapes[1]}")
-        return replace(first, num_layers=self.num_layers if groups is None else groups.num_layers)
+        groups = groups or self.groups(max_length=1)
+        mixers = [layer.mixer for layer in self.layers]
+        return memory_layout(mixers, groups, page_size=page_size, dtype=dtype, order=order)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
@@ -230,6 +267,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
+            has_logits_bias=family.logits_bias_field is not None and fields.flag(family.logits_bias_field, False),
             has_learned_positions=family.has_learned_positions,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,

@@ -14,6 +14,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
+from pagewood.engine.models.parts.layer_inputs import LayerInputs
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
@@ -28,7 +29,10 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "shard", "whole")
+    __slots__ = (
+        "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "shard",
+        "short_length", "whole",
+    )  # fmt: skip
 
     def __init__(
         self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device, shard: Shard = WHOLE
@@ -52,6 +56,8 @@ class Decoder(Generic[A]):
         """The part of this rank, which is what has a memory and an attention here."""
         self.ropes = [position_table(one, device=device) for one in config.position_configs]
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
+        self.short_length = config.short_length
+        """See `ModelConfig.short_length`."""
         self._ops = ops
         self.embedding: Embedding[A]
         self.head: Linear[A]
@@ -62,8 +68,15 @@ class Decoder(Generic[A]):
         if config.has_learned_positions:
             places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
             self._positions = ops.embedding(places)
+        self._inputs: LayerInputs[A] | None = None
+        if config.inputs is not None:
+            self._inputs = LayerInputs(
+                config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers
+            )
         self._layers = [
-            Layer(layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, shard=shard)
+            Layer(
+                layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index, shard=shard
+            )
             for index, layer in enumerate(config.layers)
         ]
         self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
@@ -107,12 +120,16 @@ class Decoder(Generic[A]):
             `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
         """
         ops, last = self._ops, len(self._layers) - 1
-        step = Step(rotations=dict(zip(self.config.position_configs, rotations, strict=True)), attention=attention)
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
         residual, pending = self.embedding(tokens), None
         if self.config.embedding_multiplier != 1:
             residual = ops.scale(residual, self.config.embedding_multiplier)
+        step = Step(
+            rotations=dict(zip(self.config.position_configs, rotations, strict=True)),
+            attention=attention,
+            inputs=None if self._inputs is None else self._inputs(tokens, residual),
+        )
         if self._positions is not None:
             numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
             ops.add(self._positions(ops.positions(numbers)), residual)
@@ -136,8 +153,11 @@ def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard)
         return make_output(config.output, head, ops)
 
     if config.tied_embeddings and shard.is_whole:
-        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size))
+        bias = weights.stack([("lm_head.bias", vocab_size)]) if config.has_logits_bias else None
+        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), bias)
         return embedding, finished(head)
     embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
     output = table if config.tied_embeddings else "lm_head"
-    return embedding, read_gathered(weights, ops, output, vocab_size, hidden_size, shard, change=finished)
+    return embedding, read_gathered(
+        weights, ops, output, vocab_size, hidden_size, shard, has_bias=config.has_logits_bias, change=finished
+    )

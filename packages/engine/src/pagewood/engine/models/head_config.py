@@ -13,7 +13,7 @@ from typing import Literal
 
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
@@ -275,13 +275,11 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
 
 
 def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
-    """Return the target with one layer, which has no window, and with other norms."""
-    layer = target.layers[0]
-    if isinstance(layer.mixer, LatentAttentionConfig):
-        raise ValueError(
-            "a layer for multi-token prediction must not have latent attention, which drafters do not have"
-        )
-    mixer = replace(layer.mixer, window=None, qk_norm=None if layer.mixer.qk_norm is None else norm)
+    """Return the target with its last kind of layer only, which has no window, and with other norms."""
+    layer = target.layers[-1]
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionConfig):
+        mixer = replace(mixer, window=None, qk_norm=None if mixer.qk_norm is None else norm)
     return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm),))
 
 

@@ -78,6 +78,13 @@ class HeadSplit:
     """Ranks that have as many heads each, over which `norms_are_whole`: their sums of squares are added up."""
     norms_follow: bool = False
     """Whether heads are normed behind their rotation rather than before."""
+    values_are_keys: bool = False
+    """Whether values are the keys as they are before their norm and rotation; the projection has no others."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Columns of the projection: of queries, of keys, and of values."""
+        return [self.q_size, self.kv_size, 0 if self.values_are_keys else self.kv_size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +216,9 @@ class Ops(Protocol[A]):
         """Take over `table` `[V, E]`; the caller must drop it."""
         ...
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[A], Linear[A]]:
-        """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[A], Linear[A]]:
+        """Take over `table` `[V, E]`, which is also the weight of a projection with `bias` `[V]`; the caller must drop
+        both."""
         ...
 
     def norm(self, x: A, norm: Norm) -> A:
@@ -229,11 +237,17 @@ class Ops(Protocol[A]):
         """Add `x` `[T, E]` to `residual` in place."""
         ...
 
-    def split_heads(self, qkv: A, rotation: tuple[A, A] | None, split: HeadSplit) -> tuple[A, A, A]:
+    def norm_heads(self, x: A, norm: Norm, size: int) -> A:
+        """Return `x` `[T, n]`, every `size` elements of a row normed on their own; `norm` has no offset."""
+        ...
+
+    def split_heads(
+        self, qkv: A, rotation: tuple[A, A] | None, split: HeadSplit
+    ) -> tuple[A, A, A] | tuple[A, None, None]:
         """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
 
         Args:
-            qkv: all query heads, then all key heads, then all value heads.
+            qkv: all query heads, then all key heads, then all value heads. If K is 0, there are only queries.
             rotation: two operands with the rotation of each token; element i of a head is rotated with element i + F.
                 Their contents depend on the device: see its `Ops`. None: nothing is rotated.
             split: sizes and norms.
@@ -291,6 +305,20 @@ class Ops(Protocol[A]):
         """
         ...
 
+    def scale_chosen(self, shares: A, chosen: A, factors: Tensor) -> A:
+        """Return `shares` `[T, K] float32`, each times the factor of its expert.
+
+        Args:
+            shares: of the chosen experts.
+            chosen: `[T, K] int32`, these experts.
+            factors: `[experts]`, one of each expert.
+        """
+        ...
+
+    def multiply_columns(self, x: A, y: A, column: int) -> A:
+        """Return `x` `[T, n]` times the n columns of `y` from `column` on, element by element."""
+        ...
+
     def add_gated(self, x: A, y: A, gate: A | None) -> A:
         """Return `x` plus `y`, both `[T, E]`; with `gate` `[T, 1] float32`, `y` is multiplied by its sigmoid."""
         ...
@@ -322,8 +350,8 @@ class Ops(Protocol[A]):
     def sum_ranks(self, x: A) -> A:
         """Return the sum of the `x` `[T, n]` of all ranks, in the memory of `x`; see `models.shard`.
 
-        It has the same bits on every rank, whatever their timing. It is added in the order of the ranks, except by NCCL;
-        see `runner.cuda.exchange`. Only called where there are several.
+        It has the same bits on every rank, whatever their timing. It is added in the order of the ranks, except by
+        NCCL; see `runner.cuda.exchange`. Only called where there are several.
         """
         ...
 
@@ -338,11 +366,12 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
+    def run(self, q: A, k: A | None, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
 
         In a layer of latents `v` is None, because latents `k` `[T, C + R]` are keys, and their first C elements values.
-        The attention is then `[T, H C]` of `q` `[T, H (C + R)]`.
+        The attention is then `[T, H C]` of `q` `[T, H (C + R)]`. In a layer that reads the memory of an earlier one,
+        `k` and `v` are None.
 
         Args:
             q: queries.
@@ -362,6 +391,8 @@ class Step(Generic[A]):
     """The rotation of each token for every rope of the model, see `Ops.split_heads`, and its factor for temperatures,
     see `Ops.scale_rows`."""
     attention: Attention[A]
+    inputs: A | None = None
+    """`[T, n]`, what layers add of each token beside its embedding, side by side; None: they add nothing."""
 
 
 class Weights(Protocol):

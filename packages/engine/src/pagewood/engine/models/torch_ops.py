@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
+
+Exchange: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+"""A function that returns the tensors that all ranks pass to it, in the order of ranks."""
 
 
 class TorchLinear:
@@ -108,13 +112,13 @@ class TorchOps:
         self,
         make_linear: Callable[[Tensor, Tensor | None], Linear[Tensor]] = TorchLinear,
         *,
-        exchange: Callable[[Tensor], Sequence[Tensor]] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Choose how projections are made, and how ranks are connected.
 
         Args:
             make_linear: makes projections of a weight and a bias.
-            exchange: returns the tensors that all ranks pass to it, in the order of ranks; None: there is one rank.
+            exchange: with the other ranks of the model; None: it is whole.
         """
         self._make_linear = make_linear
         self._exchange = exchange
@@ -131,9 +135,9 @@ class TorchOps:
         """Return an embedding with `table` `[V, E]`."""
         return TorchEmbedding(table)
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
-        return TorchEmbedding(table), self._make_linear(table, None)
+        return TorchEmbedding(table), self._make_linear(table, bias)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of the last axis of `x`."""
@@ -151,11 +155,15 @@ class TorchOps:
         """Add `x` to `residual`."""
         residual.add_(x)
 
+    def norm_heads(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own."""
+        return self.norm(x.unflatten(-1, (-1, size)), norm).flatten(-2)
+
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
         """Return rotated q and k, and v."""
-        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        q, k, v = qkv.split(split.sizes, dim=-1)
         if split.norms_are_whole and split.num_ranks > 1:
             q, k = norm_over_ranks(q, k, split, self.sum_ranks)
             split = replace(split, q_norm=None, k_norm=None)
@@ -177,7 +185,9 @@ class TorchOps:
                 return self.norm(rotated(heads), norm).flatten(1)
             return rotated(self.norm(heads, norm)).flatten(1)
 
-        return finished(q, split.q_norm), finished(k, split.k_norm), v
+        if not split.kv_size:
+            return finished(q, split.q_norm), None, None
+        return finished(q, split.q_norm), finished(k, split.k_norm), k if split.values_are_keys else v
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor."""
@@ -215,6 +225,14 @@ class TorchOps:
         """Return experts, each with projections of its own."""
         return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
 
+    def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Return `shares`, each times the factor of its expert."""
+        return shares * factors[chosen.long()]
+
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on."""
+        return x * y[:, column : column + x.shape[1]]
+
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
         return x + y if gate is None else x + torch.sigmoid(gate) * y
@@ -245,15 +263,23 @@ class TorchOps:
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Return the sum over ranks, in their order."""
-        return x.copy_(functools.reduce(torch.add, self._of_ranks(x)))
+        return sum_of_ranks(x, self._exchange)
 
     def gather_ranks(self, x: Tensor, size: int) -> Tensor:
         """Return the first columns of all ranks side by side."""
-        return torch.cat(list(self._of_ranks(x)), dim=-1)[:, :size]
+        return columns_of_ranks(x, size, self._exchange)
 
-    def _of_ranks(self, x: Tensor) -> Sequence[Tensor]:
-        assert self._exchange is not None, "a model of one rank has nothing to exchange"
-        return self._exchange(x)
+
+def sum_of_ranks(x: Tensor, exchange: Exchange | None) -> Tensor:
+    """Return the sum of the `x` of all ranks, added in the order of ranks, in the memory of `x`."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return x.copy_(functools.reduce(torch.add, exchange(x)))
+
+
+def columns_of_ranks(x: Tensor, size: int, exchange: Exchange | None) -> Tensor:
+    """Return the first `size` columns of the `x` of all ranks, side by side in new memory."""
+    assert exchange is not None, "a model of one rank has nothing to exchange"
+    return torch.cat(list(exchange(x)), dim=-1)[:, :size].contiguous()
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
@@ -296,19 +322,27 @@ def activated(x: Tensor, activation: PlainActivation) -> Tensor:
 class WholeTexts:
     """`models.ops.Attention` of texts of one length, one after the other, each from position 0; it needs no memory."""
 
-    __slots__ = ("_layers", "_length")
+    __slots__ = ("_layers", "_length", "_memory")
 
     def __init__(self, layers: Sequence[AttentionConfig | LatentAttentionConfig], length: int) -> None:
         """Attend in `layers` within texts of `length` tokens."""
         self._layers = layers
         self._length = length
+        self._memory: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values of layers whose memory others read, by number."""  # written by: run
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`, or over latents `k`."""
         config, length = self._layers[layer], self._length
         if isinstance(config, LatentAttentionConfig):
+            assert k is not None
             return _attend_latents(config, q, k, length)
+        if config.source is not None:
+            k, v = self._memory[config.source]
+        assert k is not None
         assert v is not None
+        if any(isinstance(one, AttentionConfig) and one.source == layer for one in self._layers):
+            self._memory[layer] = k, v
         own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
         window = config.window or length
         seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))

@@ -132,7 +132,9 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
             found.append(Projection(*weights.parts(weight), weight, bias))
             return found[-1]
 
-        layer = Layer(one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size)
+        layer = Layer(
+            one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size, index=index
+        )
         weights.forget()
         yield ReadLayer(index=index, layer=layer, projections=found)
 
@@ -149,10 +151,11 @@ def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
     length = states.shape[1]
     attention = WholeTexts([layer.mixer for layer in config.layers], length)
     ropes = {rope: position_table(rope, device=torch.device("cpu")) for rope in config.position_configs}
-    parts: list[Tensor] = []
+    is_short, parts = config.is_short(length), list[Tensor]()
     for texts in states.split(max(1, _TOKENS_AT_ONCE // length)):
         positions = torch.arange(length).repeat(len(texts))
-        step = Step(rotations={config: rope(positions) for config, rope in ropes.items()}, attention=attention)
+        rotations = {one: rope(positions, is_short=is_short) for one, rope in ropes.items()}
+        step = Step(rotations=rotations, attention=attention)
         residual = texts.flatten(0, 1).clone()
         pending, residual = one.layer(one.layer.enter(None, residual), residual, step, one.index)
         parts.append((residual if pending is None else residual + pending).view(texts.shape))

@@ -86,11 +86,16 @@ def quantise_model(
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: the architecture is not supported, the weights are quantised already or not finite, `out` is not
-            empty, or there is no calibration for gptq.
+            empty, there is no calibration for gptq, or there is one for layers that need more than the residual stream.
     """
     if scheme.method == "gptq" and calibration is None:
         raise ValueError("calibration must be given for the method gptq, got None")
     config = ModelConfig.from_folder(folder)
+    if calibration is not None and (config.inputs is not None or config.has_shared_memory):
+        raise ValueError(
+            f"{folder}: calibration must be None for a model whose layers read more than the residual stream, such as "
+            "keys of earlier layers, got one; the method nearest needs none"
+        )
     check_weights(folder, config)
     files = open_tensors(folder)
     _check_plain(folder, files)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided
+from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided, inputs, outputs
 from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4
 from pagewood.engine.weights.words import unpack_words
@@ -39,10 +39,11 @@ class AWQ:
             raise ValueError(
                 f"a matrix of awq must have a multiple of 8 outputs and of 2 inputs, got {(rows, columns)}"
             )
+        grouped, words = inputs(max(self.group, 0)), outputs(8)
         return [
-            Part(suffix=".qweight", shape=(columns, rows // 8), dtypes=WORDS),
-            Part(suffix=".qzeros", shape=(groups, rows // 8), dtypes=WORDS),
-            Part(suffix=".scales", shape=(groups, rows), dtypes=HALVES),
+            Part(suffix=".qweight", shape=(columns, rows // 8), dtypes=WORDS, axes=(inputs(2), words)),
+            Part(suffix=".qzeros", shape=(groups, rows // 8), dtypes=WORDS, axes=(grouped, words)),
+            Part(suffix=".scales", shape=(groups, rows), dtypes=HALVES, axes=(grouped, outputs(1))),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.weights.matrix_forms import Weight
@@ -19,6 +20,10 @@ FLOAT8 = ("F8_E4M3",)
 Array: TypeAlias = NDArray[Any]
 
 
+Axis: TypeAlias = tuple[Literal["outputs", "inputs"], int]
+"""What an axis of a tensor counts, and how many of them an element stands for; 0: all, so that the axis is not cut."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One of the tensors of a matrix."""
@@ -29,6 +34,12 @@ class Part:
     """Required shape; several: any of them."""
     dtypes: tuple[str, ...]
     is_optional: bool = False
+    axes: Sequence[Axis] | None = None
+    """Of the first axes; others belong to each element. None: the tensor cannot be cut."""
+    is_shape: bool = False
+    """Whether it holds the numbers of outputs and inputs."""
+    group: int | None = None
+    """Inputs of a group, if it holds the number of the group of each input; None: it holds something else."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
@@ -75,6 +86,59 @@ class Format(Protocol):
             ValueError: a tensor holds a forbidden value.
         """
         ...
+
+
+def outputs(unit: int) -> Axis:
+    """Return an axis whose elements stand for `unit` outputs each; 0: for all."""
+    return "outputs", unit
+
+
+def inputs(unit: int) -> Axis:
+    """Return an axis whose elements stand for `unit` inputs each; 0: for all."""
+    return "inputs", unit
+
+
+def cut(
+    parts: Sequence[Part],
+    found: Mapping[str, Array],
+    shape: tuple[int, int],
+    rows: range,
+    columns: range,
+) -> Mapping[str, Array] | None:
+    """Return the tensors of a part of a matrix; None: they cannot be cut so.
+
+    Args:
+        parts: of the whole matrix.
+        found: the tensors by suffix.
+        shape: of the whole matrix.
+        rows: of the part.
+        columns: of the part.
+    """
+    ranges = {"outputs": (rows, shape[0]), "inputs": (columns, shape[1])}
+    kept: dict[str, Array] = {}
+    for part in parts:
+        array = found.get(part.suffix)
+        if array is None:
+            continue
+        if part.axes is None:
+            return None
+        if part.group is not None and len(columns) < shape[1]:
+            if (array != np.arange(shape[1]) // part.group).any() and (array != -1).any():
+                return None
+            continue  # groups are in order, which a part without this tensor has too
+        if part.is_shape and tuple(array) == shape:  # otherwise reading it is an error
+            array = np.array((len(rows), len(columns)), array.dtype)
+        for axis, (what, unit) in enumerate(part.axes[: array.ndim]):
+            own, size = ranges[what]
+            if not unit or len(own) == size:
+                continue
+            if own.start % unit or (own.stop % unit and own.stop != size):
+                return None
+            length = array.shape[axis] // -(-size // unit)  # of a unit: more than 1 where elements are bytes
+            first, last = own.start // unit * length, -(-own.stop // unit) * length
+            array = np.ascontiguousarray(array[(slice(None),) * axis + (slice(first, last),)])
+        kept[part.suffix] = array
+    return kept
 
 
 def part_names(parts: Sequence[Part]) -> str:

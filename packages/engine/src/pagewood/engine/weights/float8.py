@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Kept, Part
+from pagewood.engine.weights.checkpoint_formats import FLOAT8, HALVES, Array, Kept, Part, inputs, outputs
 from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_values
 from pagewood.engine.weights.small_floats import E4M3, powers_of_two
@@ -37,9 +37,14 @@ class Float8:
             shapes = [self._blocks(rows, columns)]
             if self.block == (1, 0):
                 shapes.append((rows,))
+        high, wide = self.block or (0, 0)
+        axes = (
+            () if self.block is None else (outputs(high if high < rows else 0), inputs(wide if wide < columns else 0))
+        )
+        dtypes = ("U8", "F8_E8M0") if self.is_power else HALVES
         return [
-            Part(suffix=self.codes, shape=(rows, columns), dtypes=FLOAT8),
-            Part(suffix=self.scale, shape=shapes, dtypes=("U8", "F8_E8M0") if self.is_power else HALVES),
+            Part(suffix=self.codes, shape=(rows, columns), dtypes=FLOAT8, axes=(outputs(1), inputs(1))),
+            Part(suffix=self.scale, shape=shapes, dtypes=dtypes, axes=axes),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

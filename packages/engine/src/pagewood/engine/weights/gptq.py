@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided
+from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided, inputs, outputs
 from pagewood.engine.weights.integers import in_disorder, kept_out_of_order
 from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4, kept_integers
@@ -48,11 +48,20 @@ class GPTQ:
         for what, size in (("inputs", columns), ("outputs", rows)):
             if size % multiple:
                 raise ValueError(f"the number of {what} must be a multiple of {multiple} for {self.name}, got {size}")
+        grouped, words = inputs(max(self.group, 0)), columns * self.num_bits // 32
+        zeros, inputs_of_group = (groups, rows * self.num_bits // 32), columns // groups
         return [
-            Part(suffix=".qweight", shape=(columns * self.num_bits // 32, rows), dtypes=WORDS),
-            Part(suffix=".qzeros", shape=(groups, rows * self.num_bits // 32), dtypes=WORDS),
-            Part(suffix=".scales", shape=(groups, rows), dtypes=HALVES),
-            Part(suffix=".g_idx", shape=(columns,), dtypes=("I32", "I64"), is_optional=True),
+            Part(suffix=".qweight", shape=(words, rows), dtypes=WORDS, axes=(inputs(multiple), outputs(1))),
+            Part(suffix=".qzeros", shape=zeros, dtypes=WORDS, axes=(grouped, outputs(multiple))),
+            Part(suffix=".scales", shape=(groups, rows), dtypes=HALVES, axes=(grouped, outputs(1))),
+            Part(
+                suffix=".g_idx",
+                shape=(columns,),
+                dtypes=("I32", "I64"),
+                is_optional=True,
+                axes=(),
+                group=inputs_of_group,
+            ),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Kept, Part, divided
+from pagewood.engine.weights.checkpoint_formats import HALVES, WORDS, Array, Axis, Kept, Part, divided, inputs, outputs
 from pagewood.engine.weights.matrix_forms import F32
 from pagewood.engine.weights.nearest import kept_int4, kept_integers, kept_values
 from pagewood.engine.weights.words import unpack_dense
@@ -30,6 +30,10 @@ class _Scales:
             return [(), (1,), (1, 1)]
         groups = divided(columns, self.group, "group_size")
         return [(rows, groups), (rows,)] if groups == 1 else [(rows, groups)]
+
+    def axes(self, columns: int) -> Sequence[Axis]:
+        """Return the axes of scales."""
+        return () if self.group == 0 else (outputs(1), inputs(self.group if 0 < self.group < columns else 0))
 
     def spread(self, stored: Array, rows: int) -> Array:
         """Return scales or zeros `[N, G]`."""
@@ -53,18 +57,28 @@ class Packed:
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
         """Return weight_packed `[N, K b/32]`, weight_scale, weight_zero_point `[N b/32, G]`, weight_shape, g_idx."""
         shapes = self.scales.shapes(rows, columns)
+        unit = 32 if 32 % self.num_bits else 32 // self.num_bits  # numbers of codes that fill words
+        words = (rows, -(-columns * self.num_bits // 32))
+        inputs_of_group = columns // (shapes[0][-1] if shapes[0] else 1)
         parts = [
-            Part(suffix=".weight_packed", shape=(rows, -(-columns * self.num_bits // 32)), dtypes=WORDS),
-            Part(suffix=".weight_scale", shape=shapes, dtypes=HALVES),
-            Part(suffix=".weight_shape", shape=(2,), dtypes=("I32", "I64"), is_optional=True),
-            Part(suffix=".weight_g_idx", shape=(columns,), dtypes=("I32", "I64"), is_optional=True),
+            Part(suffix=".weight_packed", shape=words, dtypes=WORDS, axes=(outputs(1), inputs(unit))),
+            Part(suffix=".weight_scale", shape=shapes, dtypes=HALVES, axes=self.scales.axes(columns)),
+            Part(suffix=".weight_shape", shape=(2,), dtypes=("I32", "I64"), is_optional=True, axes=(), is_shape=True),
+            Part(
+                suffix=".weight_g_idx",
+                shape=(columns,),
+                dtypes=("I32", "I64"),
+                is_optional=True,
+                axes=(),
+                group=inputs_of_group,
+            ),
         ]
         if not self.is_symmetric:
             packed = (-(-rows * self.num_bits // 32), shapes[0][-1] if self.scales.group else 1)
             zeros = [packed] if self.scales.group else [(), (1,), (1, 1)]
-            parts.append(
-                Part(suffix=".weight_zero_point", shape=zeros, dtypes=WORDS if self.scales.group else ("I8", "I32"))
-            )
+            axes = (outputs(unit), *self.scales.axes(columns)[1:]) if self.scales.group else ()
+            dtypes = WORDS if self.scales.group else ("I8", "I32")
+            parts.append(Part(suffix=".weight_zero_point", shape=zeros, dtypes=dtypes, axes=axes))
         return parts
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
@@ -107,13 +121,14 @@ class Bytes:
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
         """Return the codes `[N, K]`, scales, and zeros of the same shape."""
         shapes = self.scales.shapes(rows, columns)
+        axes = self.scales.axes(columns)
         parts = [
-            Part(suffix=self.codes, shape=(rows, columns), dtypes=("I8",)),
-            Part(suffix=f"{self.prefix}_scale", shape=shapes, dtypes=HALVES),
+            Part(suffix=self.codes, shape=(rows, columns), dtypes=("I8",), axes=(outputs(1), inputs(1))),
+            Part(suffix=f"{self.prefix}_scale", shape=shapes, dtypes=HALVES, axes=axes),
         ]
         if self.zeros != "none":
             name, optional = f"{self.prefix}_zero_point", self.zeros == "if there"
-            parts.append(Part(suffix=name, shape=shapes, dtypes=("I8", *HALVES), is_optional=optional))
+            parts.append(Part(suffix=name, shape=shapes, dtypes=("I8", *HALVES), is_optional=optional, axes=axes))
         return parts
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

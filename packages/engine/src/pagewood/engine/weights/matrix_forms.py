@@ -1,4 +1,4 @@
-"""The numbers that a weight matrix may consist of: float32, bfloat16, float16, int8 and int4, with scales.
+"""The numbers that a weight matrix may consist of: float32, bfloat16, float16, int8, int4 and float4, with scales.
 
 A form is storage: how the numbers of a matrix lie in a checkpoint or a cache folder, row by row. The kernels of a
 device have layouts of their own, which they make from a form.
@@ -15,10 +15,14 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.engine.weights.small_floats import E2M1_DOUBLED, E4M3, nibbles, powers_of_two
+
 GROUPS = (32, 64, 128)
 """Inputs that may share a scale."""
 SHORT_GROUP = 16
-"""Inputs that may share a scale in `Int8Group` too."""
+"""Inputs that may share a scale in `Int8Group` and `Float4` too."""
+MX_GROUP = 32
+"""Inputs that share a power of two in `Float4`."""
 INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 """Parts of a group's range for which int4 scales are tried: a smaller part gives finer rounding, but cuts the ends."""
 _SLICE_BYTES = 1 << 18  # bytes of float32 values quantised at a time, so that temporary arrays stay in the cache
@@ -202,10 +206,7 @@ class Int4(_Form):
 
     def unpacked(self) -> NDArray[np.uint8]:
         """Return the codes `[N, K]`, one per byte."""
-        codes = np.empty((*self.codes.shape, 2), np.uint8)
-        np.bitwise_and(self.codes, 15, out=codes[:, :, 0])
-        np.right_shift(self.codes, 4, out=codes[:, :, 1])
-        return codes.reshape(self.shape)
+        return nibbles(self.codes)
 
     def dequantised(self) -> F32:
         """Return the matrix `[N, K]` as float32."""
@@ -219,7 +220,55 @@ class Int4(_Form):
         return values.reshape(self.shape)
 
 
-Weight: TypeAlias = Float32 | BFloat16 | Float16 | Int8 | Int8Group | Int4
+@dataclass(frozen=True, slots=True, eq=False)
+class Float4(_Form):
+    """Numbers E2M1 with a scale of one byte for each group of a row, and possibly a factor for each output.
+
+    value = number * (scale * factor). In groups of 32 (MXFP4) a scale is a power of two, in groups of 16 (NVFP4) E4M3.
+    """
+
+    codes: NDArray[np.uint8]
+    """[N, K / 2] uint8: byte k of a row holds the numbers of inputs 2k (low four bits) and 2k + 1 (high four bits)"""
+    scales: NDArray[np.uint8]
+    """[N, K / group] uint8: E8M0 from 2 to 254, so that halves are normal float32; or E4M3 from 0 to 0x7E"""
+    factors: NDArray[np.float32] | None
+    """[N] float32 in groups of 16; None in groups of 32."""
+
+    def __post_init__(self) -> None:
+        _check_matrix("codes", self.codes, np.uint8)
+        _check_group(self.group, self.shape[1], (SHORT_GROUP, MX_GROUP))
+        _check("scales", self.scales, np.uint8, (self.shape[0], self.shape[1] // self.group))
+        low, high = (2, 254) if self.factors is None else (0, 0x7E)
+        if self.scales.size and (self.scales.min() < low or self.scales.max() > high):
+            raise ValueError(f"scales must be in [{low}, {high}], got {self.scales.min()} to {self.scales.max()}")
+        if self.factors is not None:
+            _check("factors", self.factors, np.float32, self.codes.shape[:1])
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return MX_GROUP if self.factors is None else SHORT_GROUP
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        rows, half = _pair(self.codes)
+        return rows, 2 * half
+
+    def as_int8(self) -> Int8Group:
+        """Return the same values as whole numbers with float32 scales."""
+        if self.factors is None:
+            halves = powers_of_two(self.scales, bias=128)
+        else:
+            halves = E4M3[self.scales] / np.float32(2) * self.factors[:, None]
+        return Int8Group(E2M1_DOUBLED[nibbles(self.codes)], halves, None, self.group)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32."""
+        return self.as_int8().dequantised()
+
+
+Weight: TypeAlias = Float32 | BFloat16 | Float16 | Int8 | Int8Group | Int4 | Float4
 """A matrix of weights `[N, K]` in any form."""
 
 
@@ -258,45 +307,6 @@ def rows_of(weight: Weight, rows: slice | NDArray[np.int64]) -> Weight:
         name: one if one is None or isinstance(one, int) else one[rows] for name, one in values.items()
     }
     return type(weight)(**kept)
-
-
-def columns_of(weight: Weight, inputs: range) -> Weight:
-    """Return some inputs of a matrix. Groups that they cut become smaller groups with the same scales.
-
-    Raises:
-        ValueError: they cut a group where no smaller one ends that the form may have.
-    """
-    own = slice(inputs.start, inputs.stop)
-    match weight:
-        case Float32(values):
-            return Float32(values[:, own])
-        case Float16(values):
-            return Float16(values[:, own])
-        case BFloat16(bits):
-            return BFloat16(bits[:, own])
-        case Int8(codes, scales):
-            return Int8(codes[:, own], scales)
-        case Int4() | Int8Group():
-            allowed = (SHORT_GROUP, *GROUPS) if isinstance(weight, Int8Group) and weight.zeros is None else GROUPS
-            fits = [one for one in allowed if weight.group % one == 0 == inputs.start % one == inputs.stop % one]
-            if not fits:
-                raise ValueError(
-                    f"a rank's part must begin and end at a multiple of {allowed[0]} inputs, because these share a "
-                    f"scale, got {inputs.start} to {inputs.stop}"
-                )
-            return _in_groups(weight, max(fits), inputs)
-
-
-def _in_groups(weight: Int4 | Int8Group, group: int, inputs: range) -> Weight:
-    """Return some inputs of a matrix in groups of `group`, which divides its own groups."""
-    groups = slice(inputs.start // group, inputs.stop // group)
-
-    def cut(values: NDArray[Any] | None) -> Any:
-        return None if values is None else values.repeat(weight.group // group, axis=1)[:, groups]
-
-    per_byte = 2 if isinstance(weight, Int4) else 1
-    codes: Any = weight.codes[:, inputs.start // per_byte : inputs.stop // per_byte]
-    return type(weight)(codes, cut(weight.scales), cut(weight.zeros), group, cut(weight.offsets))
 
 
 def layout(weight: Weight) -> tuple[type[Weight], int, bool]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Int4, Int8, Int8Group, Weight
+from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Float4, Int4, Int8, Int8Group, Weight
 
 
 def in_one_form(parts: Sequence[Weight]) -> Sequence[Weight] | None:
@@ -17,7 +17,8 @@ def in_one_form(parts: Sequence[Weight]) -> Sequence[Weight] | None:
 
     Codes stay the same. A zero that becomes an offset is rounded to float32.
     """
-    codes = [part for part in parts if isinstance(part, Int4 | Int8Group | Int8)]
+    wholes = [part.as_int8() if isinstance(part, Float4) else part for part in parts]
+    codes = [part for part in wholes if isinstance(part, Int4 | Int8Group | Int8)]
     if len(codes) < len(parts):
         return None
     group = min((part.group for part in codes if not isinstance(part, Int8)), default=0)

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.weights.checkpoint_formats import HALVES, Array, Format, Kept, Part, divided
+from pagewood.engine.weights.checkpoint_formats import HALVES, Array, Format, Kept, Part, divided, inputs, outputs
 from pagewood.engine.weights.float8 import Float8
 from pagewood.engine.weights.integers import Bytes, scales_of
 from pagewood.engine.weights.matrix_forms import F32
@@ -66,10 +66,16 @@ class _Int4:
         if columns % 2:
             raise ValueError(f"the number of inputs must be even for {self.name}, got {columns}")
         shape = (divided(columns, self.group, "block_size"), rows)
+        axes = (inputs(self.group), outputs(1))
         return [
-            Part(suffix=f"{_PARTS}_qdata", shape=(rows, columns // 2), dtypes=("I8",)),
-            Part(suffix=f"{_PARTS}_scale", shape=shape, dtypes=HALVES),
-            Part(suffix=f"{_PARTS}_zero_point", shape=shape, dtypes=HALVES),
+            Part(
+                suffix=f"{_PARTS}_qdata",
+                shape=(rows, columns // 2),
+                dtypes=("I8",),
+                axes=(outputs(1), inputs(2)),
+            ),
+            Part(suffix=f"{_PARTS}_scale", shape=shape, dtypes=HALVES, axes=axes),
+            Part(suffix=f"{_PARTS}_zero_point", shape=shape, dtypes=HALVES, axes=axes),
         ]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:

@@ -21,9 +21,9 @@ def router_hash(name: bytes) -> int:
 def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium = "GPU") -> list[object]:
     """Return events as lists, dicts, numbers and strings, for `msgpack` and other serializers.
 
-    A namespace that is a string is the salt. In a tuple, such as a `CacheKey`, the first part is the salt and the
-    second the adapter, if they are strings. Both are in `extra_keys` of each block as in vLLM, and also in fields of
-    their own (`lora_name`, and as in SGLang `cache_salt`, which only maps have).
+    A namespace that is a string is the salt. In a tuple, such as a `CacheKey`, the first part is the salt, the second
+    the adapter and the fifth the rope, if they are strings. They are in `extra_keys` of each block as in vLLM, adapter
+    and salt also in fields of their own (`lora_name`, and as in SGLang `cache_salt`, which only maps have).
 
     Args:
         events: events of one cache, in their order.
@@ -36,8 +36,8 @@ def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium
 def _plain(event: Event, form: Form, medium: Medium) -> object:
     match event:
         case BlockStored():
-            salt, adapter = _salt_and_adapter(event.namespace)
-            keys = [key for key in (adapter, salt) if key is not None]
+            salt, adapter, rope = _texts_of(event.namespace)
+            keys = [key for key in (adapter, rope, salt) if key is not None]
             fields: dict[str, object] = {
                 "block_hashes": [router_hash(name) for name in event.block_hashes],
                 "parent_block_hash": None if event.parent_block_hash is None else router_hash(event.parent_block_hash),
@@ -59,7 +59,8 @@ def _plain(event: Event, form: Form, medium: Medium) -> object:
     return {"type": name} | fields if form == "map" else [name, *fields.values()]
 
 
-def _salt_and_adapter(namespace: Namespace) -> tuple[str | None, str | None]:
+def _texts_of(namespace: Namespace) -> tuple[str | None, str | None, str | None]:
+    """Return the salt, the adapter and the rope of a namespace, those of them that are strings."""
     parts = namespace if isinstance(namespace, tuple) else (namespace,)
-    salt, adapter = [part if isinstance(part, str) else None for part in (*parts, None, None)[:2]]
-    return salt, adapter
+    salt, adapter, _, _, rope = [part if isinstance(part, str) else None for part in (*parts, *[None] * 5)[:5]]
+    return salt, adapter, rope

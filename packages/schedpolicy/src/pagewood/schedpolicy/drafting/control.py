@@ -11,10 +11,11 @@ from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.steps.urgency import relative_weights, weight_by_priority
 
 Mode = Literal["adaptive", "fixed"]
-Reason = Literal["gain", "load", "acceptance", "rest", "cores", "cost unknown", "fixed", "idle"]
+Reason = Literal["gain", "trial", "load", "acceptance", "rest", "cores", "cost unknown", "fixed", "idle"]
 """The reason for the lengths of a step:
 
 - gain: they have the most expected tokens per second.
+- trial: one draft token for each request, to learn what is accepted now, because drafts are tried again.
 - load: no drafts, because they cost too much at this load even if all were accepted.
 - acceptance: no drafts, because too few would be accepted.
 - rest: no drafts in this period, either to compare periods with and without drafts, or because this kind is faster.
@@ -106,18 +107,19 @@ class DraftControl(Generic[D]):
     4. Drafts are made only if this is at least 2% more than without drafts.
     5. If not, the next 16 steps get none either, then the next 32, up to 128, unless the load falls.
     6. At each load, periods with and without drafts are compared by their measured yield, the host's work included. The
-       faster kind continues. Trials of the other cost at most a hundredth of the time (`Comparison`).
+       faster kind continues. Trials of the other cost at most 0.4% of the time (`Comparison`).
     7. When steps are short, lengths are reused for several steps, so that decisions take at most a hundredth of the
        time.
-    8. When drafts are tried again, earlier bad results count less.
+    8. When drafts are tried again, the first step drafts one token for each request, and earlier bad results count
+       less.
     9. While other work takes the cores, nothing is drafted.
     10. Weights change which requests get drafts, but not the number of drafts.
     """
 
     __slots__ = (
         "_acceptance", "_are_cores_taken", "_comparisons", "_computes_padding", "_cost", "_draft_cost",
-        "_kept", "_mode", "_num_declined", "_num_declines", "_weight", "is_far", "max_tokens", "reason",
-        "steps_by_reason",
+        "_is_trial", "_kept", "_mode", "_num_declined", "_num_declines", "_weight", "is_far", "max_tokens",
+        "reason", "steps_by_reason",
     )  # fmt: skip
 
     def __init__(
@@ -168,6 +170,8 @@ class DraftControl(Generic[D]):
         self._are_cores_taken = are_cores_taken if mode == "adaptive" else None
         self._comparisons: dict[int, Comparison] = {}
         """By load."""  # written by: DraftControl
+        self._is_trial = False
+        """Whether the next step with drafts is the first of a trial."""  # written by: DraftControl
         self._num_declined = 0
         """Coming steps without drafts, because the latest decision was against drafts."""  # written by: DraftControl
         self._num_declines = 0
@@ -250,10 +254,9 @@ class DraftControl(Generic[D]):
         comparison = self._comparisons.get(_load(report.num_requests))
         if comparison is None:
             return
-        was_resting = comparison.is_resting
-        if comparison.observe(num_steps, worth_s, report.taken_s) and was_resting:
+        if comparison.observe(num_steps, worth_s, report.taken_s, has_drafts=has_drafts):
             self._acceptance.hope()
-            self._num_declined = self._num_declines = 0
+            self._is_trial, self._num_declined, self._num_declines = True, 0, 0
 
     def _rest(self, reason: Reason, *, is_far: bool) -> bool:
         self.reason, self.is_far = reason, is_far
@@ -271,6 +274,11 @@ class DraftControl(Generic[D]):
         if cost is None:
             return "cost unknown", [0] * size
         kept, acceptance = self._kept, self._acceptance
+        if self._is_trial:
+            self._is_trial, kept.num_left = False, 0
+            for request in requests:
+                acceptance.of(request).length = 1
+            return "trial", [1] * size
         if kept.num_left and kept.size <= 2 * size <= 4 * kept.size and num_other_tokens <= kept.num_others:
             kept.num_left -= 1
             return "gain", [acceptance.latest_length(request, kept.usual) for request in requests]
@@ -282,7 +290,7 @@ class DraftControl(Generic[D]):
                 self._num_declines += 1
                 self._num_declined = _NUM_DECLINED * min(self._num_declines, _MOST_DECLINES)
             return reason, lengths
-        self._num_declines = 0
+        self._num_declined = self._num_declines = 0
         for own, length in zip(owns, lengths, strict=True):
             own.length = length
             if not length:

@@ -8,12 +8,13 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
-from pagewood.engine.api import ActivationFormat, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-    from pagewood.engine.model_folder.inspection import Inspection
+    from pagewood.engine.assembly.transformers_inspection import TransformersInspection
+    from pagewood.engine.model_folder.inspection import Inspection, TokenizerSummary
     from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.models.parts.choice import AnyMixer
 
@@ -41,18 +42,40 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="auto",
         help="with --weights: what inputs of products are rounded to, as in serve (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="show the memory of each of N ranks that divide the model, as in serve (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report."""
+    """Print the report.
+
+    Raises:
+        ValueError: `transformers` computes the model, and errors from rounding are wanted.
+    """
+    from pagewood.engine.assembly.model_choice import reason_for_transformers
     from pagewood.engine.model_folder.inspection import inspect_model  # imports torch, which takes seconds
 
+    reason = reason_for_transformers(EngineConfig(model=options.model))
+    if reason is not None:
+        from pagewood.engine.assembly.transformers_inspection import inspect_with_transformers
+
+        if options.weights is not None:
+            raise ValueError(f"weights must be absent for a model that transformers computes, got {options.weights}")
+        other = inspect_with_transformers(options.model, reason)
+        print(json.dumps(asdict(other), indent=2) if options.json else _described_of_transformers(other))
+        return 0
     found = inspect_model(
         options.model,
         form=options.weights,
         activations=options.activations,
+        tensor_parallel_size=options.tensor_parallel_size,
         progress=_show if sys.stderr.isatty() else None,
     )
     print(json.dumps(asdict(found), indent=2) if options.json else _described(found))
@@ -100,26 +123,55 @@ def _described(found: Inspection) -> str:
     for one in found.matrices:
         why = f" ({one.why})" if one.why else ""
         lines.append(f"    {one.count} of {one.stored}, loaded as {one.loaded}{why}")
+    if found.tensor_parallel_size > 1:
+        lines.append(f"  divided among {found.tensor_parallel_size} ranks, each with:")
     memory = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in found.weights_bytes.items())
     lines.append(f"  memory of the weights on a CPU: {memory}")
     kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())
     lines.append(f"  memory of a token's keys and values: {kv}")
     longest = ", ".join(f"{dtype} {size / 1e6:.1f} MB" for dtype, size in found.kv_bytes_of_longest.items())
     lines.append(f"  memory of those of the longest text: {longest}")
-    if found.tokenizer is None:
-        lines.append("  tokenizer: none")
-    else:
-        own = found.tokenizer
-        lines += [
-            f"  tokenizer: {own.kind}, {own.num_tokens} tokens, {own.num_special} of them special; "
-            f"answers end with {', '.join(own.end_tokens) or 'no token'}",
-            f"  chat template: {_yes(own.has_chat_template)}; response template: {_yes(own.has_response_template)}",
-        ]
+    lines += _tokenizer(found.tokenizer)
     if found.form is not None:
         inputs = "" if found.activations == "auto" else f" and {found.activations} activations"
         lines += ["", f"relative errors with {found.form}{inputs}, worst outputs first:", "  weights  outputs"]
         lines += [f"  {one.weight_error:7.3%}  {one.output_error:7.3%}  {one.name}" for one in found.errors]
     return "\n".join(lines)
+
+
+def _described_of_transformers(found: TransformersInspection) -> str:
+    """Return the report of a model that `transformers` computes."""
+    way = (
+        "over a cache, for one request after the other"
+        if found.has_own_attention
+        else "through its attention interface"
+    )
+    memory = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in found.weights_bytes.items())
+    kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())
+    return "\n".join(
+        [
+            f"{found.name}: folder, {found.architecture}, {found.num_parameters / 1e6:.1f} million parameters",
+            f"  computed by: transformers, {way} ({found.reason})",
+            f"  shape: hidden size {found.hidden_size}, {found.vocab_size} tokens; keys and values of "
+            f"{found.num_layers} layers, at most {found.num_kv_heads} heads of {found.head_dim}",
+            f"  longest text: {found.max_position} tokens",
+            f"  files: {', '.join(f'{name} {size / 1e6:.1f} MB' for name, size in found.files)}",
+            f"  memory of the weights on a CPU: {memory}",
+            f"  memory of a token's keys and values: {kv}",
+            *_tokenizer(found.tokenizer),
+        ]
+    )
+
+
+def _tokenizer(found: TokenizerSummary | None) -> list[str]:
+    """Return the lines about a tokenizer."""
+    if found is None:
+        return ["  tokenizer: none"]
+    return [
+        f"  tokenizer: {found.kind}, {found.num_tokens} tokens, {found.num_special} of them special; "
+        f"answers end with {', '.join(found.end_tokens) or 'no token'}",
+        f"  chat template: {_yes(found.has_chat_template)}; response template: {_yes(found.has_response_template)}",
+    ]
 
 
 def _experts(model: ModelConfig) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason
+from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
 from pagewood.engine.core.memory.retention import Retention
 from pagewood.engine.core.messages.arrays import Int32
@@ -73,16 +74,16 @@ class PrefixCache(Protocol):
         """Pages on a locked path."""
         ...
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def match(self, tokens: Int32, namespace: Key = None) -> Match:
         """Return the longest cached prefix; this counts as a use."""
         ...
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def peek(self, tokens: Int32, namespace: Key = None) -> Match:
         """Return the longest cached prefix; this does not count as a use."""
         ...
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None, relock: bool = False
+        self, tokens: Int32, pages: Int32, namespace: Key = None, *, after: Any = None, relock: bool = False
     ) -> Insertion:
         """Adopt the pages that the cache lacks; tokens and pages are those that follow the locked prefix `after`.
 
@@ -107,7 +108,7 @@ class PrefixCache(Protocol):
 class TieredCache(PrefixCache, Protocol):
     """A prefix cache that keeps evicted pages in lower tiers (host memory, disk) and brings them back."""
 
-    def recall(self, tokens: Int32, namespace: str | None = None, *, priority: int = 0) -> Any | None:
+    def recall(self, tokens: Int32, namespace: Key = None, *, priority: int = 0) -> Any | None:
         """Start to copy back what lower tiers have of these tokens; None: lower tiers have nothing.
 
         Its copies go before those of lower priority that have not begun.
@@ -195,7 +196,7 @@ class FoundPrefix(Protocol):
 class ExplainingCache(Protocol):
     """A prefix cache that knows why a cached prefix is not longer."""
 
-    def explain(self, tokens: Int32, namespace: str | None = None, *, searches_others: bool) -> FoundPrefix:
+    def explain(self, tokens: Int32, namespace: Key = None, *, searches_others: bool) -> FoundPrefix:
         """Return why the cached prefix of these tokens is not longer; this does not count as a use."""
         ...
 
@@ -240,7 +241,7 @@ class NoPrefixCache:
     num_evictable = 0
     num_locked = 0
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> _NoMatch:
+    def match(self, tokens: Int32, namespace: Key = None) -> _NoMatch:
         """Find nothing."""
         return _NoMatch(0, np.empty(0, np.int32), None)
 
@@ -250,7 +251,7 @@ class NoPrefixCache:
         self,
         tokens: Int32,
         pages: Int32,
-        namespace: str | None = None,
+        namespace: Key = None,
         *,
         after: object = None,
         relock: bool = False,
@@ -359,7 +360,7 @@ class KVSpace:
 
     def peek(self, request: Request) -> int:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
-        match = self.cache.peek(request.reusable_tokens(), request.namespace)
+        match = self.cache.peek(request.reusable_tokens(), request.key)
         return match.num_tokens if self.groups is None else self.groups.num_usable(match.pages) * self.page_size
 
     def num_missing(self, request: Request, num_matched: int) -> int:
@@ -520,24 +521,22 @@ class KVSpace:
         """Cached pages that are kept from eviction because they are likely to return."""
         return 0 if self._retention is None else self._retention.num_pages
 
-    def retain(self, tokens: Int32, namespace: str | None, seconds: float, *, of_request: bool = False) -> int | None:
+    def retain(self, tokens: Int32, key: Key, seconds: float, *, of_request: bool = False) -> int | None:
         """Retain the cached prefix of some tokens; return its length, or None if retention is off.
 
         Args:
             tokens: `[num_tokens] int32`.
-            namespace: of the prefix.
+            key: of the prefix.
             seconds: how long, at most.
             of_request: whether it is what a request has computed, so that a continuation of it may end it.
         """
         if self._retention is None:
             return None
-        return self._retention.keep(
-            self.cache, tokens, namespace, seconds, of_request=of_request, ended=self._drop_ended
-        )
+        return self._retention.keep(self.cache, tokens, key, seconds, of_request=of_request, ended=self._drop_ended)
 
-    def drop(self, tokens: Int32, namespace: str | None) -> int:
+    def drop(self, tokens: Int32, key: Key) -> int:
         """Drop what only the cached prefix of some tokens needs; return how many pages that are."""
-        match = self.cache.peek(tokens, namespace)
+        match = self.cache.peek(tokens, key)
         if self._retention is not None and len(match.pages):
             self._retention.drop(self.cache, match.pages)
         return self._drop(match.node)
@@ -609,12 +608,12 @@ class KVSpace:
     def _match(self, request: Request) -> tuple[Match, Int32]:
         """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
         tokens = request.reusable_tokens()
-        match = self.cache.match(tokens, request.namespace)
+        match = self.cache.match(tokens, request.key)
         if self.groups is None:
             return match, _NO_PAGES
         num_usable = self.groups.num_usable(match.pages)
         if num_usable < len(match.pages):
-            match = self.cache.match(tokens[: num_usable * self.page_size], request.namespace)
+            match = self.cache.match(tokens[: num_usable * self.page_size], request.key)
         window = self.groups.window_of(match.pages)
         self.groups.mark_end(window)
         self.groups.use(window)
@@ -633,7 +632,7 @@ class KVSpace:
         first, request.num_passed = request.num_passed, end
         ranges = [(max(start, first), min(stop, end)) for start, stop in request.duplicates]
         if any(start < stop for start, stop in ranges):
-            cached = self.cache.peek(request.tokens[: request.num_published * self.page_size], request.namespace).pages
+            cached = self.cache.peek(request.tokens[: request.num_published * self.page_size], request.key).pages
             for start, stop in ranges:
                 if start < stop <= len(cached):
                     self.groups.give(request.pages[start:stop], cached[start:stop])
@@ -656,7 +655,7 @@ class KVSpace:
         insertion = self.cache.insert(
             request.tokens[first * page_size : end * page_size],
             request.pages[first:end],
-            request.namespace,
+            request.key,
             after=request.lease,
             relock=True,
         )
@@ -671,7 +670,7 @@ class KVSpace:
         self.epoch += 1
 
     def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
-        """Return why no more than `num_matched` tokens of a request are cached, as if there was no other namespace."""
+        """Return why no more than `num_matched` tokens of a request are cached, as if there was no other key."""
         tokens = request.reusable_tokens()
         if not isinstance(self.cache, ExplainingCache):
             return CachedPrefix(
@@ -681,7 +680,7 @@ class KVSpace:
                 first_difference=num_matched,
                 num_possible_tokens=len(tokens),
             )
-        found = self.cache.explain(tokens, request.namespace, searches_others=False)
+        found = self.cache.explain(tokens, request.key, searches_others=False)
         if num_matched < found.num_tokens:
             return CachedPrefix(
                 cause="window_evicted",
@@ -708,9 +707,9 @@ class KVSpace:
         """Retain or drop the published prefix of a request that has ended, as the request says."""
         tokens = request.tokens[: request.num_published * self.page_size]
         if not request.retain_s:
-            self.drop(tokens, request.namespace)
+            self.drop(tokens, request.key)
         elif request.finish is not FinishReason.ERROR:
-            self.retain(tokens, request.namespace, request.retain_s, of_request=True)
+            self.retain(tokens, request.key, request.retain_s, of_request=True)
 
     def _regain(self, num_needed: int) -> bool:
         """End retentions until a number of pages is available; return whether it is."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pagewood.engine.core.cache_keys import Key, namespace_of
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.arrays import Int32
 
@@ -32,7 +33,7 @@ class RetainedMatch(Protocol):
 class LockingCache(Protocol):
     """What retention needs of a prefix cache."""
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> RetainedMatch:
+    def peek(self, tokens: Int32, namespace: Key = None) -> RetainedMatch:
         """Return the longest cached prefix; this does not count as a use."""
         ...
 
@@ -53,7 +54,7 @@ class _Kept:
     pages: Int32
     """[num_pages] page ids, all of the prefix."""
     until_s: float
-    namespace: str | None
+    namespace: str | int | None
     of_request: bool
 
 
@@ -100,9 +101,9 @@ class Retention:
         """[num_pages], how many retained prefixes have each page."""  # contents written by: retention
         self._kept: dict[int, _Kept] = {}
         """Last page -> prefix, in the order of retention."""  # written by: retention
-        self._by_namespace: dict[str | None, dict[int, None]] = {}
+        self._by_namespace: dict[str | int | None, dict[int, None]] = {}
         """Their last pages, in the same order."""  # written by: retention
-        self._num_kept: dict[str | None, int] = {}
+        self._num_kept: dict[str | int | None, int] = {}
         """Pages of each namespace."""  # written by: retention
         self._deadlines: list[tuple[float, int]] = []
         """A heap of times and last pages, some of which are out of date."""  # written by: retention
@@ -111,7 +112,7 @@ class Retention:
         self,
         cache: LockingCache,
         tokens: Int32,
-        namespace: str | None,
+        key: Key,
         seconds: float,
         *,
         of_request: bool,
@@ -122,7 +123,7 @@ class Retention:
         Args:
             cache: of the prefix.
             tokens: `[num_tokens] int32`.
-            namespace: of the prefix.
+            key: of the prefix.
             seconds: how long; cut to the longest time.
             of_request: whether a request has computed these tokens; `drop` of a continuation then ends this retention
                 too.
@@ -131,7 +132,7 @@ class Retention:
         Returns:
             How many tokens are retained because of this.
         """
-        match = cache.peek(tokens, namespace)
+        namespace, match = namespace_of(key), cache.peek(tokens, key)
         lease = cache.lock(match.node)  # a prefix that ends below may be a part of this one
         pages = match.pages[: self._max_pages]
         while True:
@@ -148,7 +149,7 @@ class Retention:
                 pages = pages[: np.flatnonzero(is_new)[-num_over]]
         if len(pages):
             if len(pages) < len(match.pages):
-                whole, node = lease, cache.peek(tokens[: len(pages) * self._page_size], namespace).node
+                whole, node = lease, cache.peek(tokens[: len(pages) * self._page_size], key).node
                 lease = cache.lock(node)
                 cache.unlock(whole)
             until_s = self._clock() + min(seconds, self._max_s)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.kv import KVSpace, private_pages
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.state import EngineState
@@ -29,7 +30,7 @@ _CACHED, _LOCKED, _PRIVATE = 1, 2, 3
 class OutlinedBranch(Protocol):
     """A run of pages of a prefix cache, and what follows it; see radixcache's `Branch`."""
 
-    namespace: Any
+    namespace: Key
     parent: int
     num_parent_pages: int
     tokens: Int32
@@ -203,5 +204,6 @@ def _queued_stage(request: Request, state: EngineState, kv: KVSpace, *, is_first
     return "waiting", f"{before}Other requests are admitted before it."
 
 
-def _name(namespace: object) -> str:
-    return "" if namespace is None else str(namespace)[:_MAX_NAME]
+def _name(key: Key) -> str:
+    parts = key if isinstance(key, tuple) else (key,)
+    return " ".join(str(part) for part in parts if part is not None)[:_MAX_NAME]

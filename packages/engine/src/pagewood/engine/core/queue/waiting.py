@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, runtime_checkable
 
+from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
@@ -140,7 +141,7 @@ class Watch(Protocol):
 class WatchGroup(Protocol):
     """Several watches, with a list of those that have changed."""
 
-    def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> Watch:
+    def watch(self, owner: Request, tokens: Int32, namespace: Key = None) -> Watch:
         """Return a match that is kept up to date until it is closed."""
         ...
 
@@ -439,7 +440,7 @@ class WaitingQueue:
         tokens = request.reusable_tokens()
         if not entry.is_looked_up:
             entry.is_looked_up = True
-            entry.recall = tiers.recall(tokens, request.namespace, priority=request.priority)
+            entry.recall = tiers.recall(tokens, request.key, priority=request.priority)
             if entry.recall is None:
                 return False
 
@@ -486,7 +487,7 @@ class WaitingQueue:
         """Put a request into the order, with a watch if the order reads matches."""
         self._count(self._entries[request.arrival], request.priority)
         if self._group is not None:
-            watch = self._group.watch(request, request.reusable_tokens(), request.namespace)
+            watch = self._group.watch(request, request.reusable_tokens(), request.key)
             self._entries[request.arrival].watch = watch
             request.num_matched = watch.num_tokens
         self._order.add(request)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.cache_keys import Key, namespace_of
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
@@ -30,16 +31,24 @@ class BatchBuilder:
         is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached,
             as it does for a request whose logits are changed.
         groups: the frames of pages; None: a page is its memory in all layers.
+        has_lengths: whether the model has two sets of factors for rotations.
     """
 
     __slots__ = (
-        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_is_drafting", "_key", "_num_rows", "_page_size",
-        "_table",
+        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting", "_key",
+        "_num_rows", "_page_size", "_table",
     )  # fmt: skip
 
     def __init__(
-        self, *, num_rows: int, page_size: int, is_drafting: bool = False, groups: PageGroups | None = None
+        self,
+        *,
+        num_rows: int,
+        page_size: int,
+        is_drafting: bool = False,
+        groups: PageGroups | None = None,
+        has_lengths: bool = False,
     ) -> None:
+        self._has_lengths = has_lengths
         self._num_rows = num_rows
         self._groups = groups
         self._page_size = page_size
@@ -127,8 +136,10 @@ class BatchBuilder:
             extras["processors"] = Processors.of(admitted)
             extras["reports"] = Reports.of(admitted)
             extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
+            if self._has_lengths:
+                extras["is_long"] = np.array([one.is_long for one in admitted], np.int32)
             if self._is_drafting:
-                extras["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
+                extras["namespaces"] = np.array([self._number_of(one.key) for one in admitted], np.int64)
         if scored:
             extras["scored"] = np.array(scored, np.int32)
         if pooled:
@@ -224,10 +235,11 @@ class BatchBuilder:
             return rows, columns, pages
         return self._groups.spread(rows, columns, pages, self._num_rows)
 
-    def _number_of(self, namespace: str | None) -> int:
+    def _number_of(self, key: Key) -> int:
+        namespace = namespace_of(key)
         if namespace is None:
             return 0
-        digest = blake2b(namespace.encode(), digest_size=8, key=self._key).digest()
+        digest = blake2b(str(namespace).encode(), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest, "little", signed=True)
 
 

@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Ernie4_5ForCausalLM": _ERNIE,
         "Ernie4_5_MoeForCausalLM": replace(
             _ERNIE,
+            logits_bias_field="use_bias",
             mixture=Mixture(
                 names=ExpertNames(choice_bias="moe_statics.e_score_correction_bias", choice_bias_is_matrix=True),
                 dense_layers="range",

@@ -26,6 +26,8 @@ class Family:
     """None: the third flag decides."""
     bias_fields: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
     """Flags of biases: of the projections to q, k and v, of the output of attentions, and of feed-forwards."""
+    logits_bias_field: str | None = None
+    """Flag of the bias of the output projection; None: there is none."""
     qk_norm: Literal["none", "heads", "whole", "plain"] = "none"
     """Whether q and k have norms, of each head or of all heads together; "plain": of each head, without weights, in
     layers that rotate them."""
@@ -82,6 +84,9 @@ class Family:
     """Whether an embedding of its position is added to that of a token."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
+    has_own_kinds: bool = False
+    """Whether layers that see all positions have heads of their own, and the last layers no keys and values, as in
+    `fields.layer_kinds`, with inputs and scalars of layers."""
     by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
     """Families to take instead, by the `model_type` in `text_config`."""
     stored: StoredLayout | None = None

@@ -10,7 +10,7 @@ from pagewood.engine.models.parts.feed_forward import Activation
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts; a file may have several."""
-NUM_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+NUM_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 """Names of the number of experts of a token."""
 
 
@@ -46,6 +46,8 @@ class Mixture:
     """The value of `norm_topk_prob` if it is absent."""
     least_sum: str | None = None
     """Field with what the sum of weights is at least."""
+    has_factors: bool = False
+    """See `RouterConfig`."""
     factor: str | None = None
     """Field with what multiplies the weights."""
     shared_size: str | None = None

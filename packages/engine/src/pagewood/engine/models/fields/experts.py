@@ -80,6 +80,7 @@ def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
             num_chosen_groups=chosen_groups,
             best_of_group=mixture.best_of_group,
             renormalises=renormalises,
+            has_factors=mixture.has_factors,
             epsilon=mixture.epsilon,
             least_sum=0.0 if mixture.least_sum is None else fields.number(mixture.least_sum, 1e-12, low=0, high=1),
             factor=1.0 if mixture.factor is None else fields.number(mixture.factor, 1.0, low=1e-6, high=1e6),

@@ -10,9 +10,11 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
 from pagewood.engine.models.fields.experts import read_experts
+from pagewood.engine.models.fields.layer_kinds import own_feed_forwards
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyFeedForward
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForwardConfig
+from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig, PlainKind
 
 _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
@@ -30,9 +32,9 @@ _WIDENING = 4
 
 
 def read_feed_forward(
-    fields: Fields, family: Family, num_layers: int, *, hidden_size: int
+    fields: Fields, family: Family, num_layers: int, *, hidden_size: int, norm: NormConfig
 ) -> tuple[AnyFeedForward, ...]:
-    """Return the feed-forward of each layer.
+    """Return the feed-forward of each layer; `norm` has the numbers of all norms.
 
     Raises:
         ValueError: a field is missing, of another type or out of its range, or contradicts the architecture.
@@ -43,7 +45,7 @@ def read_feed_forward(
         return (
             PlainFeedForwardConfig(size=size, activation=_read(fields, family, _PLAIN), has_bias=has_bias),
         ) * num_layers
-    mixture = family.mixture
+    mixture = None if family.has_own_kinds else family.mixture
     size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
     config = FeedForwardConfig(
         size=size,
@@ -51,6 +53,8 @@ def read_feed_forward(
         has_bias=has_bias,
         is_fused=family.gate_is_fused,
     )
+    if family.has_own_kinds:
+        return own_feed_forwards(fields, family, config, norm, num_layers)
     return (config,) * num_layers if mixture is None else read_experts(fields, mixture, config, num_layers)
 
 

@@ -10,6 +10,7 @@ from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.attention import read_attention
 from pagewood.engine.models.fields.feed_forward import read_feed_forward
 from pagewood.engine.models.fields.latent_attention import read_latent_attention
+from pagewood.engine.models.fields.layer_kinds import frame_of, own_attentions, own_inputs, own_windows
 from pagewood.engine.models.fields.multipliers import read_multiplier
 from pagewood.engine.models.fields.windows import read_windows
 from pagewood.engine.models.limits import read_size
@@ -35,13 +36,26 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
     mixers: Sequence[AnyMixer]
     if family.mixer == "attention":
         windows = read_windows(fields, family, num_layers)
+        if family.has_own_kinds:
+            windows = own_windows(windows)
         mixers = read_attention(fields, family, windows, hidden_size=hidden_size, norm=norm)
+        if family.has_own_kinds:
+            mixers = own_attentions(fields, family, mixers, norm)
     else:
         mixers = (read_latent_attention(fields, family),) * num_layers
-    feed_forwards = read_feed_forward(fields, family, num_layers, hidden_size=hidden_size)
+    feed_forwards = read_feed_forward(fields, family, num_layers, hidden_size=hidden_size, norm=norm)
+    inputs = own_inputs(fields, norm) if family.has_own_kinds else None
     multiplier = read_multiplier(fields, "residual_multiplier")
     frame = replace(family.frame, is_parallel=fields.flag("use_parallel_residual", family.frame.is_parallel))
     return tuple(
-        LayerConfig(mixer=mixer, feed_forward=feed_forward, norm=norm, frame=frame, residual_multiplier=multiplier)
+        LayerConfig(
+            mixer=mixer,
+            feed_forward=feed_forward,
+            norm=norm,
+            frame=frame_of(frame, feed_forward),
+            residual_multiplier=multiplier,
+            inputs=inputs,
+            has_scalar=family.has_own_kinds,
+        )
         for mixer, feed_forward in zip(mixers, feed_forwards, strict=True)
     )

@@ -15,6 +15,7 @@ from pagewood.engine.models.parts.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     RopeConfig,
     Scaling,
     TemperatureConfig,
@@ -44,6 +45,7 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
             {"factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"}
         ),
         "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+        "proportional": frozenset({"factor"}),
         "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
     }
 )
@@ -73,9 +75,9 @@ def read_rope(fields: Fields, family: Family, *, head_dim: int) -> RopeConfig:
     """
     max_position = fields.integer("max_position_embeddings", low=1, high=MAX_POSITION)
     own = _rope_section(fields, known=_known(family))
-    rotated = _rotated(fields, own, family, head_dim)
-    theta = own.number("rope_theta", family.theta, low=2, high=1e12)
     kind = own.text("rope_type", "default")
+    rotated = head_dim if kind == "proportional" else _rotated(fields, own, family, head_dim)
+    theta = own.number("rope_theta", family.theta, low=2, high=1e12)
     alpha = own.number("alpha", 0.0, low=0, high=1e6) if family.has_static_alpha else 0.0
     if kind == "dynamic" and alpha:
         theta, kind = theta * alpha ** (rotated / (rotated - 2)), "default"
@@ -281,23 +283,31 @@ def _read_scaling(own: Fields, kind: str, max_position: int, original_length: in
                 low_frequency_factor=low,
                 high_frequency_factor=high,
             )
+        case "proportional":
+            num_pairs = int(own.number("partial_rotary_factor", 1.0, low=0, high=1) * rotated // 2)
+            if num_pairs < 1:
+                raise ValueError(
+                    f"{own.source}: partial_rotary_factor must leave at least one pair of the {rotated} elements of a "
+                    f"head, got {own.values['partial_rotary_factor']}"
+                )
+            return ProportionalScaling(num_pairs=num_pairs, factor=own.number("factor", 1.0, low=1, high=_MAX_FACTOR))
         case "longrope":
             return _long_scaling(own, max_position, original_length, num_factors=rotated // 2)
         case _:
             raise ValueError(
-                f"{own.source}: rope_type must be default, linear, dynamic, yarn, llama3 or longrope, got {kind!r}"
+                f"{own.source}: rope_type must be default, linear, dynamic, yarn, llama3, proportional or longrope, "
+                f"got {kind!r}"
             )
 
 
 def _long_scaling(own: Fields, max_position: int, original_length: int, *, num_factors: int) -> LongScaling:
     factor = own.number("factor", max_position / original_length, low=1e-3, high=_MAX_FACTOR)
     usual = math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 and original_length > 1 else 1.0
+    sets = [own.numbers(name, num_factors, low=1e-3, high=1e6) for name in ("short_factor", "long_factor")]
     return LongScaling(
-        short_factors=own.numbers("short_factor", num_factors, low=1e-3, high=1e6),
-        long_factors=own.numbers("long_factor", num_factors, low=1e-3, high=1e6),
+        sets=tuple(sets if max_position > original_length else sets[:1]),
         original_length=original_length,
         attention_factor=own.number("attention_factor", usual, low=1e-3, high=1e3),
-        is_long=max_position > original_length,
     )
 
 

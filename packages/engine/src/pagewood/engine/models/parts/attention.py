@@ -63,6 +63,12 @@ class AttentionConfig:
     """Whether it is computed behind the rotation, rather than before."""
     qk_norm_is_plain: bool = False
     """Whether it has no weights. Then its place does not matter, because a rotation changes no sum of squares."""
+    values_are_keys: bool = False
+    """Whether values are the keys as they are before their norm and rotation, rather than a projection of their own."""
+    value_norm: NormConfig | None = None
+    """The norm of each head of values, which has no weights; None: there is no norm."""
+    source: int | None = None
+    """The earlier layer whose keys and values it reads; None: it has its own."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -76,6 +82,10 @@ class AttentionConfig:
             raise ValueError("qk_norm_is_whole must be False without qk_norm, got True")
         if self.qk_norm_follows and self.qk_norm_is_whole:
             raise ValueError("qk_norm_follows must be False for the norm of all heads together, got True")
+        if self.source is not None and (self.qkv_is_fused or self.qk_norm_is_whole or self.qk_norm_follows):
+            raise ValueError("source must be None in layers whose q and k have a projection or norm together")
+        if self.values_are_keys and (self.qkv_is_fused or self.head_order is not None):
+            raise ValueError("values_are_keys must be False where keys are stored with values or in another order")
         if self.window is not None and self.window < 1:
             raise ValueError(f"windows must be >= 1, got {self.window}")
         if self.is_chunked and self.window is None:
@@ -143,7 +153,7 @@ class AttentionConfig:
 class SelfAttention(Generic[A]):
     """An attention with its parameters."""
 
-    __slots__ = ("_config", "_ops", "_output", "_qkv", "_sinks", "_split")
+    __slots__ = ("_config", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
 
     def __init__(
         self,
@@ -167,31 +177,31 @@ class SelfAttention(Generic[A]):
             inputs: columns of the projections to q, k and v; None: E.
             shard: the rank.
         """
-        qkv = [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)]
-        if config.qkv_is_fused:
-            qkv = [("qkv_proj", config.q_size + 2 * config.kv_size)]
-        own, heads = config.for_shard(shard), config.heads_of(shard)
+        own, heads, has_own = config.for_shard(shard), config.heads_of(shard), config.source is None
         self._config = own
         self._ops = ops
         self._qkv = read_linear(
-            weights, ops, prefix, qkv, inputs or hidden_size, has_bias=config.qkv_bias, order=_order(config, shard)
+            weights,
+            ops,
+            prefix,
+            _parts(config),
+            inputs or hidden_size,
+            has_bias=config.qkv_bias,
+            order=_order(config, shard),
         )
-        norms = [
-            _read_norm(config, weights, f"{prefix}{name}", num_heads, kept)
-            for name, num_heads, kept in zip(
-                config.qk_norm_names, (config.num_heads, config.num_kv_heads), heads, strict=True
-            )
-        ]
+        q_name, k_name = (f"{prefix}{name}" for name in config.qk_norm_names)
         self._split = HeadSplit(
             head_dim=config.head_dim,
             q_size=own.q_size,
-            kv_size=own.kv_size,
-            q_norm=norms[0],
-            k_norm=norms[1],
+            kv_size=own.kv_size if has_own else 0,
+            q_norm=_read_norm(config, weights, q_name, config.num_heads, heads[0]),
+            k_norm=_read_norm(config, weights, k_name, config.num_kv_heads, heads[1]) if has_own else None,
             norms_are_whole=config.qk_norm_is_whole,
             num_ranks=shard.count,
             norms_follow=config.qk_norm_follows,
+            values_are_keys=config.values_are_keys,
         )
+        self._value_norm = None if config.value_norm is None else Norm(weight=None, epsilon=config.value_norm.epsilon)
         self._sinks = None
         if config.sinks:
             order = None if shard.is_whole else np.asarray(heads[0])
@@ -215,6 +225,8 @@ class SelfAttention(Generic[A]):
         config, ops = self._config, self._ops
         rotation = None if config.rope is None else step.rotations[config.rope]
         q, k, v = ops.split_heads(self._qkv(x), rotation, self._split)
+        if self._value_norm is not None and v is not None:
+            v = ops.norm_heads(v, self._value_norm, config.head_dim)
         if config.temperature is not None:
             q = ops.scale_rows(q, step.rotations[config.temperature])
         attended = step.attention.run(q, k, v, layer, self._sinks)
@@ -223,11 +235,25 @@ class SelfAttention(Generic[A]):
         return self._output(attended)
 
 
+def _parts(config: AttentionConfig) -> list[tuple[str, int]]:
+    """Return the matrices of the projection to queries, keys and values, with their outputs."""
+    if config.qkv_is_fused:
+        return [("qkv_proj", config.q_size + 2 * config.kv_size)]
+    own = [("k_proj", config.kv_size), ("v_proj", config.kv_size)]
+    num_own = 0 if config.source is not None else 1 if config.values_are_keys else 2
+    return [("q_proj", config.q_size), *own[:num_own]]
+
+
 def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
     """Return the order of the rows of a rank's queries, keys and values; None: all rows stay."""
     order = config.head_order
     if order is None and shard.is_whole:
         return None
+    if shard.is_whole and order is not None:
+        num_kv_heads = 0 if config.source is not None else config.num_kv_heads
+        rotated = in_heads(order, range(config.num_heads + num_kv_heads))
+        num_plain = 0 if config.source is not None or config.values_are_keys else config.kv_size
+        return np.concatenate([rotated, len(rotated) + np.arange(num_plain)])
     plain = np.arange(config.head_dim)
     rotated = plain if order is None else order
     heads, kv_heads = config.heads_of(shard)

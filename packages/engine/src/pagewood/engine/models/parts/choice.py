@@ -10,6 +10,7 @@ from typing import Protocol
 from pagewood.engine.models.ops import A, Ops, Step, Weights
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
+from pagewood.engine.models.parts.experts_beside import ExpertsBeside, ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
@@ -17,7 +18,7 @@ from pagewood.engine.models.shard import Shard
 
 AnyMixer = AttentionConfig | LatentAttentionConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig | ExpertsBesideConfig
 """Every kind of feed-forward: what computes each token by itself."""
 
 
@@ -33,7 +34,7 @@ class Mixer(Protocol[A]):
 
 
 class PerToken(Protocol[A]):
-    """A feed-forward with its parameters."""
+    """A feed-forward with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
@@ -61,3 +62,5 @@ def make_feed_forward(
             return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ExpertsConfig():
             return Experts(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+        case ExpertsBesideConfig():
+            return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size)

@@ -52,6 +52,8 @@ class RouterConfig:
     """What the sum is at least."""
     factor: float = 1.0
     """Multiplies all weights."""
+    has_factors: bool = False
+    """Whether a weight is also multiplied by a parameter of its expert."""
 
     def __post_init__(self) -> None:
         check_size("num_experts", self.num_experts)
@@ -81,6 +83,7 @@ class ExpertNames:
     choice_bias: str = "gate.e_score_correction_bias"
     choice_bias_is_matrix: bool = False
     """Whether it is stored as `[1, N]`."""
+    factors: str = "per_expert_scale"
     experts: str = "experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -134,7 +137,7 @@ class ExpertsConfig:
 class Experts(Generic[A]):
     """A mixture of experts with its parameters."""
 
-    __slots__ = ("_choice_bias", "_config", "_experts", "_ops", "_router", "_shared", "_shared_gate")
+    __slots__ = ("_choice_bias", "_config", "_experts", "_factors", "_ops", "_router", "_shared", "_shared_gate")
 
     def __init__(
         self,
@@ -169,6 +172,7 @@ class Experts(Generic[A]):
         if router.has_choice_bias:
             shape = (1, count) if names.choice_bias_is_matrix else (count,)
             self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
+        self._factors = weights.exact(f"{prefix}{names.factors}", count) if router.has_factors else None
         part = shard.inputs("intermediate_size of experts", config.size)
         order = None if part is None else in_halves(part, config.size, num_experts=count)
         down_bias = weights.stack(each(down, kind="bias")) if config.has_bias else None
@@ -192,9 +196,12 @@ class Experts(Generic[A]):
         if config.has_shared_gate:
             self._shared_gate = exact(names.shared_gate, 1)
 
-    def __call__(self, x: A) -> A:
-        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
-        chosen, shares = self._ops.choose(self._router(x), self._config.router, self._choice_bias)
+    def __call__(self, x: A, *, judged: A | None = None) -> A:
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks; the router reads `judged` `[T, E]`, or `x`."""
+        logits = self._router(x if judged is None else judged)
+        chosen, shares = self._ops.choose(logits, self._config.router, self._choice_bias)
+        if self._factors is not None:
+            shares = self._ops.scale_chosen(shares, chosen, self._factors)
         routed = self._experts(x, chosen, shares)
         if self._shared is None:
             return routed

@@ -44,6 +44,7 @@ def read_gathered(
     inputs: int,
     shard: Shard,
     *,
+    has_bias: bool = False,
     change: Callable[[Linear[A]], Linear[A]] | None = None,
 ) -> Linear[A]:
     """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
@@ -51,6 +52,6 @@ def read_gathered(
     `change` makes the projection compute more with each of its outputs.
     """
     order = None if shard.is_whole else shard.padded_part(size)
-    projection = read_linear(weights, ops, "", [(name, size)], inputs, order=order)
+    projection = read_linear(weights, ops, "", [(name, size)], inputs, has_bias=has_bias, order=order)
     projection = projection if change is None else change(projection)
     return projection if shard.is_whole else Gathered(projection, ops, size)

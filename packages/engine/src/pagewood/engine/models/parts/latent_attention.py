@@ -89,13 +89,7 @@ class LatentAttentionConfig:
         return self.shape.num_heads * self.shape.latent_size
 
     def memory(self, *, page_size: int, dtype: str, order: Literal["NHD", "HND"]) -> LatentLayout:
-        """Return the layout of its latents, which have no heads to put in an `order`.
-
-        Raises:
-            ValueError: there are no latents of this dtype.
-        """
-        if dtype == "int8":
-            raise ValueError("kv_cache_dtype of a model with latent attention must be a floating point one, got int8")
+        """Return the layout of its latents, which have no heads to put in an `order`."""
         return LatentLayout(
             num_layers=1, latent_dim=self.shape.rank, rope_dim=self.shape.rope_dim, page_size=page_size, dtype=dtype
         )

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
+from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
+from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.shard import WHOLE, Shard
 
@@ -31,7 +34,8 @@ class FrameConfig:
     before_feed_forward: str | None = "post_attention_layernorm"
     behind_feed_forward: str | None = None
     mixer: str = "self_attn"
-    feed_forward: str = "mlp"
+    feed_forward: str | None = "mlp"
+    """None: it reads the residual stream, and its parts have names and norms of their own in the layer."""
     is_parallel: bool = False
     """Whether both parts read the residual stream as it enters the layer; without a norm before the feed-forward, they
     share that of the mixer."""
@@ -40,6 +44,10 @@ class FrameConfig:
         if self.is_parallel:
             if self.before_mixer is None or self.behind_mixer is not None or self.behind_feed_forward is not None:
                 raise ValueError(f"parallel parts must have norms before them and none behind them, got {self}")
+            return
+        if self.feed_forward is None:
+            if self.before_feed_forward is not None or self.behind_feed_forward is None:
+                raise ValueError(f"a feed-forward without a name must have a norm behind it alone, got {self}")
             return
         places = [
             (self.before_mixer is not None, self.behind_mixer is not None),
@@ -64,8 +72,14 @@ class LayerConfig:
     frame: FrameConfig
     residual_multiplier: float = 1.0
     """Multiplies what the parts add to the residual stream."""
+    inputs: LayerInputsConfig | None = None
+    """What it adds of each token beside its embedding; None: nothing."""
+    has_scalar: bool = False
+    """Whether the residual stream is multiplied by the parameter `layer_scalar` in the end."""
 
     def __post_init__(self) -> None:
+        if (self.inputs is not None or self.has_scalar) and self.frame.behind_feed_forward is None:
+            raise ValueError("layers with inputs or a scalar must have a norm behind the feed-forward, got none")
         if self.residual_multiplier != 1 and self.frame.behind_mixer is not None:
             raise ValueError(
                 f"residual_multiplier must be 1 where norms stand behind parts, got {self.residual_multiplier}"
@@ -77,6 +91,13 @@ class LayerConfig:
         Raises:
             ValueError: a part cannot be divided among the ranks.
         """
+        mixer = self.mixer
+        is_undivided = isinstance(mixer, AttentionConfig) and (mixer.source is not None or mixer.values_are_keys)
+        if is_undivided or self.inputs is not None or isinstance(self.feed_forward, ExpertsBesideConfig):
+            raise ValueError(
+                "tensor_parallel_size must be 1 for a model with keys of earlier layers, values that are keys, inputs "
+                f"of layers or experts beside a feed-forward, got {shard.count}"
+            )
         return replace(self, mixer=self.mixer.for_shard(shard), feed_forward=self.feed_forward.for_shard(shard))
 
 
@@ -87,8 +108,8 @@ class Layer(Generic[A]):
     adds it.
     """
 
-    __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_is_parallel",
-                 "_is_whole", "_mixer", "_multiplier", "_ops", "input_norm")  # fmt: skip
+    __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_input",
+                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_ops", "_scalar", "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -98,6 +119,7 @@ class Layer(Generic[A]):
         prefix: str,
         *,
         hidden_size: int,
+        index: int = 0,
         mixer_inputs: int | None = None,
         shard: Shard = WHOLE,
     ) -> None:
@@ -109,6 +131,7 @@ class Layer(Generic[A]):
             ops: keeps them.
             prefix: of their names, without the dot at its end.
             hidden_size: E.
+            index: its number in the model.
             mixer_inputs: columns of the mixer's input; None: E.
             shard: the rank.
         """
@@ -133,10 +156,17 @@ class Layer(Generic[A]):
         )
         self._behind_mixer = norm(frame.behind_mixer)
         self._feed_forward_norm = norm(frame.before_feed_forward)
+        own = f"{prefix}." if frame.feed_forward is None else f"{prefix}.{frame.feed_forward}."
         self._feed_forward = make_feed_forward(
-            config.feed_forward, weights, ops, f"{prefix}.{frame.feed_forward}.", hidden_size=hidden_size, shard=shard
+            config.feed_forward, weights, ops, own, hidden_size=hidden_size, shard=shard
         )
         self._behind_feed_forward = norm(frame.behind_feed_forward)
+        self._input: LayerInput[A] | None = None
+        if config.inputs is not None:
+            self._input = LayerInput(config.inputs, weights, ops, f"{prefix}.", hidden_size=hidden_size, index=index)
+        self._scalar = 1.0
+        if config.has_scalar:
+            self._scalar = float(weights.exact(f"{prefix}.layer_scalar", 1).sum())  # empty where only headers are read
 
     def enter(self, pending: A | None, residual: A) -> A:
         """Return the mixer's input `[T, E]`, after `pending` is added to the residual stream `[T, E]`.
@@ -165,7 +195,12 @@ class Layer(Generic[A]):
             return self._beside(mixed, x, residual, wanted), residual
         pending = self._leave(self._summed(mixed), residual, self._behind_mixer)
         x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
-        return self._leave(self._summed(x), residual, self._behind_feed_forward), residual
+        pending = self._leave(self._summed(x), residual, self._behind_feed_forward)
+        if self._input is not None:
+            self._input(residual, step, wanted)
+        if self._scalar != 1:
+            residual = self._ops.scale(residual, self._scalar)
+        return pending, residual
 
     def _summed(self, x: A) -> A:
         """Return the sum over ranks of a part's result."""

@@ -15,6 +15,16 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """Only the first pairs are rotated, by the frequencies that they have in a head that is rotated as a whole."""
+
+    num_pairs: int
+    """Pairs that are rotated: element i and i + head_dim / 2, for i below it."""
+    factor: float = 1.0
+    """Divides all angles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicScaling:
     """NTK scaling, whose base grows with the position from `original_length` on.
 
@@ -55,25 +65,21 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongScaling:
-    """Every frequency is divided by a factor of its own, from one of two sets.
+    """Every frequency is divided by a factor of its own.
 
-    Keys of both sets cannot be mixed. So a model has the same set for all its sequences, chosen by the longest one that
-    it is used for.
+    Keys of two sets of factors cannot be mixed. So a request has one set, chosen by the longest that it can become.
 
     Source: Ding et al., LongRoPE, 2024.
     """
 
-    short_factors: tuple[float, ...]
-    """For sequences of at most the original length."""
-    long_factors: tuple[float, ...]
+    sets: tuple[tuple[float, ...], ...]
+    """The factors of all requests; or those of requests of at most the original length, and those of longer ones."""
     original_length: int
     attention_factor: float
     """Multiplies every cosine and sine."""
-    is_long: bool
-    """Which set is used."""
 
 
-Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
+Scaling = LinearScaling | ProportionalScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +108,18 @@ class RopeConfig:
         """Elements of a head that are rotated."""
         return self.head_dim if self.rotated is None else self.rotated
 
+    @property
+    def short_length(self) -> int | None:
+        """The longest request that has the first of two sets of factors; None: there is one set."""
+        own = self.scaling
+        return own.original_length if isinstance(own, LongScaling) and len(own.sets) > 1 else None
+
     def for_length(self, length: int) -> RopeConfig:
-        """Return the rope of a model whose sequences have at most `length` positions."""
-        if not isinstance(self.scaling, LongScaling):
+        """Return the rope of a model whose requests have at most `length` tokens."""
+        own = self.scaling
+        if not isinstance(own, LongScaling) or length > own.original_length:
             return self
-        return replace(self, scaling=replace(self.scaling, is_long=length > self.scaling.original_length))
+        return replace(self, scaling=replace(own, sets=own.sets[:1]))
 
     def longest(self, max_position: int) -> int:
         """Return the number of usable positions.

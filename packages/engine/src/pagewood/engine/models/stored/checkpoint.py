@@ -25,8 +25,9 @@ from pagewood.engine.models.stored.row_orders import as_slice, orders_of_parts, 
 from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.models.stored.tied import check_copy, stored_name
-from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, part_names
-from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, columns_of, rows_of
+from pagewood.engine.weights.checkpoint_formats import FLOATS, Array, Format, cut, part_names
+from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Weight, rows_of
+from pagewood.engine.weights.matrix_parts import columns_of
 from pagewood.engine.weights.nearest import joined
 
 _log = logging.getLogger(__name__)
@@ -48,10 +49,16 @@ class Found:
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of the tensors of a quantised matrix, by suffix."""
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that are needed."""
-        return self.rows if self.order is None else len(self.order)
+    def ranges(self, columns: int) -> tuple[range | None, range]:
+        """Return the rows and the columns that are needed of a matrix; None: the rows do not follow each other."""
+        order = slice(0, self.rows) if self.order is None else as_slice(self.order)
+        outputs = range(order.start, order.stop) if isinstance(order, slice) else None
+        return outputs, range(columns) if self.inputs is None else self.inputs
+
+    def shape(self, *columns: int) -> tuple[int, ...]:
+        """Return the shape of what is needed of a tensor with these other dimensions."""
+        own = columns if self.inputs is None else (len(self.inputs),)
+        return (self.rows if self.order is None else len(self.order), *own)
 
 
 class Checkpoint:
@@ -111,7 +118,7 @@ class Checkpoint:
         self._kept: Counter[tuple[str, str, str]] = Counter()  # written by: forms, stack
         """Number of matrices by (format, form in which they are kept, reason)."""
         self.num_elements = 0  # written by: check
-        """Total number of elements of the tensors that have been read or checked."""
+        """Total number of elements that have been read or checked: of ranks, those of their parts."""
 
     def check(
         self,
@@ -145,7 +152,7 @@ class Checkpoint:
                 self._check_one(name, [(rows, *columns), *scalar], dtypes)
                 one = Found(name=name, rows=rows)
             found.append(replace(one, order=own, inputs=inputs))
-            self.num_elements += math.prod((rows, *columns))
+            self.num_elements += math.prod(found[-1].shape(*columns))
         return found
 
     def stack(
@@ -185,9 +192,9 @@ class Checkpoint:
 
     def _widened(self, found: Sequence[Found], *columns: int) -> Tensor:
         """Return tensors that `check` found one below the other, as numbers in new memory."""
-        dtype, inputs = self._dtype or torch.float32, found[0].inputs
-        own = columns if inputs is None else (len(inputs),)
-        stacked = torch.empty((sum(one.num_rows for one in found), *own), dtype=dtype, device=self._device)
+        shapes = [one.shape(*columns) for one in found]
+        total = (sum(rows for rows, *_ in shapes), *shapes[0][1:])
+        stacked = torch.empty(total, dtype=self._dtype or torch.float32, device=self._device)
         start = 0
         for one in found:
             if one.format is None:
@@ -337,15 +344,20 @@ class Checkpoint:
 
     def _read(self, found: Found, form: Format, columns: int) -> Weight:
         arrays = {suffix: _array(self._mapped(name)) for suffix, name in found.parts.items()}
+        whole, (outputs, inputs) = (found.rows, columns), found.ranges(columns)
+        parts = None if outputs is None else cut(form.parts(*whole), arrays, whole, outputs, inputs)
         try:
-            kept = form.read(arrays, found.rows, columns)
+            if outputs is not None and parts is not None:
+                kept = form.read(parts, len(outputs), len(inputs))
+            else:
+                kept = form.read(arrays, *whole)
         except ValueError as error:
             raise ValueError(f"{self.folder}: {found.name}: {error}") from error
         group = getattr(kept.weight, "group", None)
         shown = type(kept.weight).__name__.lower() + (f" in groups of {group}" if group else "")
         self._kept[form.name, shown, kept.why] += 1
         self._report(len(arrays))
-        return self._cut(kept.weight, found)
+        return kept.weight if parts is not None else self._cut(kept.weight, found)
 
     def _cut(self, weight: Weight, found: Found) -> Weight:
         """Return what is needed of a matrix.

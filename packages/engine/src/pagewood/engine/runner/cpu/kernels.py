@@ -25,7 +25,8 @@ def warm_up(
     memory: int | MultiHeadLayout | LatentLayout,
     *,
     int8: bool = False,
-    draft_head_dim: int | None = None,
+    head_dims: Collection[int] = (),
+    drafter: int | MultiHeadLayout | LatentLayout | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     others: Iterable[Unit] = (),
     progress: Progress | None = None,
@@ -34,26 +35,28 @@ def warm_up(
 
     Args:
         memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
-        draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
+        head_dims: elements of heads of both, where layers have several sizes.
+        drafter: the same as `memory`, of the draft model or the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
         others: kernels that only some models need, see `CPUOps.units`.
         progress: called with what is being loaded or compiled.
     """
-    dims = set[int]() if draft_head_dim is None else {draft_head_dim}
-    units = [*COMMON]
-    if isinstance(memory, LatentLayout):
-        units.append(latents_unit(memory.latent_dim + memory.rope_dim, memory.latent_dim))
-    else:
-        int8 = int8 if isinstance(memory, int) else memory.dtype == "int8"
-        dims.add(memory if isinstance(memory, int) else memory.head_dim)
-    units += [heads_unit(dim, int8=int8) for dim in sorted(dims)]
+    units, memories = [*COMMON], [memory] if drafter is None else [memory, drafter]
+    for one in memories:
+        is_int8 = int8 if isinstance(one, int) else one.dtype == "int8"
+        if isinstance(one, LatentLayout):
+            units.append(latents_unit(one.latent_dim + one.rope_dim, one.latent_dim, int8=is_int8))
+            continue
+        dims = head_dims or (one if isinstance(one, int) else one.head_dim,)
+        units += [heads_unit(dim, int8=is_int8) for dim in sorted(dims)]
+    units = [*dict.fromkeys(units)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    if draft_head_dim is not None:
+    if drafter is not None:
         units.append(DRAFTING)
-    drafts = () if draft_head_dim is None else plans
+    drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     kernels = (*tables, *drafts, *(unit.kernel for unit in units), step)
     doing = "loading"

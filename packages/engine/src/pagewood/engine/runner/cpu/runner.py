@@ -262,7 +262,9 @@ class CPURunner:
         self._attention = attention_over(
             storage, [layer.mixer for layer in config.layers], groups=groups, num_rows=max_rows
         )
-        self._rotations = Rotations(model.ropes)  # contents written by: the worker
+        self._rotations = Rotations(  # contents written by: the worker
+            model.ropes, num_rows=max_rows, short_length=model.short_length
+        )
         self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
         # The last table has the pages themselves, under whose ids a drafter has its memory.
         own = replace(self._rows, pages=self._rows.pages[-max_rows:])
@@ -547,6 +549,7 @@ class CPURunner:
             update(*map(_writable, (*updates, *tokens)), rows.pages, rows.tokens, rows.lengths)
         if len(batch.admitted) > 0:
             self._adjustments.begin(batch)
+            self._rotations.admit(batch)
         if len(batch.limits) > 0:
             for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
                 rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.runner.cuda.attention_shape import AttentionShape
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import DecodeWrapper, FlashInfer, LatentWrapper, PrefillWrapper
 from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
-from pagewood.kvpool import LayerGroups, MultiHeadLayout
+from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
@@ -101,69 +101,6 @@ class Places:
         return self.more_indices[group - 1] if group else self.kv_indices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
-    """The numbers that define the attention of a model."""
-
-    num_heads: int
-    windows: Sequence[int | None]
-    """Per layer, see `AttentionConfig.window`."""
-    scale: float | None = None
-    """Multiplies the products of queries and keys; None means the usual one for the size of a head."""
-    logits_soft_cap: float | None = None
-    dtype: str | None = None
-    """Dtype of queries and results; None means that of the KV memory."""
-    groups: LayerGroups | None = None
-    """Of the layers, each with page ids of its own; None: all layers are one group."""
-
-    @classmethod
-    def of(cls, layers: Sequence[AttentionConfig], *, dtype: str, groups: LayerGroups | None = None) -> AttentionShape:
-        """Return the shape of layers that differ only in their windows and sinks.
-
-        Sequences must not be longer than a window that does not slide. Then it hides nothing.
-
-        Raises:
-            ValueError: they differ in something else.
-        """
-        numbers = [(layer.num_heads, layer.scale, layer.soft_cap) for layer in layers]
-        for one in numbers:
-            if one != numbers[0]:
-                raise ValueError(
-                    "layers must have the same number of heads, scale and soft cap on CUDA, where FlashInfer plans the "
-                    f"attention of all at once, got {numbers[0]} and {one}"
-                )
-        num_heads, scale, soft_cap = numbers[0]
-        windows = [None if layer.is_chunked else layer.window for layer in layers]
-        return cls(
-            num_heads=num_heads,
-            windows=windows,
-            scale=scale,
-            logits_soft_cap=soft_cap,
-            dtype=dtype,
-            groups=groups,
-        )
-
-    @property
-    def layer_places(self) -> Sequence[tuple[int, int]]:
-        """Per layer: its group, and its number in the memory."""
-        return [(0, layer) for layer in range(len(self.windows))] if self.groups is None else self.groups.places
-
-    @property
-    def torch_dtype(self) -> torch.dtype | None:
-        """The dtype as a torch dtype."""
-        return None if self.dtype is None else getattr(torch, self.dtype)
-
-    @property
-    def windows_left(self) -> list[int]:
-        """Per layer, how many earlier positions a token sees; -1 means all."""
-        return [-1 if window is None else window - 1 for window in self.windows]
-
-    @property
-    def all_windows_left(self) -> list[int]:
-        """The distinct values of `windows_left`, ascending."""
-        return sorted(set(self.windows_left))
-
-
 Wrapper = DecodeWrapper | PrefillWrapper
 Staging = Mapping[int, Tensor]
 """For each window, a pinned buffer of `STAGING_BYTES` that no plan in flight uses."""
@@ -189,7 +126,7 @@ class DecodeKernels:
             window: flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
                 use_cuda_graph=graph is not None,
-                use_tensor_cores=shape.num_heads >= TENSOR_CORE_GROUP * layout.num_kv_heads,
+                use_tensor_cores=shape.heads[window].group >= TENSOR_CORE_GROUP,
                 paged_kv_indptr_buffer=graph.kv_indptr if graph else None,
                 paged_kv_indices_buffer=graph.kv_indices if graph else None,
                 paged_kv_last_page_len_buffer=graph.last_page_len if graph else None,
@@ -199,20 +136,21 @@ class DecodeKernels:
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step in which every grant has one token; wrappers of a graph copy the arrays to its memory."""
-        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        kv_dtype = getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
+            heads = self._shape.heads[window]
             lend(wrapper, staging[window])
             wrapper.plan(
                 host.kv_indptr,
                 kv_indices,
                 host.last_page_len,
-                self._shape.num_heads,
-                layout.num_kv_heads,
-                layout.head_dim,
-                layout.page_size,
+                heads.num_heads,
+                heads.num_kv_heads,
+                heads.head_dim,
+                self._layout.page_size,
                 window_left=window,
-                logits_soft_cap=self._shape.logits_soft_cap,
-                sm_scale=self._shape.scale,
+                logits_soft_cap=heads.soft_cap,
+                sm_scale=heads.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,  # otherwise FlashInfer computes it
@@ -253,22 +191,23 @@ class PrefillKernels:
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step; wrappers of a graph copy the arrays to its memory."""
-        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        kv_dtype = getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
+            heads = self._shape.heads[window]
             lend(wrapper, staging[window])
             wrapper.plan(
                 host.qo_indptr,
                 host.kv_indptr,
                 kv_indices,
                 host.last_page_len,
-                self._shape.num_heads,
-                layout.num_kv_heads,
-                layout.head_dim,
-                layout.page_size,
+                heads.num_heads,
+                heads.num_kv_heads,
+                heads.head_dim,
+                self._layout.page_size,
                 causal=True,
                 window_left=window,
-                logits_soft_cap=self._shape.logits_soft_cap,
-                sm_scale=self._shape.scale,
+                logits_soft_cap=heads.soft_cap,
+                sm_scale=heads.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,  # otherwise FlashInfer computes it in unpinned memory
@@ -322,22 +261,23 @@ class VerifyKernels:
         FlashInfer's `plan` also accepts packed masks, but it would treat offsets in bits as offsets in bytes, and copy
         them from memory that is not pinned. So the masks are set here.
         """
-        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        kv_dtype = getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
+            heads = self._shape.heads[window]
             lend(wrapper, staging[window])
             wrapper.plan(
                 host.qo_indptr,
                 host.kv_indptr,
                 kv_indices,
                 host.last_page_len,
-                self._shape.num_heads,
-                layout.num_kv_heads,
-                layout.head_dim,
-                layout.page_size,
+                heads.num_heads,
+                heads.num_kv_heads,
+                heads.head_dim,
+                self._layout.page_size,
                 causal=True,
                 window_left=-1,
-                logits_soft_cap=self._shape.logits_soft_cap,
-                sm_scale=self._shape.scale,
+                logits_soft_cap=heads.soft_cap,
+                sm_scale=heads.scale,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
                 seq_lens=host.kv_lens,
@@ -380,42 +320,34 @@ class AttentionPlanner(Protocol):
 class PlannedAttention:
     """The attention of one step; satisfies `models.ops.Attention`."""
 
-    __slots__ = ("_by_layer", "_flashinfer", "_layer_places", "_num_heads", "_places", "_storage")
+    __slots__ = ("_by_layer", "_flashinfer", "_memories", "_places", "_shape")
 
     def __init__(
         self,
         flashinfer: FlashInfer,
-        storage: KVStorage,
+        memories: Sequence[Tensor],
         shape: AttentionShape,
         by_window: Mapping[int, Wrapper],
         places: Places,
     ) -> None:
-        """Use wrappers that are planned before `run` is called."""
+        """Use wrappers that are planned before `run` is called, and the memory of each layer."""
         self._flashinfer = flashinfer
-        self._storage = storage
-        self._num_heads = shape.num_heads
+        self._memories = memories
+        self._shape = shape
         self._by_layer = [by_window[window] for window in shape.windows_left]
-        self._layer_places = shape.layer_places
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`.
 
         The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
         """
-        assert v is not None
-        group, number = self._layer_places[layer]
-        layout, places, memory = self._storage.layout, self._places, self._storage.layer(number)
-        num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
-        if places.is_finite is not None:
-            k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
-        if k.dtype != memory.dtype:
-            k, v = encode(k, memory.dtype), encode(v, memory.dtype)
-        self._flashinfer.append_paged_kv_cache(
-            k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
-            places.indices_of(group), places.kv_indptr, places.last_page_len,
-        )  # fmt: skip
-        heads, wrapper = q.view(num_tokens, self._num_heads, layout.head_dim), self._by_layer[layer]
+        places, memory, num_tokens = self._places, self._memories[layer], q.shape[0]
+        group, _ = self._shape.groups.places[layer]
+        head_dim = memory.shape[-1]
+        if k is not None and v is not None:
+            self._store(k, v, layer)
+        heads, wrapper = q.view(num_tokens, -1, head_dim), self._by_layer[layer]
         # A plan depends on how many pages there are, not on which. FlashInfer has no argument for others in `run`.
         planned = wrapper._paged_kv_indices_buf
         if group:
@@ -429,6 +361,18 @@ class PlannedAttention:
         wrapper._paged_kv_indices_buf = planned
         return attended.view(num_tokens, -1)
 
+    def _store(self, k: Tensor, v: Tensor, layer: int) -> None:
+        places, memory = self._places, self._memories[layer]
+        kv_shape = (-1, *memory.shape[3:])
+        if places.is_finite is not None:
+            k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
+        if k.dtype != memory.dtype:
+            k, v = encode(k, memory.dtype), encode(v, memory.dtype)
+        self._flashinfer.append_paged_kv_cache(
+            k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
+            places.indices_of(self._shape.groups.places[layer][0]), places.kv_indptr, places.last_page_len,
+        )  # fmt: skip
+
 
 class FlashInferAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`, for the steps of one stream.
@@ -438,7 +382,8 @@ class FlashInferAttention:
     """
 
     __slots__ = (
-        "_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_verify", "_workspace", "shape",
+        "_batch_invariant", "_decode", "_flashinfer", "_memories", "_prefill", "_storage", "_verify", "_workspace",
+        "shape",
     )  # fmt: skip
 
     def __init__(
@@ -469,6 +414,7 @@ class FlashInferAttention:
             raise ValueError(f"storage must have the layout NHD, got {layout.order}")
         self._flashinfer = flashinfer
         self._storage = storage
+        self._memories = shape.memories(storage)
         self.shape = shape
         self._workspace = torch.zeros(
             WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device
@@ -528,7 +474,7 @@ class FlashInferAttention:
         """Return how many empty grants must be added to a step without a graph."""
         if not self._batch_invariant:
             return 0
-        return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
+        return max(num_empty_grants(num_tokens, num_grants, heads.group) for heads in self.shape.heads.values())
 
     def _verify_kernels(self, memory: Places | None, masks: Masks | None) -> VerifyKernels:
         return VerifyKernels(
@@ -543,7 +489,7 @@ class FlashInferAttention:
 
     def over(self, kernels: Kernels | VerifyKernels, places: Places) -> PlannedAttention:
         """Return the attention that a model calls: `kernels` for tokens at `places`."""
-        return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
+        return PlannedAttention(self._flashinfer, self._memories, self.shape, kernels.by_window, places)
 
 
 def lend(wrapper: Wrapper | LatentWrapper, staging: Tensor) -> None:

@@ -18,13 +18,13 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cuda.attention import (
     WORKSPACE_BYTES,
-    AttentionShape,
     FlashInferAttention,
     HostArrays,
     Places,
     Staging,
     lend,
 )
+from pagewood.engine.runner.cuda.attention_shape import AttentionShape, HeadShape
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer, LatentWrapper
 from pagewood.engine.runner.storage import AnyStorage
@@ -101,7 +101,8 @@ class LatentKernels:
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step; the wrapper of a graph copies the arrays to its memory."""
         layout, dtype = self._layout, getattr(torch, self._layout.dtype)
-        scale = self._shape.scale
+        heads = self._shape.heads[-1]
+        scale = heads.scale
         assert scale is not None
         lend(self.wrapper, staging[_ALL])
         self.wrapper.plan(
@@ -109,7 +110,7 @@ class LatentKernels:
             host.kv_indptr,
             kv_indices,
             host.kv_lens,
-            self._shape.num_heads,
+            heads.num_heads,
             layout.latent_dim,
             layout.rope_dim,
             layout.page_size,
@@ -132,8 +133,9 @@ class PlannedLatentAttention:
         self._wrapper = wrapper
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         """Write latents `k` `[T, C + R]` to their pages in `layer`; return the attention `[T, H C]` of `q`."""
+        assert k is not None
         assert v is None, "latents are values too"
         assert sinks is None
         layout, places, memory = self._storage.layout, self._places, self._storage.parts(layer)
@@ -181,8 +183,10 @@ class FlashInferLatentAttention:
             raise ValueError(f"latents must have the dtype of queries, {dtype}, on CUDA, got {storage.layout.dtype}")
         self._flashinfer = flashinfer
         self._storage = storage
+        own = layers[0].shape
+        heads = HeadShape(num_heads=own.num_heads, num_kv_heads=1, head_dim=own.latent_size, scale=layers[0].scale)
         self.shape = AttentionShape(
-            num_heads=layers[0].shape.num_heads, windows=[None] * len(layers), scale=layers[0].scale, dtype=dtype
+            windows=[None] * len(layers), heads={-1: heads}, groups=LayerGroups.whole(len(layers)), dtype=dtype
         )
         self._workspace = torch.zeros(
             WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device

@@ -84,8 +84,8 @@ class DenseEmbedding:
 class CUDAOps:
     """`models.ops.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
 
-    The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
-    cosines of position i, then its sines.
+    The rotation of a step is (places `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
+    cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
     __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
@@ -125,9 +125,9 @@ class CUDAOps:
         """Return an embedding with `table` `[V, E]`."""
         return DenseEmbedding(table)
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Return an embedding and an output projection that share `table` `[V, E]`."""
-        return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
+        return DenseEmbedding(table), DenseLinear(table, bias, self._multiply)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Return the norm of `x` `[T, E]`."""
@@ -165,9 +165,16 @@ class CUDAOps:
 
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, split: HeadSplit
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, as views of `qkv`."""
-        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+    ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, None, None]:
+        """Return rotated q and k, and v, as views of `qkv`, or v as a copy of k.
+
+        FlashInfer rotates queries and keys together. So a head of no meaning is rotated where there are no keys.
+        """
+        q, k, v = qkv.split(split.sizes, dim=-1)
+        if split.values_are_keys:
+            v = k.clone()
+        if not split.kv_size:
+            k = torch.zeros_like(q[:, : split.head_dim])
         if split.norms_are_whole and split.num_ranks > 1:
             for x, own in zip((q, k), norm_over_ranks(q, k, split, self.sum_ranks), strict=True):
                 x.copy_(own)
@@ -178,7 +185,7 @@ class CUDAOps:
             self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, split.head_dim, table)
         if split.norms_follow:
             self._norm_heads(q, k, split)
-        return q, k, v
+        return (q, k, v) if split.kv_size else (q, None, None)
 
     def _norm_heads(self, q: Tensor, k: Tensor, split: HeadSplit) -> None:
         """Norm q and k in their memory, if they have norms."""
@@ -186,6 +193,11 @@ class CUDAOps:
             if norm is not None:
                 heads = x if split.norms_are_whole else x.view(x.shape[0], -1, split.head_dim)
                 self._norm_inside(heads, norm)
+
+    def norm_heads(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own, in its memory."""
+        self._norm_inside(x.view(x.shape[0], -1, size), norm)
+        return x
 
     def scale_rows(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return each row times its factor, which is rounded to the dtype of `x`, in its memory."""
@@ -227,6 +239,14 @@ class CUDAOps:
             return gated(self, activation, gate_up)
 
         return CUDAExperts(matrices, activate, weighs_inputs=weighs_inputs)
+
+    def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Return `shares`, each times the factor of its expert."""
+        return shares * factors[chosen.long()]
+
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on, in its memory."""
+        return x.mul_(y[:, column : column + x.shape[1]])
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""

@@ -23,7 +23,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.rope import PositionTable
+from pagewood.engine.models.rope import PositionTable, long_shift, values_by_place
 from pagewood.engine.runner.cuda.attention import (
     AttentionPlanner,
     FlashInferAttention,
@@ -188,6 +188,11 @@ class StatesModel(Protocol):
         """The tables of positions that it needs."""
         ...
 
+    @property
+    def short_length(self) -> int | None:
+        """The longest request that has the first of two sets of factors in them; None: there is one set."""
+        ...
+
     def states(
         self,
         tokens: Tensor,
@@ -219,7 +224,7 @@ class CUDARunner:
     __slots__ = (
         "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
         "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_processors", "_reports",
-        "_rotations", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -277,6 +282,7 @@ class CUDARunner:
             pages_per_row=pages_per_row,
             page_size=page_size,
             windows=windows,
+            long_shift=long_shift(model.short_length),
             has_pages=num_drafted_pages is not None,
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
@@ -295,9 +301,14 @@ class CUDARunner:
             """[places] page ids, the tables of all groups; contents written by: launch"""
             if num_drafted_pages is not None:
                 self._page_table[-self._tables.pages_per_group :] = num_drafted_pages - 1
-            points = torch.arange(max_length + 1, device=device.torch_device)
-            self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
-            """[max_length + 1, head_dim] float32 for each rope, the table of `CUDAOps`."""
+            num_rotations = self._tables.long_shift + max_length + 1
+            values = values_by_place(
+                model.ropes, num_rotations, short_length=model.short_length, device=device.torch_device
+            )
+            self._rotations = [torch.cat(pair, -1) for pair in values]
+            """[places, head_dim] float32 for each rope, the table of `CUDAOps`."""
+            self._shifts = None if model.short_length is None else torch.zeros(max_rows + 1, **options)
+            """[rows], how far the place of a position is behind it; None: never. Contents written by: launch"""
             self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._features: Tensor | None = None  # written by: runner
@@ -767,7 +778,9 @@ class CUDARunner:
         return self._indices(host, step, step.positions.index_select(0, firsts))
 
     def _apply_updates(self, step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> None:
-        """Queue the page and token updates of the batch."""
+        """Queue what the batch changes in the tables."""
+        if len(step.shifts) and self._shifts is not None:
+            self._shifts.index_copy_(0, step.shifted_rows.view(torch.int64), step.shifts)
         if len(step.page_ids):
             self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
         if len(step.token_ids):
@@ -810,7 +823,11 @@ class CUDARunner:
     def _last_states(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm."""
         captured = () if self._head is None else self._head.captured
-        rotations = [(positions, table) for table in self._rotations]
+        places = positions
+        if self._shifts is not None:
+            rows = torch.div(sources, self._tables.tokens_per_row, rounding_mode="floor")
+            places = positions + self._shifts.index_select(0, rows)
+        rotations = [(places, table) for table in self._rotations]
         last, states = self._model.states(
             self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured
         )

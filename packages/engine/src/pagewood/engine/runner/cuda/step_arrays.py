@@ -1,6 +1,7 @@
 """A batch as int32 arrays that one copy brings to a CUDA device.
 
-Legend: U page updates, N token updates, T tokens, G grants (including those that pad a graph), S sampled grants.
+Legend: U page updates, N token updates, A admitted requests of a model with two sets of factors for rotations, T
+tokens, G grants (including those that pad a graph), S sampled grants.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class TableShape:
     page_size: int
     windows: tuple[int | None, ...] = (None,)
     """Of each group of layers, see `EngineInfo.windows`."""
+    long_shift: int = 0
+    """How far the place of a position in a long request is behind it in the tables of rotations, see `models.rope`."""
     has_pages: bool = False
     """Whether the table of the pages' own ids is behind those of the groups, see `EngineInfo.announces_pages`."""
 
@@ -62,6 +65,10 @@ class StepArrays(Generic[X]):
     """[2N] int64 viewed as int32, places in the token table."""
     token_ids: X
     """[N] token ids."""
+    shifted_rows: X
+    """[2A] int64 viewed as int32, rows of admitted requests."""
+    shifts: X
+    """[A] how far the places of their positions are behind the positions."""
     sources: X
     """[T] place of each token in the token table."""
     positions: X
@@ -151,7 +158,7 @@ def scored_tokens(batch: Batch, offsets: Int32) -> Int32:
 
 
 def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
-    """Return the page and token updates of a batch, under the names of `StepArrays`."""
+    """Return what a batch changes in the tables of the device, under the names of `StepArrays`."""
     rows = batch.page_rows
     if tables.num_tables > 1:  # a row for padding is behind those of each group
         rows = rows + rows // np.int32(tables.max_rows)
@@ -160,6 +167,8 @@ def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
         "page_ids": batch.page_ids,
         "token_places": _wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
         "token_ids": batch.token_ids,
+        "shifted_rows": _wide(batch.rows[batch.admitted] if len(batch.is_long) else batch.is_long),
+        "shifts": batch.is_long * np.int32(tables.long_shift),
     }
 
 

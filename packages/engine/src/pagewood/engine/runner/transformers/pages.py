@@ -1,4 +1,4 @@
-"""Attention of one step over pages, one grant after the other, in plain torch.
+"""Attention of one step over pages, one grant after the other, in plain torch; and the memory of caches for it.
 
 Legend: T tokens of a step, G grants, N pages of all grants, n tokens of a grant, L positions that it may see, H query
 heads, K KV heads, D size of a key, C size of a value.
@@ -22,13 +22,18 @@ from pagewood.kvpool.storage import KVStorage
 
 
 class PagedStep:
-    """The attention of one step. Invariant: its calls are those of the layers in their order, each once.
+    """The attention of one step, or the memory of its caches.
+
+    Invariant: calls of `attend` are those of the layers in their order, each once.
 
     A token sees positions by a rule about its own position, so positions behind it, which a step that verifies may
     have pages for, are never seen.
     """
 
-    __slots__ = ("_keys", "_layer", "_may_be_stale", "_places", "_seen", "_slots", "_spans", "_storage", "_targets")
+    __slots__ = (
+        "_keys", "_layer", "_lengths", "_may_be_stale", "_places", "_seen", "_slots", "_spans", "_storage", "_targets",
+        "_texts",
+    )  # fmt: skip
 
     def __init__(self, storage: KVStorage, host: HostArrays, places: Places) -> None:
         """Find the places of the step's keys and values.
@@ -45,6 +50,8 @@ class PagedStep:
         self._layer = 0  # written by: attend
         self._may_be_stale = places.is_finite is not None
         self._spans = [slice(*pair) for pair in pairwise(offsets)]
+        self._lengths = lengths
+        self._texts: Sequence[tuple[slice, int]] | None = None  # written by: texts
         within = torch.arange(page_size, dtype=torch.int32, device=device)
         slots = (places.kv_indices[:, None] * page_size + within).flatten()
         self._slots = [
@@ -63,15 +70,32 @@ class PagedStep:
         """[T] int32, of the tokens."""
         return self._places.positions
 
+    @property
+    def texts(self) -> Sequence[tuple[slice, int]]:
+        """For each grant, its tokens and the position of the first; waits for a device that alone knows it."""
+        if self._texts is None:
+            starts = [
+                length - (span.stop - span.start) for length, span in zip(self._lengths, self._spans, strict=True)
+            ]
+            if self._may_be_stale:  # the host knows upper bounds
+                positions = self.positions.tolist()
+                starts = [positions[span.start] for span in self._spans]
+            self._texts = list(zip(self._spans, starts, strict=True))
+        return self._texts
+
+    def extend(self, text: int, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of a grant in a layer, and return all of them; see `caches.TextStep`."""
+        span, start = self.texts[text]
+        self._store(layer, k, v, span)
+        slots = self._slots[text][: start + span.stop - span.start]
+        keys, values = self._storage.read(layer, slots, dtype=k.dtype)
+        return keys[:, : len(k), : k.shape[2]].transpose(0, 1), values[:, : len(v), : v.shape[2]].transpose(0, 1)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Store the keys and values of a layer, and return its attention; see `interface.Step`."""
         layer, self._layer = self._layer, self._layer + 1
-        layout, (heads, _, key_size), value_size = self._storage.layout, k.shape, v.shape[-1]
-        keys, values = (_widened(x.transpose(0, 1), layout.num_kv_heads, layout.head_dim) for x in (k, v))
-        finite = self._places.is_finite
-        if finite is not None:
-            keys, values = (torch.where(finite[..., None], x.nan_to_num(0.0, 0.0, 0.0), x) for x in (keys, values))
-        self._storage.write(layer, keys, values, self._targets)
+        (heads, _, key_size), value_size = k.shape, v.shape[-1]
+        self._store(layer, k, v, slice(None))
         parts: list[Tensor] = []
         for span, slots, seen in zip(self._spans, self._slots, self._masks(call.rule), strict=True):
             keys, values = self._storage.read(layer, slots, dtype=q.dtype)
@@ -81,6 +105,15 @@ class PagedStep:
             past = keys[:, :heads, :key_size].transpose(0, 1), values[:, :heads, :value_size].transpose(0, 1)
             parts.append(_attention(q[:, span], *past, seen, call))
         return torch.cat(parts, 1).transpose(0, 1)
+
+    def _store(self, layer: int, k: Tensor, v: Tensor, span: slice) -> None:
+        """Store `k` `[K, n, D]` and `v` `[K, n, C]` of the tokens in `span`."""
+        layout, finite = self._storage.layout, self._places.is_finite
+        keys, values = (_widened(x.transpose(0, 1), layout.num_kv_heads, layout.head_dim) for x in (k, v))
+        if finite is not None:
+            is_finite = finite[span, :, None]
+            keys, values = (torch.where(is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (keys, values))
+        self._storage.write(layer, keys, values, self._targets[span])
 
     def _masks(self, rule: MaskRule) -> Sequence[Tensor]:
         """Return for each grant which positions its tokens see, `[n, L] bool`."""

@@ -53,11 +53,19 @@ class FoundShape:
 
 
 class _Watching:
-    """Gets the calls of a step, and notes their shapes."""
+    """Gets the calls of a step of one text, and notes their shapes."""
 
     def __init__(self, positions: Tensor) -> None:
         self.positions = positions
-        self.shapes: list[tuple[int, int]] = []  # written by: attend
+        self.texts = [(slice(0, len(positions)), 0)]
+        self.shapes: list[tuple[int, int]] = []  # written by: attend, extend
+        self.layers: list[int] = []  # written by: extend
+
+    def extend(self, text: int, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Note what a layer adds to its cache; the result is the same."""
+        self.layers.append(layer)
+        self.shapes.append((max(len(k), len(v)), max(k.shape[-1], v.shape[-1])))
+        return k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Note a call; the result is zeros."""
@@ -68,13 +76,11 @@ class _Watching:
         return q.new_zeros(q.shape[1], len(q), v.shape[-1])
 
 
-def find_shape(model: TransformersModel, *, name: str, num_layers: int, device: torch.device) -> FoundShape:
-    """Compute a token to find the shape of a model.
+def find_shape(model: TransformersModel, *, device: torch.device) -> FoundShape:
+    """Compute two tokens to find the shape of a model, and the layers of its caches if it attends by itself.
 
     Args:
         model: on `device`.
-        name: its class, for errors.
-        num_layers: as its configuration says.
         device: where it computes.
 
     Raises:
@@ -83,32 +89,37 @@ def find_shape(model: TransformersModel, *, name: str, num_layers: int, device: 
     step = _Watching(torch.arange(2, dtype=torch.int32, device=device))
     tokens = torch.ones(2, dtype=torch.int32, device=device)
     states, _ = model.states(tokens, (), step, torch.arange(2, device=device))
-    if not step.shapes or len(step.shapes) % num_layers:
-        raise ValueError(
-            f"{name} must attend in each of its {num_layers} layers, so that pages can hold all of its cache, got "
-            f"{len(step.shapes)} calls of attention"
-        )
+    if not step.shapes:
+        raise ValueError("no layer attends to keys and values")
+    if len(set(step.layers)) < len(step.layers):
+        raise ValueError("a layer adds to its cache more than once in a step")
+    try:
+        logits = model.head(states)
+    except (IndexError, AttributeError, TypeError) as error:
+        raise ValueError("logits need more than the last states") from error
     return FoundShape(
-        num_layers=num_layers,
+        num_layers=model.set_cached_layers(step.layers) if model.attends_by_itself else len(step.shapes),
         num_kv_heads=max(heads for heads, _ in step.shapes),
         head_dim=max(size for _, size in step.shapes),
         hidden_size=states.shape[-1],
-        vocab_size=model.head(states).shape[-1],
+        vocab_size=logits.shape[-1],
     )
 
 
 def check_parts(
-    model: TransformersModel, shape: FoundShape, *, name: str, dtype: torch.dtype, device: torch.device
+    model: TransformersModel, shape: FoundShape, *, padding: int | None, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Check that a text has the same states whole and in parts, beside another text.
+    """Check that a text has the same states in parts, beside another text, and by the class alone without a cache.
 
     Raises:
         ValueError: it has not, so the layers keep more of a text than keys and values, or count its positions wrongly.
     """
     tokens = torch.arange(_TOKENS, dtype=torch.int32, device=device) * 7 % shape.vocab_size
+    if padding is not None:
+        tokens = torch.where(tokens == padding, tokens - 1, tokens).abs()
     layout = shape.layout(page_size=_PAGE, dtype=str(dtype).removeprefix("torch."))
     storage = KVStorage(layout, 8, device=device)
-    whole = _states(model, storage, tokens, [(0, 0, _TOKENS)])
+    whole = model.states_alone(tokens)
     parts: list[Tensor] = []
     for start, end in zip((0, *_CUTS), (*_CUTS, _TOKENS), strict=True):
         other = tokens[: end - start].flip(0)  # the other text begins anew in every step
@@ -118,10 +129,7 @@ def check_parts(
         parts.append(both[len(other) :])
     error = torch.linalg.vector_norm((torch.cat(parts) - whole).float()) / torch.linalg.vector_norm(whole.float())
     if not error <= _TOLERANCE.get(dtype, _TOLERANCE_OF_HALVES):
-        raise ValueError(
-            f"{name} must compute the same for a text in parts, with keys and values of earlier parts in pages, got "
-            f"states that differ by {float(error):.1%}: its layers have a cache of another kind"
-        )
+        raise ValueError(f"the states of a text in parts differ from those of the class by {float(error):.1%}")
 
 
 def _states(

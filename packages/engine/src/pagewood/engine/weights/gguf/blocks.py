@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.weights.checkpoint_formats import Array, Kept, Part
+from pagewood.engine.weights.checkpoint_formats import Array, Kept, Part, inputs, outputs
+from pagewood.engine.weights.gguf.file import BLOCKS
 from pagewood.engine.weights.gguf.small_blocks import SMALL_BLOCKS
 from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Int8Group
 from pagewood.engine.weights.nearest import kept_integers, kept_with_offsets
@@ -35,7 +36,9 @@ class GGUFBlocks:
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
         """Return the one tensor."""
-        return [Part(suffix=".weight", shape=(rows, columns), dtypes=(self.kind,))]
+        [block] = (numbers for name, numbers, _ in BLOCKS.values() if name == self.kind)
+        axes = (outputs(1), inputs(block))
+        return [Part(suffix=".weight", shape=(rows, columns), dtypes=(self.kind,), axes=axes)]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         """Return the matrix; `found` has the bytes of its blocks `[N, B * bytes]`."""

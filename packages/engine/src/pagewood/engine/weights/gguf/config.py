@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from pagewood.engine.json_fields import Fields
-from pagewood.engine.weights.gguf.architectures import ARCHITECTURES, Architecture
+from pagewood.engine.weights.gguf.architecture import Architecture
+from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 from pagewood.engine.weights.gguf.file import GGUFFile
 from pagewood.engine.weights.gguf.keys import Keys, check_keys
 from pagewood.engine.weights.gguf.rope import rope_scaling_of
@@ -41,14 +42,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     name = fields.text("general.architecture")
     keys = Keys(file, name)
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
-    rotated = keys.size("rope.dimension_count", hidden // heads or 1)
-    head_dim = keys.size("attention.key_length", (hidden // heads or 1) if own.rotates_part else rotated)
-    for key, value in (
-        ("rope.dimension_count", head_dim if own.rotates_part else rotated),
-        ("attention.value_length", keys.size("attention.value_length", head_dim)),
-    ):
-        if value != head_dim:
-            raise ValueError(f"{file.path}: {name}.{key} must be {head_dim}, the size of a head, got {value}")
+    head_dim, rotated = _head_sizes(keys, own, hidden // heads or 1)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
@@ -66,8 +60,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": length,
         "rms_norm_eps": keys.number(own.epsilon, low=1e-30, high=1),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=2, high=1e12),
-        "rope_scaling": rope_scaling_of(file, fields, name, length, head_dim),
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "rope_scaling": rope_scaling_of(file, fields, name, length, head_dim, has_latents=own.has_latents),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": _ends(fields, table.shape[0]),
@@ -77,6 +71,25 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     config |= own.more(keys, config)
     check_keys(file, keys, head_dim=head_dim)
     return config
+
+
+def _head_sizes(keys: Keys, own: Architecture, usual: int) -> tuple[int, int]:
+    """Return how many elements a head has, and how many of them are rotated.
+
+    Raises:
+        ValueError: values are of another size than keys, or a part alone is rotated where that is not supported.
+    """
+    rotated = keys.size("rope.dimension_count", usual)
+    if own.has_latents:
+        return rotated, rotated
+    head_dim = keys.size("attention.key_length", usual if own.rotates_part else rotated)
+    for key, value in (
+        ("rope.dimension_count", head_dim if own.rotates_part else rotated),
+        ("attention.value_length", keys.size("attention.value_length", head_dim)),
+    ):
+        if value != head_dim:
+            raise ValueError(f"{keys.source}: {keys.name}.{key} must be {head_dim}, the size of a head, got {value}")
+    return head_dim, rotated
 
 
 def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:

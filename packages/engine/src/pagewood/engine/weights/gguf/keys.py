@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.weights.gguf.file import GGUFFile
@@ -69,13 +69,14 @@ _ZERO: tuple[str, ...] = (
 class Keys:
     """The keys of a file's architecture. Invariant: a key that was asked for is not refused for its value."""
 
-    __slots__ = ("_fields", "_read", "name", "source")
+    __slots__ = ("_fields", "_read", "_tensors", "name", "source")
 
     def __init__(self, file: GGUFFile, name: str) -> None:
         """Show the keys that begin with `name` and a dot."""
         self.source = str(file.path)
         self.name = name
         self._fields = Fields(self.source, file.metadata)
+        self._tensors = file.tensors
         self._read: set[str] = set()  # written by: _named
 
     @property
@@ -110,6 +111,10 @@ class Keys:
         if not all(isinstance(one, int) and 0 <= one <= LARGEST for one in values):
             raise ValueError(f"{self.source}: {self.name}.{key} must be whole numbers, got {value!r:.80}")
         return cast("list[int]", values)
+
+    def has_tensor(self, name: str) -> bool:
+        """Return whether the file has a tensor, which says more than its keys do about some features."""
+        return name in self._tensors
 
     def _named(self, key: str) -> str:
         self._read.add(key)
@@ -172,3 +177,19 @@ def log_ignored(file: GGUFFile, name: str) -> None:
     ]
     if advice:
         _log.warning("%s: its advice on drawing tokens is not followed in %s", file.path, ", ".join(advice))
+
+
+def some_windows(keys: Keys, num_layers: int, *, period: int, window: int = 0) -> dict[str, Any]:
+    """Return the fields of windows in all but each n-th layer; a file may name n, or all layers that have one."""
+    window = keys.integer("attention.sliding_window", window, high=LARGEST)
+    named = keys.integers("attention.sliding_window_pattern")
+    if len(named) <= 1:
+        period = named[0] if named else period
+        named = [period == 0 or layer % period < period - 1 for layer in range(num_layers)]
+    if len(named) != num_layers:
+        raise ValueError(
+            f"{keys.source}: {keys.name}.attention.sliding_window_pattern must be a number or have {num_layers} "
+            f"items, got {len(named)}"
+        )
+    kinds = ["sliding_attention" if window and has_one else "full_attention" for has_one in named]
+    return {"sliding_window": window or None, "layer_types": kinds}

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.weights.checkpoint_formats import Kept
+from pagewood.engine.weights.float4 import kept_mxfp4
 from pagewood.engine.weights.matrix_forms import F32, Int8Group
 from pagewood.engine.weights.nearest import kept_values
 
 Bytes = NDArray[np.uint8]
 _GROUP = 32
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""Twice the numbers of four bits."""
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)
 _HALVES = np.array([0, 4], np.uint8)
 
@@ -58,8 +57,9 @@ def _iq4_xs(raw: Bytes) -> Kept:
 
 def _mxfp4(raw: Bytes) -> Kept:
     blocks = raw.reshape(len(raw), -1, 17)
-    exponents = blocks[:, :, 0].astype(np.int32) - 128  # half of the scales, because the numbers are doubled
-    return _from_table(blocks[:, :, 1:], _MXFP4, np.ldexp(np.float32(1), exponents).astype(np.float32))
+    halves = np.concatenate([blocks[:, :, 1:] & np.uint8(15), blocks[:, :, 1:] >> np.uint8(4)], axis=2)
+    packed: Bytes = halves[:, :, ::2] | halves[:, :, 1::2] << np.uint8(4)  # neighbours
+    return kept_mxfp4(packed.reshape(len(raw), -1), np.ascontiguousarray(blocks[:, :, 0]))
 
 
 def _two_bits(packed: Bytes) -> Bytes:

@@ -12,24 +12,29 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.weights.checkpoint_formats import Array, Format
-from pagewood.engine.weights.gguf.architectures import MODULES
+from pagewood.engine.weights.gguf.architecture import MODULES
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import architecture_of, config_of
 from pagewood.engine.weights.gguf.file import GGUFFile
+from pagewood.engine.weights.gguf.latents import SplitProjection
 from pagewood.engine.weights.gguf.parts import open_gguf
+from pagewood.engine.weights.gguf.plain import PLAIN, as_float32
+from pagewood.engine.weights.gguf.rope import TENSORS
 
-_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+|nextn\.[a-z_]+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
+        "position_embd.weight": "model.embed_positions.weight",
         "output_norm.weight": "model.norm.weight",
         "output_norm.bias": "model.norm.bias",
         "output.weight": "lm_head.weight",
     }
 )
-_PLAIN = MappingProxyType({"F32": "<f4", "F16": "<f2", "BF16": "<u2"})
-_PARAMETERS = ("attn_sinks",)
-"""Tensors whose names end with ".weight" in GGUF only."""
+_PARAMETERS = ("attn_sinks", "exp_probs_b")
+"""Tensors whose names end with ".weight" or ".bias" in GGUF only."""
+_ROWS = ("shared_expert_gate", "moe_statics.e_score_correction_bias")
+"""Ends of the names of modules and parameters that are stored as vectors, and are matrices of one row."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The parameters of an activation, which are keys in GGUF, with a number for each layer."""
 
@@ -43,12 +48,15 @@ class _Place:
     """Which part of the tensor of all experts; None: it is not of several experts."""
     is_row: bool = False
     """Whether it is stored as a vector, and is a matrix of one row."""
+    part: int = 0
+    """Which of the parts of equal size that lie below each other."""
+    num_parts: int = 1
 
 
 class GGUFTensors:
     """The tensors of a decoder. Invariant: rows of queries and keys are in the order of halves, not of pairs."""
 
-    __slots__ = ("_adds_one", "_file", "_heads", "_numbers", "_places")
+    __slots__ = ("_adds_one", "_file", "_heads", "_numbers", "_places", "_split")
 
     def __init__(self, path: Path) -> None:
         """Read the header.
@@ -61,8 +69,13 @@ class GGUFTensors:
         config, own = config_of(self._file), architecture_of(self._file)
         count = cast("int", self._file.metadata.get(f"{self._file.metadata['general.architecture']}.expert_count", 0))
         modules = {**MODULES, **own.modules}
+        self._split = _split_projections(self._file) if own.has_latents else {}
+        hidden = {name for one in self._split.values() for name in (one.keys, one.values)}
         self._places = {
-            name: place for stored in self._file.tensors for name, place in _places(self._file, stored, modules, count)
+            name: place
+            for stored in self._file.tensors
+            if stored not in hidden
+            for name, place in _places(self._file, stored, modules, count)
         }
         self._numbers = _parameters(self._file, config["num_hidden_layers"])
         self._adds_one = own.adds_one
@@ -72,31 +85,40 @@ class GGUFTensors:
 
     def names(self) -> Collection[str]:
         """Return all names."""
-        return self._places.keys() | self._numbers.keys()
+        return self._places.keys() | self._numbers.keys() | self._split.keys()
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return the shape and the type of a tensor."""
         if name in self._numbers:
             return (1,), "F32"
+        if name in self._split:
+            return self._split[name].shape, "F32"
         place = self._places[name]
         stored = self._file.tensors[place.stored]
         shape = stored.shape if place.expert is None else stored.shape[1:]
+        if place.num_parts > 1:
+            shape = (shape[0] // place.num_parts, *shape[1:])
         return ((1, *shape) if place.is_row else shape), stored.kind
 
     def array(self, name: str) -> Array:
         """Return plain numbers (BF16 as uint16), or the bytes of blocks, one row of them for each row of a matrix."""
         if name in self._numbers:
             return self._numbers[name]
+        if name in self._split:
+            return self._split[name].joined(self._file)
         place = self._places[name]
         stored, raw = self._file.tensors[place.stored], self._file.raw(place.stored)
-        if stored.kind in _PLAIN:
-            raw = raw.view(_PLAIN[stored.kind]).reshape(stored.shape)
+        if stored.kind in PLAIN:
+            raw = raw.view(PLAIN[stored.kind]).reshape(stored.shape)
         if place.expert is not None:
             raw = raw[place.expert]
+        if place.num_parts > 1:
+            size = len(raw) // place.num_parts
+            raw = raw[place.part * size : (place.part + 1) * size]
         if place.is_row:
             raw = raw[None]
         if self._adds_one and name.endswith("norm.weight"):
-            return _as_float32(raw) - np.float32(1)
+            return as_float32(raw) - np.float32(1)
         heads = self._heads.get(name.split(".")[-2]) if "." in name else None
         if heads is None or len(raw) % (2 * heads):
             return raw
@@ -107,28 +129,46 @@ class GGUFTensors:
     def format_of(self, name: str) -> Format | None:
         """Return the format of a matrix; None: plain numbers."""
         kind = self.header(name)[1] if name in self._places else "F32"
-        return None if kind in _PLAIN else GGUFBlocks(kind=kind)
+        return None if kind in PLAIN else GGUFBlocks(kind=kind)
 
     def is_unneeded(self, name: str) -> bool:
         """Whether a tensor repeats a part of the configuration."""
-        return name == "rope_freqs.weight"
+        return name in TENSORS
 
 
-def _places(file: GGUFFile, stored: str, modules: Mapping[str, str], num_experts: int) -> Iterator[tuple[str, _Place]]:
+def _split_projections(file: GGUFFile) -> dict[str, SplitProjection]:
+    """Return the projections of latents that are stored in two tensors, by their names in Hugging Face's decoders."""
+    found = (_LAYER.fullmatch(stored) for stored in file.tensors)
+    return {
+        f"model.layers.{int(one[1])}.self_attn.kv_b_proj.weight": SplitProjection.of(file, one[0])
+        for one in found
+        if one is not None and one[2] == "attn_k_b"
+    }
+
+
+def _places(
+    file: GGUFFile, stored: str, modules: Mapping[str, str | tuple[str, ...]], num_experts: int
+) -> Iterator[tuple[str, _Place]]:
     """Yield the tensors in a stored one by their names in Hugging Face's decoders; an unknown name stays unchanged.
 
     Raises:
-        ValueError: a tensor of all experts has not one part for each.
+        ValueError: a tensor of all experts has not one part for each, or one of several modules cannot be divided.
     """
     found = _LAYER.fullmatch(stored)
     if found is None or found[2] not in modules:
         yield _OUTSIDE.get(stored, stored), _Place(stored)
         return
-    name = f"model.layers.{int(found[1])}.{modules[found[2]]}.{found[3]}"
-    name = name.removesuffix(".weight") if found[2] in _PARAMETERS else name
-    shape = file.tensors[stored].shape
+    module, shape = modules[found[2]], file.tensors[stored].shape
+    layer = f"model.layers.{int(found[1])}."
+    if isinstance(module, tuple):
+        if shape[0] % len(module):
+            raise ValueError(f"{file.path}: {stored} must hold {len(module)} parts of one size, got shape {shape}")
+        for part, one in enumerate(module):
+            yield f"{layer}{one}.{found[3]}", _Place(stored, part=part, num_parts=len(module))
+        return
+    name = f"{layer}{module}" if found[2] in _PARAMETERS else f"{layer}{module}.{found[3]}"
     if "{}" not in name:
-        yield name, _Place(stored, is_row=found[2] == "ffn_gate_inp_shexp" and len(shape) == 1)
+        yield name, _Place(stored, is_row=len(shape) == 1 and name.removesuffix(".weight").endswith(_ROWS))
         return
     if len(shape) < 2 or shape[0] != num_experts:
         raise ValueError(f"{file.path}: {stored} must hold one part for each of {num_experts} experts, got {shape}")
@@ -154,10 +194,3 @@ def _parameters(file: GGUFFile, num_layers: int) -> dict[str, Array]:
         for layer, number in enumerate(numbers):
             found[f"model.layers.{layer}.mlp.act_fn.{parameter}"] = np.array([number], np.float32)
     return found
-
-
-def _as_float32(numbers: Array) -> Array:
-    """Return plain numbers (BF16 as uint16) as float32."""
-    if numbers.dtype == np.uint16:
-        return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return numbers.astype(np.float32)

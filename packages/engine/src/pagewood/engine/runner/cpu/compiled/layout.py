@@ -43,7 +43,7 @@ class Column(IntEnum):
     TILE = 7
     """Query tokens of an attention item."""
     COSINE_TABLE = 8
-    """`[NUM_ROTATIONS, F] float32`, by position."""
+    """`[NUM_ROTATIONS, F] float32`, by place; the place of a position is that of its row in ROTATION_SHIFTS more."""
     SINE_TABLE = 9
     NUM_ROTATIONS = 10
     HALF = 11
@@ -99,6 +99,8 @@ class Column(IntEnum):
     it."""
     LONGEST = 38
     """An upper bound of the positions that a grant sees; filled by `lay_out`."""
+    ROTATION_SHIFTS = 39
+    """`[rows] int32`, see `models.rope`."""
 
 
 class Adjustment(IntEnum):
@@ -185,10 +187,12 @@ def lay_out_scope(
         all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
     """
     num_grants, num_sampled = rows.shape[0], sampled.shape[0]
-    num_tokens, num_wanted, end = 0, 0, 0
+    shifts = integers(scope[Column.ROTATION_SHIFTS], 0)
+    num_tokens, num_wanted, end, last_place = 0, 0, 0, 0
     for g in range(num_grants):
         num_tokens += nums[g]
         end = max(end, starts[g] + ahead + nums[g])
+        last_place = max(last_place, starts[g] + ahead + nums[g] + shifts[rows[g]])
     for s in range(num_sampled):
         num_wanted += nums[sampled[s]] if promised[s] > 1 or all_wanted != 0 else 1
     counts[0], counts[1], counts[2], counts[3] = num_tokens, num_wanted, num_sampled, num_wanted
@@ -196,8 +200,8 @@ def lay_out_scope(
     scope[Column.NUM_ROTATIONS] = rotations[2]
     if num_tokens > scope[Column.MOST_TOKENS] or num_wanted > scope[Column.MOST_WANTED]:  # of kept ones there are more
         return Outcome.TOO_LARGE
-    if end > scope[Column.NUM_ROTATIONS]:
-        scope[Column.NUM_ROTATIONS] = end
+    if last_place > scope[Column.NUM_ROTATIONS]:
+        scope[Column.NUM_ROTATIONS] = last_place
         return Outcome.TOO_FAR
     scope[Column.LONGEST] = end
     lengths = integers(scope[Column.LENGTHS], 0)
@@ -213,12 +217,13 @@ def lay_out_scope(
         row = rows[g]
         start = max(0, min(starts[g], lengths[row] - 1) + ahead)
         row_of[g], start_of[g], offsets[g] = row, start, token
+        place = start + shifts[row]
         known = integers(scope[Column.TOKEN_TABLE] + 4 * (row * width + start), nums[g])
         for i in range(nums[g]):
             tokens[token] = known[i]
             is_bad |= known[i] < 0 or known[i] >= vocab_size
-            cosine = vector(cosine_table + 4 * half * (start + i), half)
-            sine = vector(sine_table + 4 * half * (start + i), half)
+            cosine = vector(cosine_table + 4 * half * (place + i), half)
+            sine = vector(sine_table + 4 * half * (place + i), half)
             for d in range(half):
                 cosines[token, d] = cosine[d]
                 sines[token, d] = sine[d]

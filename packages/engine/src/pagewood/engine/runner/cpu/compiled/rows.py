@@ -268,18 +268,30 @@ def norm_heads(
 @instruction(blocks_of_rows)
 @inlined
 def split(
-    qkv_at: Any, q_at: Any, k_at: Any, v_at: Any, q_size: Any, k_size: Any, first: First, last: Last
+    qkv_at: Any, q_at: Any, k_at: Any, v_at: Any, q_size: Any, k_size: Any, v_column: Any, size: Any, first: First,
+    last: Last,
 ) -> None:  # fmt: skip
-    """Copy the columns of `qkv` `[T, q_size + 2 k_size]` to `q` `[T, q_size]`, `k` and `v` `[T, k_size]`."""
-    qkv = floats(qkv_at, 0, q_size + 2 * k_size)
+    """Copy the columns of `qkv` `[T, size]` to `q` `[T, q_size]`, `k` and `v` `[T, k_size]`; see `split_heads`."""
+    qkv = floats(qkv_at, 0, size)
     q, k, v = floats(q_at, 0, q_size), floats(k_at, 0, k_size), floats(v_at, 0, k_size)
-    q_size, k_size = _U(q_size), _U(k_size)
+    q_size, k_size, v_column = _U(q_size), _U(k_size), _U(v_column)
     for row in range(_U(first), _U(last)):
         for i in range(q_size):
             q[row, i] = qkv[row, i]
         for i in range(k_size):
             k[row, i] = qkv[row, q_size + i]
-            v[row, i] = qkv[row, q_size + k_size + i]
+            v[row, i] = qkv[row, v_column + i]
+
+
+@instruction(blocks_of_rows)
+@inlined
+def multiply_columns(x_at: Any, y_at: Any, size: Any, y_size: Any, column: Any, first: First, last: Last) -> None:
+    """Multiply `x` `[T, size]` by as many columns of `y` `[T, y_size]` from `column` on."""
+    x, y = floats(x_at, 0, size), floats(y_at, 0, y_size)
+    column = _U(column)
+    for row in range(_U(first), _U(last)):
+        for i in range(_U(size)):
+            x[row, i] *= y[row, column + i]
 
 
 @instruction(blocks_of_rows)
@@ -355,12 +367,12 @@ def _rotate_head(
 @inlined
 def split_heads(
     qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any,
-    q: Any, k: Any, v: Any, first: Any, last: Any,
+    q: Any, k: Any, v: Any, v_column: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Split rows [first, last) into `q`, `k` and `v`; q and k are normalised, then rotated.
 
     Args:
-        qkv: `[T, (H + 2G) D]`, all query heads, then all key heads, then all value heads.
+        qkv: `[T, _]`, all query heads, then all key heads, then value heads unless values are keys.
         cosines: `[T, D / 2]`.
         sines: `[T, D / 2]`.
         q_norm: `[D]`, or empty for no norm.
@@ -369,15 +381,16 @@ def split_heads(
         q: `[T, H D]`, written.
         k: `[T, G D]`, written.
         v: `[T, G D]`, written.
+        v_column: the first column of values.
         first: the first row.
         last: the row after the last.
     """
     dim = _U(2) * _U(cosines.shape[1])
-    q_size, k_size = _U(q.shape[1]), _U(k.shape[1])
+    q_size, k_size, v_column = _U(q.shape[1]), _U(k.shape[1]), _U(v_column)
     for row in range(_U(first), _U(last)):
         for head in range(q_size // dim):
             _rotate_head(qkv, row, head * dim, cosines, sines, q_norm, epsilon, q, head * dim)
         for head in range(k_size // dim):
             _rotate_head(qkv, row, q_size + head * dim, cosines, sines, k_norm, epsilon, k, head * dim)
         for i in range(k_size):
-            v[row, i] = qkv[row, q_size + k_size + i]
+            v[row, i] = qkv[row, v_column + i]

@@ -27,8 +27,8 @@ from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attent
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
+from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.storage import KVStorage
 
 _NOWHERE = np.empty(0, np.int32)
 
@@ -45,7 +45,7 @@ class DraftModel:
         self,
         model: Decoder[Buffer],
         target: Decoder[Buffer],
-        storage: KVStorage,
+        storage: AnyStorage,
         tags: PageMemory,
         rows: RowTables,
         *,
@@ -72,7 +72,7 @@ class DraftModel:
         self._target = target
         self._rows = rows
         self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
-        self._rotations = Rotations(model.ropes)
+        self._rotations = Rotations(model.ropes, num_rows=len(rows.lengths))
         self._slots = ValidSlots(tags, rows, root=root)
         self._uses_rejection = uses_rejection
         self._max_rebuilt = max_rebuilt

@@ -32,12 +32,12 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import (
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
-from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, CPUAttention
+from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
+from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.storage import KVStorage
 
 PATIENCE = 2
 """Steps without drafts for which the head goes on to compute the pairs of rows that decode."""
@@ -72,7 +72,7 @@ class EagleDrafter:
         self,
         head: Head[Buffer],
         target: Decoder[Buffer],
-        storage: KVStorage,
+        storage: AnyStorage,
         tags: PageMemory,
         rows: RowTables,
         *,
@@ -96,8 +96,8 @@ class EagleDrafter:
         self._head = head
         self._target = target
         self._rows = rows
-        self._attention = CPUAttention(storage, layer.attentions)
-        self._rotations = Rotations(head.ropes)
+        self._attention = attention_over(storage, [one.mixer for one in layer.layers])
+        self._rotations = Rotations(head.ropes, num_rows=num_rows)
         self._slots = ValidSlots(tags, rows, root=root)
         self._states = np.zeros((num_rows, layer.hidden_size), np.float32)  # contents written by: the program
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan

@@ -30,9 +30,8 @@ from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
-from pagewood.kvpool import JointLayout, LatentLayout, MultiHeadLayout
+from pagewood.kvpool import JointLayout
 from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, allocate_joint
-from pagewood.kvpool.storage import KVStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class JointMemory:
     beside: PageMemory | None = None
     """Memory of the drafter, if the target's pages have frames; None: it is a part of `whole`."""
     target: AnyStorage
-    drafter: KVStorage
+    drafter: AnyStorage
     tags: PageMemory
 
 
@@ -61,17 +60,16 @@ class LoadedDrafter:
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
-    def memory_layout(self, target: AnyLayout) -> MultiHeadLayout:
-        """Return the layout of its keys and values beside the memory of the target.
-
-        Raises:
-            ValueError: it has latent attention.
-        """
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Elements of a head, each size once."""
         config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
-        if isinstance(layout, LatentLayout):
-            raise ValueError(f"a draft model must not have latent attention, got {config.architecture}")
-        return layout
+        return config.head_dims
+
+    def memory_layout(self, target: AnyLayout) -> AnyLayout:
+        """Return the layout of its keys and values, or latents, beside the memory of the target."""
+        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
 
     def layout(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
@@ -102,13 +100,13 @@ class LoadedDrafter:
         if num_frames is not None:
             storage = storage_for(target, num_frames, memory=allocate(target, num_frames, shared=shared))
             beside, (tags, for_drafter) = allocate_joint(self.layout_beside(target), num_pages, shared=shared)
-            drafter = KVStorage(own, num_pages, memory=for_drafter)
+            drafter = storage_for(own, num_pages, memory=for_drafter)
             return JointMemory(whole=storage.memory, beside=beside, target=storage, drafter=drafter, tags=tags)
         whole, (for_target, tags, for_drafter) = allocate_joint(self.layout(target), num_pages, shared=shared)
         return JointMemory(
             whole=whole,
             target=storage_for(target, num_pages, memory=for_target),
-            drafter=KVStorage(own, num_pages, memory=for_drafter),
+            drafter=storage_for(own, num_pages, memory=for_drafter),
             tags=tags,
         )
 
@@ -189,7 +187,9 @@ def load_drafter(
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units = loaded.units
     else:
-        model = load_head(found.folder, target, CPUOps(exchange=exchange), progress=progress)
+        ops = CPUOps(exchange=exchange)
+        model = load_head(found.folder, target, ops, progress=progress)
+        variants, units = frozenset(ops.variants), tuple(ops.units)
     if target_digest is not None:
         digest.begin()
     known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
 from pagewood.engine.runner.cpu.program.passes import Pass, RowTables
-from pagewood.kvpool import MultiHeadLayout, PageArray, StateLayout
+from pagewood.engine.runner.storage import AnyLayout
+from pagewood.kvpool import PageArray, StateLayout
 from pagewood.kvpool.memory import PageMemory
 
 _TAG_BYTES = 8
@@ -22,7 +23,7 @@ def tag_layout(page_size: int) -> StateLayout:
     return StateLayout(num_layers=1, arrays=(PageArray(name="tags", dtype="int8", shape=(page_size, _TAG_BYTES)),))
 
 
-def drafter_layouts(layout: MultiHeadLayout) -> tuple[StateLayout, MultiHeadLayout]:
+def drafter_layouts(layout: AnyLayout) -> tuple[StateLayout, AnyLayout]:
     """Return the layouts of a drafter's part of a page: the tags, and the keys and values that they stand for.
 
     A page can be copied to the host while a pass writes its last slots, because the target's part is complete earlier.

@@ -6,10 +6,13 @@ Legend: T tokens of a scope, Q and K elements of all query and key heads of a to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.models.memory import layer_groups
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
@@ -26,7 +29,7 @@ _TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little 
 class CPUAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`."""
 
-    __slots__ = ("_layers", "_memories", "_places", "_scales", "_storage", "tile")
+    __slots__ = ("_layers", "_pages", "_storage", "num_kv_heads", "tile")
 
     def __init__(
         self,
@@ -54,42 +57,64 @@ class CPUAttention:
             )
         self._storage = storage
         self._layers = layers
-        groups = groups or LayerGroups.whole(layout.num_layers)
-        self._places = [(group * num_rows, number) for group, number in groups.places]
-        """First row of the page table of each layer, and its number in the memory."""
-        numbers = range(layout.num_layers)
-        self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
-        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else None for i in numbers]
+        groups = groups or layer_groups(layers)
+        self._pages = [
+            _pages_of(storage, number, start=start, first_row=group * num_rows)
+            for (group, number), start in zip(groups.places, groups.starts, strict=True)
+        ]
+        self.num_kv_heads = max(layer.num_kv_heads for layer in layers)
+        """Most key heads of a layer."""
         self.tile = max(1, _TILE_ROWS // max(layer.group for layer in layers))
         """Query tokens of an item of work."""
 
-    @property
-    def num_kv_heads(self) -> int:
-        """Key heads."""
-        return self._storage.layout.num_kv_heads
-
-    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.
 
         Positions and pages are those of the scope of `q`. For `sinks` see `models.ops.Attention`.
         """
-        first_row, number = self._places[layer]
-        layout, memory, tape, own = self._storage.layout, self._memories[number], q.tape, self._layers[layer]
+        pages, tape, own, scope = self._pages[layer], q.tape, self._layers[layer], q.rows.scope
         out = tape.buffer(q.rows, q.size)
-        heads, page_size = layout.num_kv_heads, layout.page_size
-        scales, scope = self._scales[number], q.rows.scope
+        if k is not None:
+            tape.write(
+                store, q.rows, scope=scope, k=k, v=v, memory=pages.memory, scales=pages.scales,
+                first_row=pages.first_row, size=k.size, kv_heads=own.num_kv_heads,
+                page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
+            )  # fmt: skip
         tape.write(
-            store, q.rows, scope=scope, k=k, v=v, memory=memory, scales=scales, first_row=first_row, size=k.size,
-            kv_heads=heads, page_size=page_size, memory_size=memory.size,
-        )  # fmt: skip
-        tape.write(
-            attend(own.head_dim, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory, scales=scales,
-            first_row=first_row, out=out, size=q.size, kv_heads=heads, page_size=page_size,
-            window=_window(own), memory_size=memory.size, scale=own.scale,
+            attend(own.head_dim, int8=pages.scales is not None), q.rows, scope=scope, q=q, memory=pages.memory,
+            scales=pages.scales, first_row=pages.first_row, out=out, size=q.size, kv_heads=own.num_kv_heads,
+            page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
+            window=_window(own), scale=own.scale,
             sinks=None if sinks is None else np.ascontiguousarray(sinks.numpy(), np.float32),
             soft_cap=own.soft_cap or 0.0,
         )  # fmt: skip
         return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pages:
+    """The sections of pages that a layer has; see `compiled.attention.pages`."""
+
+    memory: NDArray[np.generic]
+    scales: NDArray[np.float32] | None
+    stride: int
+    scale_stride: int
+    first_row: int
+    """Of its page table."""
+
+
+def _pages_of(storage: KVStorage, number: int, *, start: int, first_row: int) -> _Pages:
+    """Return the pages of a layer whose place is `number`, behind `start` heads of the layout."""
+    layout = storage.layout
+    heads, scale_stride = 2 * start * layout.page_size, 2 * layout.num_kv_heads * layout.page_size
+    scales = storage.scales(number).view(-1).numpy()[heads:] if layout.dtype == "int8" else None
+    return _Pages(
+        memory=storage.layer(number).view(-1).numpy()[heads * layout.head_dim :],
+        scales=scales,
+        stride=scale_stride * layout.head_dim,
+        scale_stride=scale_stride,
+        first_row=first_row,
+    )
 
 
 def _window(layer: AttentionConfig) -> int:

@@ -86,19 +86,22 @@ class CPULatentHeads:
 class CPULatentAttention:
     """Causal attention over the latents of a `LatentStorage`."""
 
-    __slots__ = ("_layers", "_memories", "_partials", "_storage", "num_kv_heads", "tile")
+    __slots__ = ("_layers", "_memories", "_partials", "_scales", "_storage", "num_kv_heads", "tile")
 
     def __init__(self, storage: LatentStorage, layers: Sequence[LatentAttentionConfig]) -> None:
         """Attend over `storage`.
 
         Raises:
-            ValueError: the memory is not float32.
+            ValueError: the memory is neither float32 nor int8.
         """
-        if storage.layout.dtype != "float32":
-            raise ValueError(f"latents must be float32 on a CPU, got {storage.layout.dtype}")
+        if storage.layout.dtype not in ("float32", "int8"):
+            raise ValueError(f"latents must be float32 or int8 on a CPU, got {storage.layout.dtype}")
         self._storage = storage
         self._layers = layers
-        self._memories = [storage.layer(i).view(-1).numpy() for i in range(storage.layout.num_layers)]
+        numbers = range(storage.layout.num_layers)
+        self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
+        is_int8 = storage.layout.dtype == "int8"
+        self._scales = [storage.scales(i).view(-1).numpy() if is_int8 else None for i in numbers]
         largest = max(layer.shape.num_heads for layer in layers)
         self._partials: Float32 = np.empty(MOST_PARTIALS * largest * (storage.layout.latent_dim + 2), np.float32)
         """Results of segments; a layer's are used up before the next one computes its own."""
@@ -107,20 +110,25 @@ class CPULatentAttention:
         self.tile = max(1, _TILE_ROWS // largest)
         """Query tokens of an item of work."""
 
-    def run(self, q: Buffer, k: Buffer, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
         """Write latents `k` `[T, D]` to their pages in `layer` and return `[T, H C]`, what `q` `[T, H D]` attends to.
 
         Positions and pages are those of the scope of `q`.
         """
+        assert k is not None
         assert v is None, "latents are values too"
         assert sinks is None
         tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
-        shape, page_size = own.shape, self._storage.layout.page_size
+        shape, page_size, scales = own.shape, self._storage.layout.page_size, self._scales[layer]
         out = tape.buffer(q.rows, shape.num_heads * shape.rank)
-        tape.write(store_latents, q.rows, scope=scope, latents=k, memory=memory, size=k.size, page_size=page_size)
         tape.write(
-            attend_latents(k.size, shape.rank), q.rows, scope=scope, q=q, memory=memory, partials=self._partials,
-            out=out, num_heads=shape.num_heads, page_size=page_size, scale=own.scale,
+            store_latents, q.rows, scope=scope, latents=k, memory=memory, scales=scales, size=k.size, rank=shape.rank,
+            page_size=page_size,
+        )  # fmt: skip
+        tape.write(
+            attend_latents(k.size, shape.rank, int8=scales is not None), q.rows, scope=scope, q=q, memory=memory,
+            scales=scales, partials=self._partials, out=out, num_heads=shape.num_heads, page_size=page_size,
+            scale=own.scale,
         )  # fmt: skip
         tape.write(
             merge_segments, q.rows, scope=scope, partials=self._partials, out=out, num_heads=shape.num_heads,

@@ -272,13 +272,13 @@ class CPUOps:
         self._level_of(packed)
         return PackedEmbedding(packed)
 
-    def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+    def tied_embedding(self, table: Matrix, bias: Tensor | None = None) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
         packed = self._packer.pack(table)
         if packed is None:
-            projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
+            projection = PanelLinear(self._packer.panels(table), table.shape[0], bias)
             return TiedEmbedding(projection), projection
-        return PackedEmbedding(packed), PackedLinear(packed, None, self._level_of(packed))
+        return PackedEmbedding(packed), PackedLinear(packed, bias, self._level_of(packed))
 
     def _level_of(self, weight: PackedWeight) -> ProductLevel:
         kind = weight.shape.kind
@@ -325,34 +325,50 @@ class CPUOps:
         """Add `x` to `residual`."""
         x.tape.write(rows.add, x.rows, x=x, residual=residual, size=x.size)
 
+    def norm_heads(self, x: Buffer, norm: Norm, size: int) -> Buffer:
+        """Return `x`, every `size` elements normed on their own, in its memory."""
+        x.tape.write(
+            rows.norm_heads, x.rows, x=x, weight=weight_of(norm, size), x_size=x.size, column=0, size=x.size, dim=size,
+            epsilon=norm.epsilon,
+        )  # fmt: skip
+        return x
+
     def split_heads(
         self, qkv: Buffer, rotation: tuple[Buffer, Buffer] | None, split: HeadSplit
-    ) -> tuple[Buffer, Buffer, Buffer]:
+    ) -> tuple[Buffer, Buffer, Buffer] | tuple[Buffer, None, None]:
         """Return rotated q and k, and v."""
         tape = qkv.tape
-        if split.norms_are_whole or (rotation is None and split.q_norm is not None):
-            if split.norms_are_whole and split.num_ranks > 1:
+        if split.norms_are_whole:
+            if split.num_ranks > 1:
                 self._norm_over_ranks(qkv, split)
             else:
                 _norm_heads(qkv, split.q_norm, 0, split.q_size, split)
                 _norm_heads(qkv, split.k_norm, split.q_size, split.kv_size, split)
             split = replace(split, q_norm=None, k_norm=None, norms_are_whole=False)
-        q, k, v = (tape.buffer(qkv.rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
+        q = tape.buffer(qkv.rows, split.q_size)
+        k, v = (tape.buffer(qkv.rows, split.kv_size) if split.kv_size else None for _ in range(2))
+        sizes = {
+            "q_size": split.q_size, "k_size": split.kv_size, "size": qkv.size,
+            "v_column": split.q_size if split.values_are_keys else split.q_size + split.kv_size,
+        }  # fmt: skip
+        follows = split.q_norm is not None and (split.norms_follow or rotation is None)
         if rotation is None:
-            tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size)
-            return q, k, v
-        follows = split.norms_follow and split.q_norm is not None
-        q_norm, k_norm = (
-            None if norm is None or follows else weight_of(norm, split.head_dim)
-            for norm in (split.q_norm, split.k_norm)
-        )
-        tape.write(
-            heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
-            q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, q_size=split.q_size, k_size=split.kv_size,
-            epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
-        )  # fmt: skip
+            tape.write(rows.split, qkv.rows, qkv=qkv, q=q, k=k, v=v, **sizes)
+        else:
+            q_norm, k_norm = (
+                None if norm is None or follows else weight_of(norm, split.head_dim)
+                for norm in (split.q_norm, split.k_norm)
+            )
+            tape.write(
+                heads.split(split.head_dim), qkv.rows, qkv=qkv, cosines=rotation[0], sines=rotation[1],
+                q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v, **sizes,
+                epsilon=0.0 if split.q_norm is None else split.q_norm.epsilon,
+            )  # fmt: skip
         if follows:
             _norm_heads(q, split.q_norm, 0, split.q_size, split)
+        if k is None or v is None:
+            return q, None, None
+        if follows:
             _norm_heads(k, split.k_norm, 0, split.kv_size, split)
         return q, k, v
 
@@ -439,6 +455,19 @@ class CPUOps:
         if packed is None:
             return experts.PanelExperts(self._packer.panels(weight), size, bias)
         return experts.PackedExperts(packed, size, bias, self._level_of(packed))
+
+    def scale_chosen(self, shares: Buffer, chosen: Buffer, factors: Tensor) -> Buffer:
+        """Return `shares`, each times the factor of its expert, in their memory."""
+        own = np.ascontiguousarray(factors, np.float32)
+        shares.tape.write(
+            route.scale_chosen, shares.rows, shares=shares, chosen=chosen, factors=own, num_chosen=shares.size
+        )
+        return shares
+
+    def multiply_columns(self, x: Buffer, y: Buffer, column: int) -> Buffer:
+        """Return `x` times as many columns of `y` from `column` on, in its memory."""
+        x.tape.write(rows.multiply_columns, x.rows, x=x, y=y, size=x.size, y_size=y.size, column=column)
+        return x
 
     def add_gated(self, x: Buffer, y: Buffer, gate: Buffer | None) -> Buffer:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import NUM_STOP_IDS
+from pagewood.engine.core.messages.batch import NUM_STOP_IDS, Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
-from pagewood.engine.models.rope import PositionTable
+from pagewood.engine.models.rope import PositionTable, long_shift, values_by_place
 from pagewood.engine.runner.cpu.compiled.drafting.accept import accept, reject
 from pagewood.engine.runner.cpu.compiled.drafting.passes import hold_logits
 from pagewood.engine.runner.cpu.compiled.drawing.adjust import adjust
@@ -76,23 +76,37 @@ class RowTables:
 
 
 class Rotations:
-    """The cosines and sines of positions, up to the furthest that has been asked for; all ropes are side by side."""
+    """The cosines and sines of places, up to the furthest that has been asked for; all ropes are side by side.
 
-    __slots__ = ("_ropes", "_tables", "columns", "widths")
+    Args:
+        ropes: the tables of a model.
+        num_rows: rows of the runner.
+        short_length: the longest request that has the first of two sets of factors; None: all rows have the last set.
+    """
 
-    def __init__(self, ropes: Sequence[PositionTable]) -> None:
+    __slots__ = ("_ropes", "_short_length", "_tables", "columns", "shifts", "widths")
+
+    def __init__(self, ropes: Sequence[PositionTable], *, num_rows: int, short_length: int | None = None) -> None:
         self._ropes = ropes
+        self._short_length = short_length
+        self.shifts: Int32 = np.zeros(num_rows, np.int32)
+        """[rows], how far the place of a position is behind it, see `models.rope`."""  # contents written by: admit
         self.widths = [rope.width for rope in ropes]
         """Columns of each rope; F is their sum."""
         self._tables: tuple[Float32, Float32] | None = None  # written by: reach
         self.columns: Int64 = np.zeros(3, np.int64)
-        """Addresses of the tables `[positions, F]`, and the number of positions, as in a scope."""  # written by: reach
+        """Addresses of the tables `[places, F]`, and the number of places, as in a scope."""  # written by: reach
 
-    def reach(self, num_positions: int) -> None:
-        """Grow the tables to at least `num_positions`."""
+    def admit(self, batch: Batch) -> None:
+        """Note which set of factors each admitted request has."""
+        if len(batch.is_long):
+            self.shifts[batch.admitted_rows()] = batch.is_long * long_shift(self._short_length)
+
+    def reach(self, num_places: int) -> None:
+        """Grow the tables to at least `num_places`."""
         with torch.inference_mode():
-            positions = torch.arange(1 << (num_positions - 1).bit_length())
-            tables = zip(*(rope(positions) for rope in self._ropes), strict=True)
+            num = 1 << (num_places - 1).bit_length()
+            tables = zip(*values_by_place(self._ropes, num, short_length=self._short_length), strict=True)
             cosines, sines = (torch.cat(parts, -1).numpy() for parts in tables)
         self._tables = cosines, sines
         self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
@@ -225,6 +239,7 @@ class Pass:
             Column.NUM_KV_HEADS: attention.num_kv_heads,
             Column.TILE: attention.tile,
             Column.HALF: half,
+            Column.ROTATION_SHIFTS: rotations.shifts,
             # at most as many grants as tokens, and one number more; tables are as large as their scope
             Column.ROWS: tape.buffer(scope.tokens, 1),
             Column.STARTS: tape.buffer(scope.tokens, 1),

@@ -32,7 +32,7 @@ from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWrite
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = b"2"
+_LAYOUT = b"3"
 """Change it with the layout: files of earlier layouts are then not used."""
 _CACHED = ("int8", "int4")
 
@@ -52,7 +52,7 @@ class LoadedModel:
     def mark(self) -> str:
         """Distinguishes its keys and values from those that other forms or products of the same weights yield."""
         shard = self.model.shard
-        form = self.model.config.length_mark + ("" if self.form in ("auto", "float32") else f" {self.form}")
+        form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if not shard.is_whole:
             form += f" {shard}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, STEP, WeightKind
-from pagewood.engine.weights.matrix_forms import BFloat16, Float16, Float32, Int4, Int8, Int8Group, Weight
+from pagewood.engine.weights.matrix_forms import BFloat16, Float4, Float16, Float32, Int4, Int8, Int8Group, Weight
+from pagewood.engine.weights.small_floats import nibbles
 
 _ALIGNMENT = 64  # bytes of a cache line, and of the longest vector
 _MAX_DEPTH = 1 << 16  # of codes: 255 * 127 * inputs fits into an int32
@@ -53,7 +54,7 @@ class PackedShape:
     @property
     def nbytes(self) -> int:
         """Bytes of all panels and of the scales behind them."""
-        return self.num_panels * (self.panel_bytes + (4 * WIDTH if self.kind == WeightKind.INT8 else 0))
+        return self.num_panels * (self.panel_bytes + (4 * WIDTH if self.kind.has_scales_apart else 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,8 @@ class PackedWeight:
 
     @property
     def scales(self) -> NDArray[np.float32] | None:
-        """`[32 P]`, of INT8 only; other kinds have them in their panels or have none."""
-        if self.shape.kind != WeightKind.INT8:
+        """`[32 P]`, one for each output, of kinds that have them apart; None: they are in the panels, if any."""
+        if not self.shape.kind.has_scales_apart:
             return None
         return self.memory[self.shape.num_panels * self.shape.panel_bytes :].view(np.float32)
 
@@ -92,14 +93,20 @@ class PackedWeight:
             filled = _filled(weight.values, rows, 0, 0)
             whole[:] = _in_panels(filled.view(np.uint8), 2)
         elif isinstance(weight, Int8):
-            assert self.scales is not None
             whole[:] = _in_panels(_filled(weight.codes.view(np.uint8) ^ 128, rows, shape.depth - shape.inputs, 128), 4)
-            self.scales[panels.start * WIDTH : panels.stop * WIDTH] = _filled(weight.scales[:, None], rows, 0, 1)[:, 0]
+            self._write_scales(panels, weight.scales, rows)
         else:
-            assert isinstance(weight, Int4 | Int8Group)
+            assert isinstance(weight, Int4 | Int8Group | Float4)
             self._write_groups(whole, weight, rows)
+            if isinstance(weight, Float4) and weight.factors is not None:
+                self._write_scales(panels, weight.factors, rows)
 
-    def _write_groups(self, whole: Any, weight: Int4 | Int8Group, rows: int) -> None:
+    def _write_scales(self, panels: slice, scales: NDArray[np.float32], rows: int) -> None:
+        """Write the scales of the outputs of some panels, and fill up `rows`."""
+        assert self.scales is not None
+        self.scales[panels.start * WIDTH : panels.stop * WIDTH] = _filled(scales[:, None], rows, 0, 1)[:, 0]
+
+    def _write_groups(self, whole: Any, weight: Int4 | Int8Group | Float4, rows: int) -> None:
         """Lay out weights with scales for groups in `whole` `[panels, panel_bytes]`, and fill up `rows` outputs."""
         shape, kind = self.shape, self.shape.kind
         num_groups = shape.depth // shape.group
@@ -110,18 +117,22 @@ class PackedWeight:
             filled = _filled(values, rows, columns // shape.group, value).reshape(-1, HALF, num_groups)
             return np.ascontiguousarray(filled.transpose(0, 2, 1)).view(np.uint8)
 
-        blocks[:, :, : 4 * HALF] = of_groups(weight.scales, 0)
+        scales = of_groups(weight.scales - np.uint8(1) if kind == WeightKind.MXFP4 else weight.scales, 0)
+        blocks[:, :, : scales.shape[-1]] = scales
         if kind.has_zeros:
+            assert isinstance(weight, Int4 | Int8Group)
             assert weight.zeros is not None
             zeros = weight.zeros if isinstance(weight, Int4) else weight.zeros.view(np.uint8) ^ 128
             blocks[:, :, 4 * HALF : 5 * HALF] = of_groups(zeros, kind.zero)
         if kind.has_offsets:
+            assert isinstance(weight, Int4 | Int8Group)
             assert weight.offsets is not None
             blocks[:, :, 4 * HALF : 8 * HALF] = of_groups(weight.offsets, 0)
-        codes = weight.unpacked() if isinstance(weight, Int4) else weight.codes.view(np.uint8) ^ 128
-        quads = _filled(codes, rows, columns, kind.zero).reshape(len(blocks), HALF, num_groups, shape.group // 4, 4)
+        codes = weight.codes.view(np.uint8) ^ 128 if isinstance(weight, Int8Group) else nibbles(weight.codes)
+        zero = 0 if kind.is_float4 else kind.zero
+        quads = _filled(codes, rows, columns, zero).reshape(len(blocks), HALF, num_groups, shape.group // 4, 4)
         quads = quads.transpose(0, 2, 3, 1, 4)
-        if isinstance(weight, Int4):
+        if kind.bits == 4:
             quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
         blocks[:, :, kind.head_bytes :] = quads.reshape(*blocks.shape[:2], -1)
 
@@ -146,6 +157,8 @@ def shape_of(weight: Weight, *, pairs: bool = False) -> PackedShape | None:
             kind, group = WeightKind.FLOAT16, inputs
         case Int8():
             kind, group = WeightKind.INT8, -(-inputs // STEP) * STEP
+        case Float4():
+            kind, group = WeightKind.MXFP4 if weight.factors is None else WeightKind.NVFP4, weight.group
         case Int4() | Int8Group():
             kind, group = _kind_of_groups(weight), weight.group
     if kind.has_codes and inputs > _MAX_DEPTH:

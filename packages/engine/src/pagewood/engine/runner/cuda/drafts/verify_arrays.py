@@ -36,6 +36,8 @@ class VerifyArrays(Generic[X]):
     page_ids: X
     token_places: X
     token_ids: X
+    shifted_rows: X
+    shifts: X
     rows: X
     """[G] row of each grant; for padding, the last row of the tables."""
     starts: X

@@ -13,7 +13,8 @@ from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
 """Head dimensions for which all kernels used here exist."""
-
+LARGE_HEAD_DIMS = (512,)
+"""Head dimensions for which they exist where keys and values have the dtype of queries, in tiles of their own."""
 
 LATENT_DIMS = (512, 64)
 """Elements of a latent, and of its rotated key, for which FlashInfer has kernels."""

@@ -35,22 +35,24 @@ from pagewood.engine.runner.cpu.compiled.machine.memory import codes, floats, ve
 @inlined
 def store(
     scope: InScope, k_at: Any, v_at: Any, memory_at: Any, scales_at: Any, first_row: Any, size: Any, kv_heads: Any,
-    page_size: Any, memory_size: Any, first: First, last: Last,
+    page_size: Any, stride: Any, scale_stride: Any, first: First, last: Last,
 ) -> None:  # fmt: skip
     """Write keys and values `[T, G D]` to their pages in `memory`; with `scales`, as int8. `size` is G D.
 
-    Tables of groups of layers lie behind each other; `first_row` is the first row of the one to use.
+    Tables of groups of layers lie behind each other; `first_row` is the first row of the one to use. For the strides
+    see `pages`.
     """
     k, v = floats(k_at, 0, size), floats(v_at, 0, size)
     if scales_at != 0:
-        scales = vector(scales_at, memory_size * kv_heads // size)
         pages.store_codes(
-            codes(memory_at, memory_size), scales, k, v, scope, first_row, kv_heads, page_size, first, last
-        )
+            codes(memory_at, 0), vector(scales_at, 0), k, v, scope, first_row, kv_heads, page_size, stride,
+            scale_stride, first, last,
+        )  # fmt: skip
     else:
         pages.store(
-            vector(memory_at, memory_size), vector(0, 0), k, v, scope, first_row, kv_heads, page_size, first, last
-        )
+            vector(memory_at, 0), vector(0, 0), k, v, scope, first_row, kv_heads, page_size, stride, scale_stride,
+            first, last,
+        )  # fmt: skip
 
 
 @cache
@@ -61,13 +63,13 @@ def split(dim: int) -> Instruction:
     @inlined
     def split(
         qkv_at: Any, cosines_at: Any, sines_at: Any, q_norm_at: Any, k_norm_at: Any, q_at: Any, k_at: Any, v_at: Any,
-        q_size: Any, k_size: Any, epsilon: Real, first: First, last: Last,
+        q_size: Any, k_size: Any, v_column: Any, size: Any, epsilon: Real, first: First, last: Last,
     ) -> None:  # fmt: skip
         """Write `q` `[T, H D]`, `k` and `v` `[T, G D]` of `qkv`; see `rows.split_heads`. A norm may be 0."""
         rows.split_heads(
-            floats(qkv_at, 0, q_size + 2 * k_size), floats(cosines_at, 0, dim // 2), floats(sines_at, 0, dim // 2),
+            floats(qkv_at, 0, size), floats(cosines_at, 0, dim // 2), floats(sines_at, 0, dim // 2),
             vector(q_norm_at, dim if q_norm_at != 0 else 0), vector(k_norm_at, dim if k_norm_at != 0 else 0), epsilon,
-            floats(q_at, 0, q_size), floats(k_at, 0, k_size), floats(v_at, 0, k_size), first, last,
+            floats(q_at, 0, q_size), floats(k_at, 0, k_size), floats(v_at, 0, k_size), v_column, first, last,
         )  # fmt: skip
 
     return split
@@ -87,18 +89,18 @@ def attend(dim: int, *, int8: bool) -> Instruction:
     @inlined
     def attend(
         scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, first_row: Any, out_at: Any, size: Any,
-        kv_heads: Any, page_size: Any, window: Any, memory_size: Any, scale: Real, sinks_at: Any, soft_cap: Real,
-        num_rows: NumRows, item: Part, following: Following,
+        kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, window: Any, scale: Real, sinks_at: Any,
+        soft_cap: Real, num_rows: NumRows, item: Part, following: Following,
     ) -> None:  # fmt: skip
         """Write to `out` `[T, H D]` what `q` attends to; `size` is H D.
 
-        For `window` and `sinks` `[H]`, which may be 0, see `pages`; scores have the soft cap `soft_cap`, or none if it
-        is 0. For `first_row` see `store`.
+        For the strides, `window` and `sinks` `[H]`, which may be 0, see `pages`; scores have the soft cap `soft_cap`,
+        or none if it is 0. For `first_row` see `store`.
         """
         attend_item(
-            numbers_at(memory_at, memory_size), vector(scales_at, memory_size // dim if scales_at != 0 else 0),
-            floats(q_at, num_rows, size), floats(out_at, num_rows, size), scope, first_row, item, following, kv_heads,
-            page_size, window, scale, sinks_at, soft_cap,
+            numbers_at(memory_at, 0), vector(scales_at, 0), floats(q_at, num_rows, size),
+            floats(out_at, num_rows, size), scope, first_row, item, following, kv_heads, page_size, stride,
+            scale_stride, window, scale, sinks_at, soft_cap,
         )  # fmt: skip
 
     return attend

@@ -5,6 +5,9 @@ in ascending order. Where this cut lies depends on positions only, and so do a r
 segments of a token are items of their own, which threads share, and another instruction merges them. Otherwise one item
 goes through all segments of a tile of tokens. Both compute the same bits.
 
+In int8, the C elements of a latent have one scale and its R rotated ones another. The latents of a segment are turned
+into numbers before any row attends to them.
+
 Legend: T tokens, H heads, N and R elements of a head without and with rotation, C elements of a latent before its
 rotated key, D = C + R.
 Source: DeepSeek-AI, DeepSeek-V2, 2024; Dao et al., Flash-Decoding, 2023.
@@ -21,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.attention.latent_loops import AHEAD, KEYS, ROWS, latent_loops
+from pagewood.engine.runner.cpu.compiled.attention.pages import begin_of, store_code
 from pagewood.engine.runner.cpu.compiled.attention.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.instruction import (
     First,
@@ -37,7 +41,7 @@ from pagewood.engine.runner.cpu.compiled.instruction import (
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined, strict
-from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.machine.memory import codes, floats, integer_rows, integers, vector
 from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
 from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK as TILES
 from pagewood.engine.runner.cpu.compiled.products.tile import LOW, WIDTH, multiply_rows
@@ -181,18 +185,27 @@ def _grants(scope: Any) -> Any:
 @instruction(blocks_of_rows)
 @inlined
 def store_latents(
-    scope: InScope, latents_at: Any, memory_at: Any, size: Any, page_size: Any, first: First, last: Last
-) -> None:
-    """Write `latents` `[T, D]`, D = `size`, to their pages in `memory` `[pages, P, D]`."""
+    scope: InScope, latents_at: Any, memory_at: Any, scales_at: Any, size: Any, rank: Any, page_size: Any, first: First,
+    last: Last,
+) -> None:  # fmt: skip
+    """Write `latents` `[T, D]`, D = `size`, to their pages in `memory` `[pages, P, D]`.
+
+    With `scales` `[pages, P, 2]` they are stored as int8: the first C = `rank` elements, and the rest.
+    """
     page_table, rows, starts, offsets = _grants(scope)
     latents = floats(latents_at, 0, size)
     for grant in range(rows.shape[0]):
         for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
             position = starts[grant] + token - offsets[grant]
             slot = np.int64(page_table[rows[grant], position // page_size]) * page_size + position % page_size
-            target = vector(memory_at + 4 * slot * size, size)
-            for d in range(_U(size)):
-                target[d] = latents[_U(token), d]
+            if scales_at != 0:
+                target_codes, scales = codes(memory_at + slot * size, size), vector(scales_at + 8 * slot, 2)
+                store_code(target_codes, _U(0), scales, _U(0), latents, _U(token), _U(0), _U(rank))
+                store_code(target_codes, _U(rank), scales, _U(1), latents, _U(token), _U(rank), _U(size - rank))
+            else:
+                target = vector(memory_at + 4 * slot * size, size)
+                for d in range(_U(size)):
+                    target[d] = latents[_U(token), d]
 
 
 @inlined
@@ -225,20 +238,45 @@ def _num_items(scope: Any, num_rows: Any) -> Any:
 
 
 @cache
-def attend_latents(size: int, rank: int) -> Instruction:
-    """Return the instruction that attends to latents of D = `size` elements, of which C = `rank` are values."""
+def attend_latents(size: int, rank: int, *, int8: bool = False) -> Instruction:
+    """Return the instruction that attends to latents of D = `size` elements, of which C = `rank` are values.
+
+    With `int8` they are codes with scales, otherwise float32.
+    """
     loops, weigh = latent_loops(size, rank), weigher(rank)
     score, blend = loops.score, loops.blend
+    num_widened = SEGMENT * size if int8 else 0
+
+    @inlined
+    def find(memory_at: Any, scales_at: Any, slot: Any, widened: Any, i: Any) -> Any:
+        """Return the address of a latent."""
+        return memory_at + 4 * size * slot
+
+    @inlined
+    def widen(memory_at: Any, scales_at: Any, slot: Any, widened: Any, i: Any) -> Any:
+        """Return the address of row i of `widened` `[SEGMENT, D]`, after the numbers of a latent were written to it."""
+        own, scales, at = codes(memory_at + size * slot, size), vector(scales_at + 8 * slot, 2), _U(i * size)
+        for d in range(_U(rank)):
+            widened[at + d] = _F(own[d]) * scales[0]
+        for d in range(_U(rank), _U(size)):
+            widened[at + d] = _F(own[d]) * scales[1]
+        return np.int64(widened.ctypes.data + 4 * size * i)
+
+    place_of = widen if int8 else find
 
     @strict
-    def attend_segment(memory_at: Any, page_table: Any, row: Any, page_size: Any, position: Any, num_tokens: Any,
-                       padded: Any, first: Any, queries: Any, places: Any, scores: Any, maxima: Any, totals: Any,
-                       sums: Any) -> None:  # fmt: skip
-        """Attend from `num_tokens` tokens from `position` on, `padded` rows each, to the segment from `first` on."""
+    def attend_segment(memory_at: Any, scales_at: Any, page_table: Any, row: Any, page_size: Any, begin: Any,
+                       position: Any, num_tokens: Any, padded: Any, first: Any, queries: Any, widened: Any, places: Any,
+                       scores: Any, maxima: Any, totals: Any, sums: Any) -> None:  # fmt: skip
+        """Attend from `num_tokens` tokens from `position` on, `padded` rows each, to the segment from `first` on.
+
+        Nothing before `begin` is seen or read: the slots there may hold anything.
+        """
         last = min(first + SEGMENT, position + num_tokens)
         for i in range(last - first):
-            slot = np.int64(page_table[row, (first + i) // page_size]) * page_size + (first + i) % page_size
-            places[i] = memory_at + 4 * size * slot
+            at = max(first + i, begin)
+            slot = np.int64(page_table[row, at // page_size]) * page_size + at % page_size
+            places[i] = place_of(memory_at, scales_at, slot, widened, i)
         for i in range(last - first, last - first + AHEAD + KEYS):
             places[i] = places[last - first - 1]
         for r in range(num_tokens * padded):
@@ -246,6 +284,8 @@ def attend_latents(size: int, rank: int) -> Instruction:
         for i in range(_U(num_tokens * padded * rank)):
             sums[i] = _F(0.0)
         for block in range(first, last, BLOCK):
+            if block + BLOCK <= begin:
+                continue
             latents = places.ctypes.data + 8 * (block - first)
             for token in range(num_tokens):
                 seen = min(block + BLOCK, last, position + token + 1) - block
@@ -255,6 +295,8 @@ def attend_latents(size: int, rank: int) -> Instruction:
                     for j in range(0, seen, KEYS):
                         score(queries.ctypes.data + 4 * r * size, latents + 8 * j, scores.ctypes.data + 4 * j, BLOCK)
                     for i in range(ROWS):
+                        for j in range(begin - block):
+                            scores[i * BLOCK + j] = _UNSEEN
                         for j in range(seen, BLOCK):
                             scores[i * BLOCK + j] = _UNSEEN
                         weigh(scores, i * BLOCK, _F(0), maxima, totals, sums, r + i)
@@ -263,8 +305,8 @@ def attend_latents(size: int, rank: int) -> Instruction:
     @instruction(_num_items)
     @strict
     def attend_latents(
-        scope: InScope, q_at: Any, memory_at: Any, partials_at: Any, out_at: Any, num_heads: Any, page_size: Any,
-        scale: Real, num_rows: NumRows, part: Part,
+        scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, partials_at: Any, out_at: Any, num_heads: Any,
+        page_size: Any, scale: Real, num_rows: NumRows, part: Part,
     ) -> None:  # fmt: skip
         """Write to `out` `[T, H C]` what `q` `[T, H D]` attends to, or to `partials` for `merge_segments`."""
         page_table, rows, starts, offsets = _grants(scope)
@@ -273,6 +315,7 @@ def attend_latents(size: int, rank: int) -> Instruction:
         item, segment = (part // num_segments, part % num_segments) if num_segments > 0 else (part, 0)
         grant, skipped, num_tokens = items[item, 0], items[item, 2], np.int64(items[item, 3])
         row, position, token = rows[grant], np.int64(starts[grant] + skipped), np.int64(offsets[grant] + skipped)
+        begin = begin_of(scope, grant)
         if segment * SEGMENT >= position + num_tokens:
             return
         q, out = floats(q_at, num_rows, num_heads * size), floats(out_at, num_rows, num_heads * rank)
@@ -281,12 +324,13 @@ def attend_latents(size: int, rank: int) -> Instruction:
         queries, sums = np.zeros(height * size, _F), np.empty(height * rank, _F)
         maxima, totals = np.empty(height, _F), np.empty(height, _F)
         scores, places = np.empty(ROWS * BLOCK, _F), np.empty(SEGMENT + AHEAD + KEYS, np.int64)
+        widened = np.empty(num_widened, _F)
         for t in range(num_tokens):
             for i in range(_U(num_heads * size)):
                 queries[_U(t * padded * size) + i] = q[_U(token + t), i] * _F(scale)
         if num_segments > 0:
-            attend_segment(memory_at, page_table, row, page_size, position, num_tokens, padded, segment * SEGMENT,
-                           queries, places, scores, maxima, totals, sums)  # fmt: skip
+            attend_segment(memory_at, scales_at, page_table, row, page_size, begin, position, num_tokens, padded,
+                           segment * SEGMENT, queries, widened, places, scores, maxima, totals, sums)  # fmt: skip
             for t in range(num_tokens):
                 for head in range(num_heads):
                     r = t * padded + head
@@ -298,8 +342,8 @@ def attend_latents(size: int, rank: int) -> Instruction:
             return
         whole, all_maxima, all_totals = np.zeros(height * rank, _F), np.full(height, _LOWEST), np.zeros(height, _F)
         for first in range(0, position + num_tokens, SEGMENT):
-            attend_segment(memory_at, page_table, row, page_size, position, num_tokens, padded, first, queries, places,
-                           scores, maxima, totals, sums)  # fmt: skip
+            attend_segment(memory_at, scales_at, page_table, row, page_size, begin, position, num_tokens, padded, first,
+                           queries, widened, places, scores, maxima, totals, sums)  # fmt: skip
             for r in range(max(first - position, 0) * padded, height):  # tokens before the segment see nothing of it
                 _merge(whole, all_maxima, all_totals, r, rank, sums, r * rank, maxima[r], totals[r])
         for t in range(num_tokens):
@@ -342,9 +386,9 @@ def merge_segments(
 
 
 @cache
-def latents_unit(size: int, rank: int) -> Unit:
-    """Return the instructions for latents of `size` elements, of which `rank` are values."""
+def latents_unit(size: int, rank: int, *, int8: bool) -> Unit:
+    """Return the instructions for latents of `size` elements, of which `rank` are values, in float32 or int8."""
     return Unit(
-        "latents", make_latents, rotate_queries, multiply_heads, store_latents, attend_latents(size, rank),
-        merge_segments, variant=size << 16 | rank,
+        "latents", make_latents, rotate_queries, multiply_heads, store_latents,
+        attend_latents(size, rank, int8=int8), merge_segments, variant=(size << 16 | rank) * 2 + int8,
     )  # fmt: skip

@@ -9,6 +9,9 @@ added depends on its position only: not on its grant, the other grants, the page
 order of addition (`head`), a block of scores one function that weighs it (`softmax`), and values are added in ascending
 order of their positions. The weight of a key that a row does not see is 0 and changes nothing.
 
+The keys and values of a layer lie in a section of each page, `[2, G, P, D]`, and scales of codes in one, `[2, G, P]`.
+Those of the next page lie `stride` elements and `scale_stride` scales further: there may be other layers between.
+
 A window w > 0 shows a token the last w positions, its own included. A window -c < 0 shows it the positions of its own
 chunk of c positions, up to its own. A sink is a score without a value: a row's sums begin with it.
 
@@ -59,42 +62,42 @@ def _places(scope: Any, first_row: Any) -> Any:
 
 @inlined
 def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row: Any, kv_heads: Any, page_size: Any,
-          first: Any, last: Any) -> None:  # fmt: skip
+          stride: Any, scale_stride: Any, first: Any, last: Any) -> None:  # fmt: skip
     """Write the keys and values of tokens [first, last) of the scope to their pages; `scales` is empty."""
     page_table, rows, starts, offsets = _places(scope, first_row)
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * k.shape[1])  # elements of the keys of a page
-    stride = _U(page_size) * dim
+    head_size = _U(page_size) * dim
     for grant in range(rows.shape[0]):
         for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
             position = starts[grant] + token - offsets[grant]
             page = page_table[rows[grant], position // page_size]
-            base = _U(page) * _U(2) * half + _U(position % page_size) * dim
+            base = _U(page) * _U(stride) + _U(position % page_size) * dim
             for head in range(_U(kv_heads)):
-                to = base + head * stride
+                to = base + head * head_size
                 for d in range(dim):
                     memory[to + d] = k[_U(token), head * dim + d]
                     memory[to + half + d] = v[_U(token), head * dim + d]
 
 
 @exact
-def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
-    """Write `dim` elements of a row of `x` as codes from `memory[to * dim]` on, and their scale to `scales[to]`."""
+def store_code(memory: Any, to: Any, scales: Any, scale_to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
+    """Write `dim` elements of a row of `x` as codes from `memory[to]` on, and their scale to `scales[scale_to]`."""
     largest = _F(0.0)
     for d in range(dim):
         size = abs(x[token, start + d])
         largest = size if size > largest or size != size else largest  # NaN makes the scale NaN
     scale = largest / _LARGEST_CODE
-    scales[to] = scale
+    scales[scale_to] = scale
     divisor = scale if scale > _F(0.0) else _F(1.0)
     for d in range(dim):
         code = np.rint(x[token, start + d] / divisor)
-        memory[to * dim + d] = np.int8(min(max(code, -_LARGEST_CODE), _LARGEST_CODE))
+        memory[to + d] = np.int8(min(max(code, -_LARGEST_CODE), _LARGEST_CODE))
 
 
 @inlined
 def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row: Any, kv_heads: Any, page_size: Any,
-                first: Any, last: Any) -> None:  # fmt: skip
+                stride: Any, scale_stride: Any, first: Any, last: Any) -> None:  # fmt: skip
     """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
     page_table, rows, starts, offsets = _places(scope, first_row)
     dim = _U(k.shape[1] // kv_heads)
@@ -103,16 +106,17 @@ def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, first_row:
         for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
             position = starts[grant] + token - offsets[grant]
             page = page_table[rows[grant], position // page_size]
-            base = _U(page) * _U(2) * half + _U(position % page_size)
             for head in range(_U(kv_heads)):
-                to = base + head * _U(page_size)
-                _store_code(memory, scales, to, k, _U(token), head * dim, dim)
-                _store_code(memory, scales, to + half, v, _U(token), head * dim, dim)
+                place = head * _U(page_size) + _U(position % page_size)
+                to, scale_to = _U(page) * _U(stride) + place * dim, _U(page) * _U(scale_stride) + place
+                store_code(memory, to, scales, scale_to, k, _U(token), head * dim, dim)
+                store_code(memory, to + half * dim, scales, scale_to + half, v, _U(token), head * dim, dim)
 
 
 @inlined
-def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any,
-                first: Any, begin: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
+                stride: Any, scale_stride: Any, dim: Any, first: Any, begin: Any, last: Any, keys: Any,
+                values: Any) -> None:  # fmt: skip
     """Copy keys [begin, last) of the block at `first`, transposed, to `keys` `[dim, 64]`, and values to `[64, width]`.
 
     The other values become zeros. Their keys are not changed, because their scores are masked: those before `begin` may
@@ -126,7 +130,7 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
     while key < last:
         offset = key % page_size
         size = min(page_size - offset, last - key)
-        base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
+        base = _U(page_table[row, key // page_size]) * _U(stride) + _U((head * page_size + offset) * dim)
         to = _U(key - first)
         for j in range(_U(size)):
             for d in range(_U(dim)):
@@ -140,35 +144,39 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
 
 @inlined
 def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
-                     dim: Any, first: Any, begin: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+                     stride: Any, scale_stride: Any, dim: Any, first: Any, begin: Any, last: Any, keys: Any,
+                     values: Any) -> None:  # fmt: skip
     """Like `_load_block`, from codes."""
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size)
     for i in range(_U(begin - first) * width):
         values[i] = _F(0.0)
     for key in range(begin, last):
-        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
-        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first)
+        page, place = _U(page_table[row, key // page_size]), _U(head * page_size + key % page_size)
+        at, scale_at = page * _U(stride) + place * _U(dim), page * _U(scale_stride) + place
+        k_scale, v_scale, to = scales[scale_at], scales[scale_at + half], _U(key - first)
         for d in range(_U(dim)):
-            keys[d * _U(BLOCK) + to] = _F(memory[at * _U(dim) + d]) * k_scale
+            keys[d * _U(BLOCK) + to] = _F(memory[at + d]) * k_scale
         for d in range(_U(dim)):
-            values[to * width + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
+            values[to * width + d] = _F(memory[at + half * _U(dim) + d]) * v_scale
     for i in range(_U(last - first) * width, _U(BLOCK) * width):
         values[i] = _F(0.0)
 
 
 @inlined
 def _load_code_rows(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
-                    dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+                    stride: Any, scale_stride: Any, dim: Any, first: Any, last: Any, keys: Any,
+                    values: Any) -> None:  # fmt: skip
     """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`."""
     half = _U(kv_heads * page_size)
     for key in range(first, last):
-        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
-        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first) * _U(dim)
+        page, place = _U(page_table[row, key // page_size]), _U(head * page_size + key % page_size)
+        at, scale_at = page * _U(stride) + place * _U(dim), page * _U(scale_stride) + place
+        k_scale, v_scale, to = scales[scale_at], scales[scale_at + half], _U(key - first) * _U(dim)
         for d in range(_U(dim)):
-            keys[to + d] = _F(memory[at * _U(dim) + d]) * k_scale
+            keys[to + d] = _F(memory[at + d]) * k_scale
         for d in range(_U(dim)):
-            values[to + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
+            values[to + d] = _F(memory[at + half * _U(dim) + d]) * v_scale
 
 
 @inlined
@@ -208,7 +216,7 @@ def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any,
 
 
 @inlined
-def _begin(scope: Any, grant: Any) -> Any:
+def begin_of(scope: Any, grant: Any) -> Any:
     """Return the first position that a grant attends to."""
     at = scope[Column.BEGINS]
     return np.int64(integers(at, 0)[grant]) if at != 0 else np.int64(0)
@@ -230,14 +238,14 @@ def _begin_sums(sinks_at: Any, first_head: Any, group: Any, num_rows: Any, maxim
 
 
 @inlined
-def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
+def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, page_size: Any, stride: Any, dim: Any,
                 window: Any) -> Any:  # fmt: skip
     """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
     page_table, rows, starts, _ = _places(scope, first_row)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(_begin(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
-    return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
+    first_page = max(begin_of(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
+    return page_table[rows[grant], first_page] * stride + head * page_size * dim
 
 
 def attend_item(dim: int, *, codes: bool) -> Any:
@@ -253,8 +261,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any, sinks_at: Any, cap: Any,
-            after: Any) -> None:  # fmt: skip
+            kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, first_key: Any, last_key: Any, scale: Any,
+            sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
         `after` is where the keys are that are read next. They are prefetched, as all other keys are a page ahead.
@@ -277,10 +285,10 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             while key < last:
                 offset = key % page_size
                 size = min(page_size - offset, last - key)
-                at = page_table[row, key // page_size] * 2 * half + head_at + offset * dim
+                at = page_table[row, key // page_size] * stride + head_at + offset * dim
                 ahead = after
                 if key + size < last_key:
-                    ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
+                    ahead = page_table[row, (key + size) // page_size] * stride + head_at
                 for r in range(0, group, most_rows):
                     score(min(most_rows, group - r), queries, r * dim, memory, at, at + half, ahead, size, scores,
                           r * BLOCK + key - block, BLOCK)  # fmt: skip
@@ -291,7 +299,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             while key < last:
                 offset = key % page_size
                 size = min(page_size - offset, last - key)
-                at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
+                at = page_table[row, key // page_size] * stride + half + head_at + offset * dim
                 for r in range(0, group, most_rows):
                     blend(min(most_rows, group - r), scores, r * BLOCK + key - block, BLOCK, memory, at, size, sums,
                           r * dim)  # fmt: skip
@@ -302,8 +310,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
-                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
-                  sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
+                  group: Any, kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, first_key: Any,
+                  last_key: Any, scale: Any, sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
         """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
@@ -319,8 +327,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             size, at = last - first, first - block
             if size < BLOCK:
                 scores[:] = _UNSEEN
-            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys,
-                            values)  # fmt: skip
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, stride, scale_stride, dim,
+                            first, last, keys, values)  # fmt: skip
             for r in range(0, group, most_rows):
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
@@ -336,8 +344,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
-             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, begin: Any, window: Any, scale: Any,
-             sinks_at: Any, cap: Any) -> None:  # fmt: skip
+             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any,
+             begin: Any, window: Any, scale: Any, sinks_at: Any, cap: Any) -> None:  # fmt: skip
         """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
 
         A token sees what its `window` shows, and nothing before `begin`.
@@ -357,8 +365,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         end, first_key = position + size, max(begin, _seen_from(position, window))
         for first in range(first_key // BLOCK * BLOCK, end, BLOCK):
             last = min(first + BLOCK, end)
-            load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, max(first, first_key), last,
-                 keys, values)  # fmt: skip
+            load(memory, scales, page_table, row, head, kv_heads, page_size, stride, scale_stride, dim, first,
+                 max(first, first_key), last, keys, values)  # fmt: skip
             is_finite = _are_finite(values)
             for r in range(0, num_rows, TALL):
                 low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
@@ -396,22 +404,24 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, first_row: Any, item: Any, following: Any,
-               kv_heads: Any, page_size: Any, window: Any, scale: Any, sinks_at: Any,
+               kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, window: Any, scale: Any, sinks_at: Any,
                soft_cap: Any) -> None:  # fmt: skip
         page_table, rows, starts, offsets = _places(scope, first_row)
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
+        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, begin_of(scope, grant)
+        if head >= kv_heads:
+            return  # an item of a layer with more key heads
         if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
-                 page_size, begin, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
+                 page_size, stride, scale_stride, begin, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
         else:
-            after = _first_keys(scope, first_row, items, following, kv_heads, page_size, dim, window)
+            after = _first_keys(scope, first_row, items, following, page_size, stride, dim, window)
             for i in range(size):
                 end = np.int64(start + skipped + i + 1)
-                attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(begin, _seen_from(end - 1, window)), end, _F(scale), sinks_at, _F(soft_cap),
-                           after)  # fmt: skip
+                attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size, stride,
+                           scale_stride, max(begin, _seen_from(end - 1, window)), end, _F(scale), sinks_at,
+                           _F(soft_cap), after)  # fmt: skip
 
     return attend

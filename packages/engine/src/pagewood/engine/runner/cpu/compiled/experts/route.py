@@ -135,6 +135,17 @@ def choose(
             shares[row, k] = own[k] / divisor * _F(factor)
 
 
+@instruction(blocks_of_rows)
+@inlined
+def scale_chosen(shares_at: Any, chosen_at: Any, factors_at: Any, num_chosen: Any, first: First, last: Last) -> None:
+    """Multiply `shares` `[T, K]` of experts `chosen` `[T, K] int32` by the `factors` `[N]` of these experts."""
+    shares, chosen = floats(shares_at, 0, num_chosen), integer_rows(chosen_at, 0, num_chosen)
+    factors = vector(factors_at, 0)
+    for row in range(first, last):
+        for k in range(num_chosen):
+            shares[row, k] *= factors[chosen[row, k]]
+
+
 @instruction(one_part)
 @inlined
 def group(
@@ -274,5 +285,5 @@ def clamped_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Las
             out[row, i] = gate / (_F(1.0) + exp(-_ALPHA * gate)) * (other + _F(1.0))
 
 
-ROUTING = Unit("routing", choose, group, spread, fill_up, collect, add_gated, clamped_mul)
+ROUTING = Unit("routing", choose, scale_chosen, group, spread, fill_up, collect, add_gated, clamped_mul)
 """For models with experts."""

@@ -24,6 +24,7 @@ from pagewood.engine.runner.cpu.compiled.machine.vectors import (
     with_pointers,
 )
 from pagewood.engine.runner.cpu.compiled.products.dot import ByteDot, DotLevel, nibbles
+from pagewood.engine.runner.cpu.compiled.products.float4 import doubled_bytes, half_scales
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH, by_height
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, WeightKind
 
@@ -40,6 +41,7 @@ class _Tile:
         """Compute `rows` rows of a tile of `height` rows."""
         self._builder = builder
         self._kind = kind
+        self._level = level
         self._dot = ByteDot(builder, level)
         self._rows = rows
         self._row_bytes = builder.mul(height, INDEX(4))
@@ -95,6 +97,21 @@ class _Tile:
         zeros = builder.zext(stored, dot.sums)
         shift = dot.shift(self._kind.bits)
         return builder.mul(builder.sub(zeros, self._all(shift)) if shift else zeros, total)
+
+    def _group_scale(self, block: Any, h: int) -> Any:
+        """Return the scales of a group in one vector."""
+        lanes = self._dot.lanes
+        if self._kind.is_float4:
+            stored = self._load(block, INDEX(lanes * h), ir.VectorType(_BYTE, lanes))
+            return half_scales(self._builder, self._kind, stored)
+        return self._load(block, INDEX(4 * lanes * h), vector_of(lanes))
+
+    def _codes(self, loaded: Any) -> list[Any]:
+        """Return the unsigned bytes that a vector of codes stands for, as vectors."""
+        if self._kind.bits == 8:
+            return [loaded]
+        parts = nibbles(self._builder, loaded)
+        return [doubled_bytes(self._builder, part, self._level) for part in parts] if self._kind.is_float4 else parts
 
     def channels(self) -> None:
         """Emit a loop over D / 4 for all 32 outputs, whose scales do not depend on the input."""
@@ -173,7 +190,7 @@ class _Tile:
         for chunk in range(num_chunks):
             at = builder.add(self._scaled(step, num_chunks * row_bytes), INDEX(kind.head_bytes + chunk * row_bytes))
             loaded = [self._load(block, builder.add(at, INDEX(4 * dot.lanes * h)), codes) for h in range(count)]
-            parts = [nibbles(builder, one) if kind.bits == 4 else [one] for one in loaded]
+            parts = [self._codes(one) for one in loaded]
             for part in range(8 // kind.bits):
                 weights = [dot.prepare(parts[h][part], bits=kind.bits) for h in range(count)]
                 quad = builder.add(self._scaled(whole_step, kind.step // 4), INDEX(chunk * 8 // kind.bits + part))
@@ -192,7 +209,7 @@ class _Tile:
         builder.position_at_end(closing)
         ended: dict[tuple[int, int], Any] = {}
         for h in range(count):
-            scale = self._load(block, INDEX(4 * dot.lanes * h), vector)
+            scale = self._group_scale(block, h)
             for row in range(self._rows):
                 ended[row, h] = multiply_add(builder, builder.sitofp(new[row, h], vector), scale, totals[row, h])
             if kind.has_offsets:
@@ -212,7 +229,11 @@ class _Tile:
         for row in range(self._rows):
             of_row = spread(builder, self._load(self._row_scales, INDEX(4 * row), _FLOAT), vector)
             for h in range(count):
-                self._finish(row, h, ended[row, h], of_row, half * HALF)
+                scale = of_row
+                if kind.has_scales_apart:
+                    place = INDEX(4 * (half * HALF + dot.lanes * h))
+                    scale = builder.fmul(of_row, self._load(self._scales, place, vector))
+                self._finish(row, h, ended[row, h], scale, half * HALF)
 
 
 def emit_codes(builder: Any, kind: WeightKind, level: DotLevel, rows: int, height: Any, values: Any) -> None:
@@ -262,7 +283,8 @@ def multiply_codes(kind: WeightKind, level: DotLevel) -> Any:
     rows, at most TALL, `[D / 4, R, 4] int8`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride` floats
     between rows; meanwhile prefetches the bytes from `ahead` on, `ahead_step` for each part of the panel that its loop
     takes. `sums` `[D / G, R] int32` are sums of activations, times minus the zero of a code; times minus one if groups
-    have zeros, and times one if they have offsets. `row scales` `[R]` and `scales` `[32]` (of INT8 only) are float32.
+    have zeros, and times one if they have offsets. `row scales` `[R]` and `scales` `[32]` (of outputs, if the kind has
+    them apart) are float32.
     """
 
     def tile(context: Any, height: Any, x: Any, sums: Any, row_scales: Any, panel: Any, scales: Any, bias: Any,

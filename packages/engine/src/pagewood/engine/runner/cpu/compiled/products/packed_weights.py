@@ -31,6 +31,7 @@ from pagewood.engine.runner.cpu.compiled.machine.memory import byte_values, floa
 from pagewood.engine.runner.cpu.compiled.machine.numeric import float_from_bits
 from pagewood.engine.runner.cpu.compiled.products.code_tile import multiply_codes
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.products.float4 import MAGNITUDES
 from pagewood.engine.runner.cpu.compiled.products.half_tile import multiply_halves
 from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK, num_float_tiles, num_products, num_tiles
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel
@@ -163,7 +164,7 @@ def _reader(kind: WeightKind) -> Any:
     Its arguments are (address of the panels, address of the scales or 0, row, out `[K]`, K, D, group).
     """
     bits, head_bytes, has_zeros, zero = kind.bits, kind.head_bytes, kind.has_zeros, kind.zero
-    has_offsets = kind.has_offsets
+    has_offsets, has_scales_apart, is_e4m3 = kind.has_offsets, kind.has_scales_apart, kind == WeightKind.NVFP4
 
     @strict
     def bfloat16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
@@ -205,9 +206,26 @@ def _reader(kind: WeightKind) -> Any:
                 value = _F(code - lowest) * scale
                 out[first + i] = value + offset if has_offsets else value
 
+    @strict
+    def float4(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        block_bytes = head_bytes + group * HALF // 2
+        half, column = panels + row // HALF * (depth // group) * block_bytes, row % HALF
+        factor = vector(scales, 0)[row] if has_scales_apart else _F(1)
+        for first in range(0, size, group):
+            values = byte_values(half + first // group * block_bytes, 0)
+            bits = _I(values[column])
+            scale = (
+                float_from_bits(bits << _I(20)) * _F(2.0**119) * factor if is_e4m3 else float_from_bits(bits << _I(23))
+            )
+            for i in range(min(group, size - first)):
+                both = _I(values[head_bytes + (i // 8 * HALF + column) * 4 + i % 4])
+                code = (both >> _I(4)) if i // 4 % 2 == 1 else both & _I(15)
+                double = _F(_I(MAGNITUDES >> (code & _I(7)) * _I(4)) & _I(15))
+                out[first + i] = (-double if code > 7 else double) * scale
+
     readers: dict[WeightKind, Any] = {
         WeightKind.BFLOAT16: bfloat16, WeightKind.BFLOAT16_PAIRS: bfloat16, WeightKind.FLOAT16: float16,
-        WeightKind.INT8: int8,
+        WeightKind.INT8: int8, WeightKind.MXFP4: float4, WeightKind.NVFP4: float4,
     }  # fmt: skip
     return readers.get(kind, grouped)
 

@@ -7,10 +7,15 @@ with zeros to a multiple of 32 (16-bit numbers: of 2), outputs to one of 32.
 - FLOAT16 `[in, 32] float16`.
 - INT8 `[in / 4, 32, 4] uint8`, a code plus 128; the scales `[out] float32` lie apart.
 - the others: two half panels of 16 outputs, each `[in / group]` blocks of: scales `[16] float32`; zeros `[16] uint8` or
-  offsets `[16] float32` if the kind has them; codes `[group / 4, 16, 4] uint8`, of which INT4 keeps two rows in one,
-  the first of them in the low four bits. Groups are of 32 inputs or a multiple, those of INT8_16 kinds of 16.
+  offsets `[16] float32` if the kind has them; codes `[group / 4, 16, 4] uint8`, of which kinds with four bits keep two
+  rows in one, the first of them in the low four bits. Groups are of 32 inputs or a multiple, those of INT8_16 kinds and
+  of NVFP4 of 16.
+- of these, MXFP4 and NVFP4 have codes that are floating point numbers E2M1, and scales of groups `[16] uint8`: of MXFP4
+  the exponent of half the scale, as float32 has it; of NVFP4 a number E4M3, to which the scales of outputs
+  `[out] float32` apart belong.
 
 The zero of a code is subtracted, 128 if it has eight bits and 8 if it has four, unless the kind has zeros of its own.
+The loops replace a number E2M1 by its double plus 12, and 12 is its zero.
 An offset is added to the product of code and scale; codes of four bits then have no zero.
 """
 
@@ -48,6 +53,8 @@ class WeightKind(IntEnum):
     INT8_GROUP_OFFSETS = 10
     INT8_16 = 11
     INT8_16_OFFSETS = 12
+    MXFP4 = 13
+    NVFP4 = 14
 
     @property
     def has_codes(self) -> bool:
@@ -65,6 +72,16 @@ class WeightKind(IntEnum):
         return self >= WeightKind.INT4
 
     @property
+    def is_float4(self) -> bool:
+        """Whether codes are floating point numbers of four bits, and scales of groups have one byte; see `float4`."""
+        return self >= WeightKind.MXFP4
+
+    @property
+    def has_scales_apart(self) -> bool:
+        """Whether every output has a scale behind the panels."""
+        return self in (WeightKind.INT8, WeightKind.NVFP4)
+
+    @property
     def has_zeros(self) -> bool:
         """Whether every group has a zero of its own."""
         return self in (WeightKind.INT4_ZEROS, WeightKind.INT8_GROUP_ZEROS)
@@ -77,16 +94,20 @@ class WeightKind(IntEnum):
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return 4 if self in (WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT4_OFFSETS) else 8
+        fours = (WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT4_OFFSETS, WeightKind.MXFP4, WeightKind.NVFP4)
+        return 4 if self in fours else 8
 
     @property
     def step(self) -> int:
         """Inputs that the loops over codes with groups take at a time; a divisor of every group."""
-        return _SHORT if self in (WeightKind.INT8_16, WeightKind.INT8_16_OFFSETS) else STEP
+        shorts = (WeightKind.INT8_16, WeightKind.INT8_16_OFFSETS, WeightKind.NVFP4)
+        return _SHORT if self in shorts else STEP
 
     @property
     def zero(self) -> int:
         """The number that is subtracted from codes, if groups have no zeros."""
+        if self.is_float4:
+            return 12  # so that the doubles of all numbers become unsigned
         return 0 if self == WeightKind.INT4_OFFSETS else 1 << (self.bits - 1)
 
     @property
@@ -97,7 +118,7 @@ class WeightKind(IntEnum):
     @property
     def head_bytes(self) -> int:
         """Bytes of a block before its codes."""
-        return (8 if self.has_offsets else 5 if self.has_zeros else 4) * HALF
+        return (8 if self.has_offsets else 5 if self.has_zeros else 1 if self.is_float4 else 4) * HALF
 
     @property
     def lines_of_step(self) -> int:

@@ -1,6 +1,6 @@
 """A tile of a few rows of float32 activations times a panel of codes, which are widened in registers.
 
-A code becomes the number that `weights.forms` says, with the same rounding, and the sums have the order of
+A code becomes the number that `weights.matrix_forms` says, with the same rounding, and the sums have the order of
 `tile`. So the result has the bits of a product with the dequantised weights.
 
 Legend: D inputs, a multiple of 32; G inputs of a group; R rows of a tile.
@@ -28,6 +28,7 @@ from pagewood.engine.runner.cpu.compiled.machine.vectors import (
     vector_of,
     with_pointers,
 )
+from pagewood.engine.runner.cpu.compiled.products.float4 import doubled_floats, half_scales
 from pagewood.engine.runner.cpu.compiled.products.tile import LOW, WIDTH, by_height
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import HALF, WeightKind
 
@@ -41,12 +42,12 @@ _LINE = 4 * HALF  # bytes of a cache line, and of four codes of eight bits for e
 class _Scale:
     """What turns the codes of one group and half a panel into numbers."""
 
-    __slots__ = ("_builder", "_mask", "_offset", "_scale", "_zero")
+    __slots__ = ("_builder", "_kind", "_offset", "_scale", "_zero")
 
     def __init__(self, builder: Any, kind: WeightKind, scale: Any, *, zero: Any = None, offset: Any = None) -> None:
         """Keep vectors: `scale` and `offset` of float32, `zero` of int32; None: the zero of the kind, no offset."""
         self._builder = builder
-        self._mask = _all((1 << kind.bits) - 1)
+        self._kind = kind
         self._scale = scale
         self._zero = _all(kind.zero) if zero is None else zero
         self._offset = offset
@@ -54,7 +55,9 @@ class _Scale:
     def widened(self, words: Any, shift: int) -> Any:
         """Return the numbers of one input, `<16 x float>`, whose codes begin at bit `shift` of `words`."""
         builder = self._builder
-        codes = builder.and_(builder.lshr(words, _all(shift)), self._mask)
+        if self._kind.is_float4:
+            return builder.fmul(doubled_floats(builder, words, shift), self._scale)
+        codes = builder.and_(builder.lshr(words, _all(shift)), _all((1 << self._kind.bits) - 1))
         value = builder.fmul(builder.sitofp(builder.sub(codes, self._zero), _FLOATS), self._scale)
         return value if self._offset is None else builder.fadd(value, self._offset)
 
@@ -120,7 +123,7 @@ class _Tile:
         group = builder.phi(INDEX)
         totals = self._phis()
         blocks = [builder.gep(half, [builder.mul(group, block_bytes)]) for half in halves]
-        scales = [self._scale_of(block) for block in blocks]
+        scales = [self._scale_of(block, start) for block, start in zip(blocks, _STARTS, strict=True)]
         builder.branch(inner)
 
         builder.position_at_end(inner)
@@ -159,8 +162,13 @@ class _Tile:
         builder.position_at_end(after)
         self._write(new)
 
-    def _scale_of(self, block: Any) -> _Scale:
+    def _scale_of(self, block: Any, start: int) -> _Scale:
+        """Return the scale of the group in `block`, whose first output in the panel is `start`."""
         builder, kind = self._builder, self._kind
+        if kind.is_float4:
+            scale = half_scales(builder, kind, self._vector(block, 0, _BYTES))
+            apart = kind.has_scales_apart
+            return _Scale(builder, kind, builder.fmul(scale, self._floats(self._scales, start)) if apart else scale)
         zero = builder.zext(self._vector(block, 4 * HALF, _BYTES), _WORDS) if kind.has_zeros else None
         offset = self._vector(block, 4 * HALF, _FLOATS) if kind.has_offsets else None
         return _Scale(builder, kind, self._vector(block, 0, _FLOATS), zero=zero, offset=offset)
@@ -210,7 +218,7 @@ def multiply_widened(kind: WeightKind) -> Any:
 
     (height, x, panel, scales, bias, out, stride, depth, group, ahead, ahead_step): R = `height` rows, at most TALL,
     `[R, D] float32` or, above LOW, packed `[D, R]`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride`
-    floats between rows; meanwhile prefetches as `code_tile.multiply_codes` does. `scales` `[32]` is of INT8 only.
+    floats between rows; meanwhile prefetches as `code_tile.multiply_codes` does. `scales` `[32]` are those apart.
     """
 
     def tile(context: Any, height: Any, x: Any, panel: Any, scales: Any, bias: Any, out: Any, stride: Any, depth: Any,

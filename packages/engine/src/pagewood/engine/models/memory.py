@@ -1,0 +1,68 @@
+"""The memory of layers: which group's places they have, and where in them their keys and values lie.
+
+Layers may have heads of several sizes. A place of a group is then as large as that of the largest layer, and is divided
+into units: heads of a size that divides all others. Smaller layers share a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
+
+from pagewood.engine.models.parts.attention import AttentionConfig, Order
+from pagewood.engine.models.parts.choice import AnyMixer
+from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
+
+
+def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGroups:
+    """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`.
+
+    For sequences of one position it is one group, which keeps all.
+    """
+    owners = [layer for layer, config in enumerate(layers) if _source(config) is None]
+    unit, own = _unit(layers), [layers[layer] for layer in owners]
+    groups = LayerGroups.divide(
+        [config.window for config in own],
+        max_length=max_length,
+        sizes=[config.kv_size // unit if isinstance(config, AttentionConfig) else 1 for config in own],
+    )
+    if len(owners) == len(layers):
+        return groups
+    numbers = {layer: number for number, layer in enumerate(owners)}
+    sources = (_source(config) for config in layers)
+    return groups.shared([numbers[layer if source is None else source] for layer, source in enumerate(sources)])
+
+
+def memory_layout(
+    layers: Sequence[AnyMixer], groups: LayerGroups, *, page_size: int, dtype: str, order: Order
+) -> MultiHeadLayout | LatentLayout:
+    """Return the layout of the places of a group; see `MultiHeadLayout` for the other arguments.
+
+    Raises:
+        ValueError: layers have latents of different sizes, or some have latents and others heads.
+    """
+    first, *others = dict.fromkeys(config.memory(page_size=page_size, dtype=dtype, order=order) for config in layers)
+    if not others:
+        return replace(first, num_layers=groups.num_layers)
+    heads = [config for config in layers if isinstance(config, AttentionConfig)]
+    if len(heads) < len(layers):
+        raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
+    unit = _unit(layers)
+    return MultiHeadLayout(
+        num_layers=groups.num_layers,
+        num_kv_heads=max(config.kv_size for config in heads) // unit,
+        head_dim=unit,
+        page_size=page_size,
+        dtype=dtype,
+        order=order,
+    )
+
+
+def _unit(layers: Sequence[AnyMixer]) -> int:
+    """Return the elements of a head that divide those of all heads."""
+    return gcd(*(config.head_dim for config in layers if isinstance(config, AttentionConfig)))
+
+
+def _source(config: AnyMixer) -> int | None:
+    return config.source if isinstance(config, AttentionConfig) else None

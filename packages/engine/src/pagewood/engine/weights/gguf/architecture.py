@@ -1,0 +1,74 @@
+"""What llama.cpp's name of an architecture means in Hugging Face's decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pagewood.engine.weights.gguf.keys import Keys
+
+Config = Mapping[str, Any]
+ReadKeys = Callable[[Keys, Config], dict[str, Any]]
+"""From the keys and the fields that all architectures have to more fields, or other values."""
+
+
+def _no_more(keys: Keys, config: Config) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """An architecture as llama.cpp knows it."""
+
+    family: str
+    """The class in Hugging Face's configurations."""
+    model_type: str
+    others: tuple[str, ...] = ()
+    """Classes of other models with this name, which its keys tell apart; see `more`."""
+    more: ReadKeys = _no_more
+    epsilon: str = "attention.layer_norm_rms_epsilon"
+    """Key of the epsilon of its norms."""
+    has_pairs: bool = False
+    """Whether the converter reorders the rows of queries and keys, so that the elements that are rotated together are
+    neighbours."""
+    rotates_part: bool = False
+    """Whether a part of each head may be rotated alone."""
+    adds_one: bool = False
+    """Whether norms are stored with the 1 added that the model adds."""
+    has_latents: bool = False
+    """Whether keys and values are made of latents. Then `more` knows the sizes of a head."""
+    modules: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict[str, str | tuple[str, ...]])
+    """Modules of a layer by llama.cpp's name, where they differ from `MODULES`; "{}" is the number of an expert.
+    Several modules are of one size, and one below the other in the stored tensor."""
+
+
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+"""The modules of a layer by llama.cpp's name; "{}" is the number of an expert."""
+IN_ONE = {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+"""Modules of architectures that store queries, keys and values, as many of each, in one tensor."""

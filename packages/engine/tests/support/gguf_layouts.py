@@ -1,0 +1,47 @@
+"""How the converter of llama.cpp arranges the tensors of some architectures."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BIAS_OF_CHOICE = "e_score_correction_bias"
+_INPUTS_FIRST = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+_FUSED = re.compile(r".*\.attention\.query_key_value\.(weight|bias)")
+
+
+def converted(
+    architecture: str, weights: Mapping[str, Tensor], config: Mapping[str, Any], *, splits_latents: bool = True
+) -> dict[str, Tensor]:
+    """Return the tensors as the converter arranges them, under the names that it maps to GGUF's.
+
+    Args:
+        architecture: as llama.cpp calls it.
+        weights: of a Hugging Face folder.
+        config: its configuration.
+        splits_latents: whether keys and values of latents are stored apart, as since April 2025.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if architecture == "gpt2" and name.endswith(_INPUTS_FIRST):
+            found[name] = tensor.T.contiguous()
+        elif architecture == "gptneox" and _FUSED.fullmatch(name):
+            heads = tensor.unflatten(0, (config["num_attention_heads"], 3, -1))
+            found[name] = torch.cat([heads[:, part].flatten(0, 1) for part in range(3)])
+        elif name.endswith("kv_b_proj.weight") and splits_latents:
+            heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
+            keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+            found[name.replace("kv_b_proj", "k_b_proj")] = keys.transpose(1, 2).contiguous()
+            found[name.replace("kv_b_proj", "v_b_proj")] = values.contiguous()
+        elif name.endswith(_BIAS_OF_CHOICE):
+            found[name.replace(_BIAS_OF_CHOICE, "e_score_correction.bias")] = tensor.reshape(-1)
+        else:
+            found[name] = tensor
+    return found
