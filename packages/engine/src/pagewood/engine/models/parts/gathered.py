@@ -48,8 +48,7 @@ def read_gathered(
 ) -> Linear[A]:
     """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
 
-    `bias` is the name of a tensor with a number for each output, and `change` makes the projection compute more with each
-    of them.
+    `bias` is the name of a tensor with a number for each output; `change` makes the projection compute more with each.
     """
     order = None if shard.is_whole else shard.padded_part(size)
     projection = ops.linear(
