@@ -103,14 +103,7 @@ class ModelConfig:
         Raises:
             ValueError: a number cannot be divided among the ranks.
         """
-        if shard.is_whole:
-            return self
-        if self.tied_embeddings and self.has_logits_bias:
-            raise ValueError(
-                "tensor_parallel_size must be 1 for a model with tied embeddings and a bias of logits, got "
-                f"{shard.count}"
-            )
-        return replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
+        return self if shard.is_whole else replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
 
     @property
     def short_length(self) -> int | None:

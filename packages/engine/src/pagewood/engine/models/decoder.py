@@ -152,12 +152,11 @@ def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard)
     def finished(head: Linear[A]) -> Linear[A]:
         return make_output(config.output, head, ops)
 
+    bias = "lm_head.bias" if config.has_logits_bias else None
     if config.tied_embeddings and shard.is_whole:
-        bias = weights.stack([("lm_head.bias", vocab_size)]) if config.has_logits_bias else None
-        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), bias)
+        numbers = None if bias is None else weights.stack([(bias, vocab_size)])
+        embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
         return embedding, finished(head)
     embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
     output = table if config.tied_embeddings else "lm_head"
-    return embedding, read_gathered(
-        weights, ops, output, vocab_size, hidden_size, shard, has_bias=config.has_logits_bias, change=finished
-    )
+    return embedding, read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Embedding, Linear, Ops, Weights
-from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.shard import Shard
 
 
@@ -44,14 +43,17 @@ def read_gathered(
     inputs: int,
     shard: Shard,
     *,
-    has_bias: bool = False,
+    bias: str | None = None,
     change: Callable[[Linear[A]], Linear[A]] | None = None,
 ) -> Linear[A]:
     """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
 
-    `change` makes the projection compute more with each of its outputs.
+    `bias` is the name of a tensor with a number for each output; `change` makes the projection compute more with each.
     """
     order = None if shard.is_whole else shard.padded_part(size)
-    projection = read_linear(weights, ops, "", [(name, size)], inputs, has_bias=has_bias, order=order)
+    projection = ops.linear(
+        weights.stack([(f"{name}.weight", size)], inputs, order=order),
+        None if bias is None else weights.stack([(bias, size)], order=order),
+    )
     projection = projection if change is None else change(projection)
     return projection if shard.is_whole else Gathered(projection, ops, size)
