@@ -154,7 +154,7 @@ def kv_space(turns: list[tuple[Int32, Int32]], page_size: int, meter: Meter) -> 
             tokens = np.empty(len(prompt) + 256, np.int32)
             tokens[: len(prompt)] = prompt
             request = Request(
-                request_id=str(index), sampling=sampling, seed=index, stop_ids=frozenset(), priority=0, namespace=None,
+                request_id=str(index), sampling=sampling, seed=index, stop_ids=frozenset(), priority=0, key=None,
                 carry=b"", arrival=index, arrived_s=0.0, num_prompt=len(prompt), max_length=len(tokens), tokens=tokens,
                 num_known=len(prompt),
             )  # fmt: skip

@@ -66,4 +66,4 @@ class KnowingDrafter:
 def drafts_of(answers: Answers, *, accepted: float) -> AbstractContextManager[object]:
     """Let engines for `speculative="ngram"` that are built meanwhile draft these answers."""
     knowing = partial(KnowingDrafter, answers=answers, accepted=accepted)
-    return patch.dict(cpu_rank._LOOKUPS, ngram=knowing)  # pyright: ignore[reportPrivateUsage]
+    return patch.dict(cpu_rank.LOOKUPS, ngram=knowing)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
@@ -43,14 +43,19 @@ def read(folder: Path, values: dict[str, Any], generation: dict[str, Any] | None
     return ModelConfig.from_folder(folder)
 
 
+def feed_forward(layer: LayerConfig) -> Any:
+    """The numbers of a layer's feed-forward, whichever it has."""
+    return layer.feed_forward
+
+
 def test_sizes_and_defaults(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
     assert (config.architecture, config.vocab_size, config.num_layers) == ("LlamaForCausalLM", 100, 4)
     [layer], [attention] = set(config.layers), set(config.attentions)
     assert (attention.head_dim, attention.q_size, attention.kv_size) == (8, 64, 16)
-    assert (attention.scale, layer.feed_forward.size) == (8**-0.5, 96)
+    assert (attention.scale, feed_forward(layer).size) == (8**-0.5, 96)
     assert config.windows == (None,) * 4
-    assert (attention.qkv_bias, attention.output_bias, layer.feed_forward.has_bias) == (False,) * 3
+    assert (attention.qkv_bias, attention.output_bias, feed_forward(layer).has_bias) == (False,) * 3
     assert attention.qk_norm is None
     assert config.ropes[0].theta == 10000.0
     assert config.ropes[0].scaling is None
@@ -156,7 +161,7 @@ def test_biases_and_norms_of_each_architecture(tmp_path: Path) -> None:
     assert (own.qkv_bias, own.output_bias, own.qk_norm, own.head_dim) == (False, False, qwen3.norm, 128)
     llama = read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True})
     own = llama.attentions[0]
-    assert (own.qkv_bias, own.output_bias, llama.layers[0].feed_forward.has_bias) == (True, True, True)
+    assert (own.qkv_bias, own.output_bias, feed_forward(llama.layers[0]).has_bias) == (True, True, True)
 
 
 GEMMA3_TEXT = {
@@ -180,7 +185,7 @@ def test_the_text_model_of_a_model_of_images(tmp_path: Path) -> None:
     layer, attention = config.layers[5], config.attentions[5]
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (8, 4, 256)
     assert (attention.scale, attention.rope) == (1 / 16, full)
-    assert (layer.feed_forward.size, layer.feed_forward.activation) == (10240, "gelu_tanh")
+    assert (feed_forward(layer).size, feed_forward(layer).activation) == (10240, "gelu_tanh")
 
 
 @pytest.mark.parametrize(
@@ -252,12 +257,12 @@ def test_names_of_fields_of_few_families(tmp_path: Path) -> None:
     config = read(tmp_path, STARCODER)
     assert config.norm == NormConfig(epsilon=1e-4, is_centred=True, has_bias=True)
     [layer], [attention] = set(config.layers), set(config.attentions)
-    assert (attention.qkv_bias, attention.output_bias, layer.feed_forward.has_bias) == (True, True, True)
-    assert layer.feed_forward.activation == "gelu_tanh"
+    assert (attention.qkv_bias, attention.output_bias, feed_forward(layer).has_bias) == (True, True, True)
+    assert feed_forward(layer).activation == "gelu_tanh"
     assert config.windows == (None,) * 4
     plain = read(tmp_path, {**STARCODER, "use_bias": False})
     own = plain.attentions[0]
-    assert (own.qkv_bias, own.output_bias, plain.layers[0].feed_forward.has_bias) == (False, False, False)
+    assert (own.qkv_bias, own.output_bias, feed_forward(plain.layers[0]).has_bias) == (False, False, False)
     for change, message in (
         ({"norm_epsilon": 0}, r"config.json: norm_epsilon must be in"),
         ({"use_bias": "no"}, "config.json: use_bias must be true or false, got 'no'"),
@@ -278,7 +283,7 @@ def test_the_fields_of_gpt2(tmp_path: Path) -> None:
     assert (config.hidden_size, config.num_layers, config.max_position, config.tied_embeddings) == (64, 2, 32, True)
     assert config.has_learned_positions
     layer = layer_of(config)
-    assert (layer.feed_forward.size, layer.feed_forward.activation, layer.mixer.rope) == (256, "gelu_tanh", None)
+    assert (feed_forward(layer).size, feed_forward(layer).activation, layer.mixer.rope) == (256, "gelu_tanh", None)
     assert layer_of(read(tmp_path, {**GPT2, "n_inner": 80})).feed_forward.size == 80
     for change, message in (
         ({"n_layer": None}, "config.json: n_layer is missing"),
@@ -301,7 +306,7 @@ def test_the_fields_of_gpt_neox(tmp_path: Path) -> None:
     layer = layer_of(read(tmp_path, NEOX))
     assert layer.norm == NormConfig(epsilon=1e-4, is_centred=True, has_bias=True)
     assert layer.frame == FrameConfig(is_parallel=True)
-    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, layer.feed_forward.has_bias) == (True, True, True)
+    assert (layer.mixer.qkv_bias, layer.mixer.output_bias, feed_forward(layer).has_bias) == (True, True, True)
     assert (layer.mixer.rope.size, layer.mixer.rope.theta) == (4, 1e4)
     old = layer_of(read(tmp_path, {**NEOX, "rotary_pct": 0.5, "rotary_emb_base": 5e4, "use_parallel_residual": False}))
     new = {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}, "attention_bias": False}
@@ -326,7 +331,7 @@ def test_command_r_rotates_layers_with_a_window(tmp_path: Path) -> None:
 
 def test_the_first_gemma_means_the_approximation_by_gelu(tmp_path: Path) -> None:
     for change in ({}, {"hidden_activation": None}, {"hidden_act": "gelu_pytorch_tanh"}, {"hidden_act": None}):
-        assert read(tmp_path, {**GEMMA, **change}).layers[0].feed_forward.activation == "gelu_tanh"
+        assert feed_forward(read(tmp_path, {**GEMMA, **change}).layers[0]).activation == "gelu_tanh"
 
 
 def test_parts_that_do_not_fit_their_frame() -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,7 +44,8 @@ from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, joined, sh
 
 _log = logging.getLogger(__name__)
 
-_LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
+LOOKUPS: dict[str, Callable[..., Any]] = {"ngram": NgramLookup, "suffix": SuffixIndex}
+"""What finds drafts in the texts of a server, by the name of the option."""
 
 
 class CPURank:
@@ -256,7 +258,7 @@ class CPURank:
             max_rows=self._config.num_rows,
             max_length=max_length,
             num_threads=self._num_threads,
-            make_lookup=None if found is None else _LOOKUPS.get(found.kind),
+            make_lookup=None if found is None else LOOKUPS.get(found.kind),
             make_drafter=self._make_drafter,
             max_drafts=0 if found is None else self._config.speculative_num_tokens,
             processors=processors,

@@ -22,6 +22,9 @@ from pagewood.engine.models.rope import PositionTable
 from pagewood.engine.runner.transformers.caches import TextStep, cache_of
 from pagewood.engine.runner.transformers.interface import NAME, Step, attending
 
+_ATTENDING = "_attn_implementation"
+"""Field of a configuration that says what attends."""
+
 
 class PositionedStep(Step, TextStep, Protocol):
     """The attention and the caches of one step, which knows where its tokens are."""
@@ -103,7 +106,7 @@ class TransformersModel:
             raise ValueError("it takes no past_key_values")
         self._num_cached = LARGEST["num_layers"]
         if self._layers.config._attn_implementation == NAME:
-            self._layers.config._attn_implementation = "eager"  # of all parts; the public function skips some classes
+            setattr(self._layers.config, _ATTENDING, "eager")  # of all parts; the public function skips some classes
 
     def set_cached_layers(self, used: Sequence[int]) -> int:
         """Limit the caches to the layers that a step has used; return the layers of memory that they need."""
@@ -158,11 +161,12 @@ class TransformersModel:
     def states_alone(self, tokens: Tensor) -> Tensor:
         """Return the last states `[T, E]` of one text, as the class computes them without pages."""
         config, ids = self._layers.config, tokens.long()[None]
-        attention, config._attn_implementation = config._attn_implementation, "eager"
+        attention = getattr(config, _ATTENDING)
+        setattr(config, _ATTENDING, "eager")
         try:
             return self._layers(input_ids=ids, **self._seeing(ids, len(tokens)), use_cache=False).last_hidden_state[0]
         finally:
-            config._attn_implementation = attention
+            setattr(config, _ATTENDING, attention)
 
     def _over_cache(self, ids: Tensor, cache: Cache) -> Tensor:
         """Return the last states `[1, n, E]` of tokens `[1, n]` of a text, which attend over its cache."""
