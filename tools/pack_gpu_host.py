@@ -40,6 +40,7 @@ SHIPPED = (
     "packages/engine/tests/support/scenarios",
     "packages/engine/tests/support/families",
     "packages/engine/tests/support/encoded_runner.py",
+    "packages/engine/tests/support/thread_ranks.py",
     "packages/engine/tests/support/row_driver.py",
     "benchmarks/gpu.py",
     "benchmarks/on_gpu",

@@ -52,7 +52,7 @@ def _greedy(model: Decoder[Tensor]) -> list[int]:
     return tokens[5:].tolist()
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_compute_what_one_does(folder: Path, count: int) -> None:
     def work(
         shard: Shard = WHOLE, exchange: Callable[[Tensor], list[Tensor]] | None = None
