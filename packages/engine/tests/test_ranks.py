@@ -138,12 +138,12 @@ def test_a_profile_has_all_ranks(ranks: LLM) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"num_threads": 4}, id="two threads each"),
+        pytest.param({"num_threads": 4}, id="two threads each", marks=pytest.mark.slow),
         pytest.param({"speculative": "ngram"}, id="ngram"),
-        pytest.param({"speculative": "suffix"}, id="suffix"),
-        pytest.param({"speculative": "draft"}, id="draft"),
+        pytest.param({"speculative": "suffix"}, id="suffix", marks=pytest.mark.slow),
+        pytest.param({"speculative": "draft"}, id="draft", marks=pytest.mark.slow),
         pytest.param({"speculative": "eagle"}, id="eagle"),
-        pytest.param({"weights": "int8"}, id="int8"),
+        pytest.param({"weights": "int8"}, id="int8", marks=pytest.mark.slow),
         pytest.param({"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7}, id="int8 KV, no overlap"),
         pytest.param({"max_total_tokens": 256, "host_cache_gb": 0.01, "max_length": 120}, id="host cache"),
     ],
@@ -187,7 +187,7 @@ def test_a_rank_that_is_lost_while_it_loads_ends_the_start(monkeypatch: pytest.M
     assert not is_alive(pids[0])
 
 
-@pytest.mark.parametrize("speculative", ["off", "draft"])
+@pytest.mark.parametrize("speculative", ["off", pytest.param("draft", marks=pytest.mark.slow)])
 def test_pages_of_all_ranks_come_back_from_host_and_disk(speculative: str, tmp_path: Path) -> None:
     """KV that another engine has computed is read by all ranks; wrong KV would change the tokens."""
     options = {"disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05, "host_cache_gb": 0.02, "max_total_tokens": 256}
@@ -227,7 +227,7 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(moment_s: float, number: 
     assert not is_alive(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_other_ranks_end_with_rank_0(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None

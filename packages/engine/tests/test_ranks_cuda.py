@@ -83,7 +83,10 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_rank, "Group", partial(Group, spawn=spawn))
 
 
-@pytest.mark.parametrize(("name", "batch_invariant"), [*((name, False) for name in NAMES), ("llama", True)])
+@pytest.mark.parametrize(
+    ("name", "batch_invariant"),
+    [("llama", True), ("deepseek3", False), *(pytest.param(name, False, marks=pytest.mark.slow) for name in NAMES[:4])],
+)
 def test_tokens_are_those_of_one_rank(
     name: str, batch_invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: None
 ) -> None:

@@ -40,7 +40,11 @@ def test_metrics_and_dashboard_name_the_ranks(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("rank-1", signal.SIGKILL), ("rank-1", signal.SIGSTOP), ("engine_process", signal.SIGKILL)],
+    [
+        ("rank-1", signal.SIGKILL),
+        pytest.param("rank-1", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("engine_process", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_requests_get_a_typed_error_or_continue_when_a_rank_is_lost(
     server: Server, name: str, number: signal.Signals
