@@ -70,6 +70,7 @@ def test_requests_get_a_typed_error_or_continue_when_a_rank_is_lost(
     assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
 
 
+@pytest.mark.slow
 def test_the_group_starts_again_when_a_rank_is_lost_while_idle(server: Server) -> None:
     server.until_idle()
     before = processes_of(server)
