@@ -6,6 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pagewood.kvpool.tiers import PrefetchPolicy
+
+
+@pytest.fixture
+def patient_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests wait for pages from a store however long it takes; by default they compute after about a second."""
+    monkeypatch.setattr(PrefetchPolicy, "patience_s", lambda self, num_tokens: float("inf"))
+
 
 @pytest.fixture(scope="module")
 def small_buffers() -> Iterator[None]:

@@ -150,6 +150,7 @@ def test_a_text_is_retained_and_dropped_under_all_of_its_keys() -> None:
     bench.engine.close()
 
 
+@pytest.mark.usefixtures("patient_requests")
 def test_pages_of_lower_tiers_are_those_of_one_length(tmp_path: Path) -> None:
     """Those of short requests may be used by a server without long ones too."""
     options = {"host_cache_gb": 0.01, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.01}

@@ -187,6 +187,7 @@ def test_a_rank_that_is_lost_while_it_loads_ends_the_start(monkeypatch: pytest.M
     assert not is_alive(pids[0])
 
 
+@pytest.mark.usefixtures("patient_requests")
 @pytest.mark.parametrize("speculative", ["off", pytest.param("draft", marks=pytest.mark.slow)])
 def test_pages_of_all_ranks_come_back_from_host_and_disk(speculative: str, tmp_path: Path) -> None:
     """KV that another engine has computed is read by all ranks; wrong KV would change the tokens."""

@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import distributed
 
+from asked_twice import outputs
 from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
-from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams, Submit
+from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
 from pagewood.engine.assembly import build_cuda, cuda_rank
 from pagewood.engine.assembly.build_cuda import build_on
-from pagewood.engine.core.loop import Engine, Pending, RunnerLostError
+from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.calls import EngineFailedError
 from pagewood.engine.offline.llm import LLM
@@ -37,30 +38,7 @@ from stand_ins.recording_device import RecordingDevice
 
 NAMES = ("llama", "gemma3", "olmo2", "qwen3-moe", "deepseek3")
 """Plain, with windows, with norms of all heads, with experts, with latents and experts."""
-PROMPTS = [list(range(3, 27)), list(range(3, 19)), [7, 9, 11], list(range(50, 72))]
 TEXTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6"]
-
-
-def outputs(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox) -> list[list[int]]:
-    """Return the tokens of all prompts, computed twice; the second time they are cached."""
-    found: dict[str, list[int]] = {}
-    try:
-        for turn in range(2):
-            for index, prompt in enumerate(PROMPTS):
-                sampling = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
-                tokens = np.array(prompt, "<i4").tobytes()
-                inbox.put(Submit(request_id=f"{turn}.{index}", tokens=tokens, sampling=sampling))
-            pending: Pending | None = None
-            num_open = len(PROMPTS)
-            while num_open or pending is not None:
-                pending = engine.advance(pending)
-                for delta in outbox.take():
-                    assert delta.refusal is None, delta.refusal
-                    found.setdefault(delta.request_id, []).extend(delta.tokens)
-                    num_open -= delta.finish is not None
-    finally:
-        engine.close()
-    return [found[name] for name in sorted(found)]
 
 
 def next_of(devices: Iterator[RecordingDevice]) -> tuple[RecordingDevice, Any]:

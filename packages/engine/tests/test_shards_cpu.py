@@ -88,15 +88,14 @@ def test_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-moe", "gpt-neox", "deepseek3"))]
-)
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gpt-neox", "deepseek3"])
 def test_ranks_round_weights_as_well_as_one_does(name: str, form: WeightFormat, tmp_path: Path) -> None:
     build(DIVIDED[name], tmp_path)
     exact, _ = _results(tmp_path, "float32")
+    # The median token, because rounding makes a few tokens of a mixture choose other experts, in either way.
     errors = [
-        torch.linalg.vector_norm(logits - exact) / torch.linalg.vector_norm(exact)
+        (torch.linalg.vector_norm(logits - exact, dim=1) / torch.linalg.vector_norm(exact, dim=1)).median()
         for logits in (_results(tmp_path, form)[0], *(one for one, _ in _on_ranks(tmp_path, form, 2)))
     ]
     assert errors[1] == errors[2]
-    assert errors[1] < 1.3 * errors[0] + 0.03  # a token may choose other experts, in either way of rounding
+    assert errors[1] < 1.1 * errors[0]

@@ -145,6 +145,7 @@ def test_a_model_whose_windows_are_longer_than_its_sequences_has_one_group() -> 
     bench.engine.close()
 
 
+@pytest.mark.usefixtures("patient_requests")
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_a_hit_needs_comes_back_from_lower_tiers(kind: str, policy: Any, tmp_path: Path) -> None:

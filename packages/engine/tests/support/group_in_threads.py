@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from pagewood.engine.assembly import build_cpu, cuda_rank
 from pagewood.engine.assembly.rank_process import Talk, serve
 from pagewood.engine.runner.ranks.group import Group, RankProcess
+from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import Begin, receive
 
 
@@ -25,7 +25,7 @@ class ThreadOfRank:
     pid = 0
 
     def __init__(self, connection: int, descriptors: Sequence[int]) -> None:
-        self._link = Connection(os.dup(connection))
+        self._link = Link(socket.socket(fileno=os.dup(connection)))
         self._descriptors = dict(zip(descriptors, map(os.dup, descriptors), strict=True))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -13,6 +11,7 @@ from pagewood.engine.core.loop import ConstrainedHandle, Runner, RunnerLostError
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.following import follow
+from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import Close, Spans, ToRank, receive_from_rank, send
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.pulse import Pulse
@@ -87,13 +86,15 @@ class ThreadRanks:
         self._pulses = [
             Pulse(self.segment, rank, heartbeat_s=_HEARTBEAT_S, on_end=lambda: None) for rank in range(count)
         ]
-        self._links: list[Connection] = []
+        self._links: list[Link] = []
+        self._others: list[Link] = []
         self._threads: list[threading.Thread] = []
         for rank in range(1, count):
-            own, other = socket.socketpair()
-            self._links.append(Connection(own.detach()))
+            own, other = Link.pair()
+            self._links.append(own)
+            self._others.append(Link(other))
             arguments = (
-                Connection(other.detach()),
+                self._others[-1],
                 make_runner(self.segment, rank),
                 self.segment,
                 rank,
@@ -133,3 +134,5 @@ class ThreadRanks:
             thread.join()
         for pulse in self._pulses:
             pulse.stop()
+        for link in (*self._links, *self._others):
+            link.close()

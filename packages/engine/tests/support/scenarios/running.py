@@ -29,7 +29,7 @@ from pagewood.engine.api import (
     TokenLogprob,
 )
 from pagewood.engine.assemble import assemble, page_allocator
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
 from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
@@ -128,8 +128,14 @@ def run_scenario(
 
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
+        RunnerLostError: ranks differ.
     """
-    return _Run(scenario, make_caches, make_framed_caches, make_runner).to_the_end(after_step)
+    run = _Run(scenario, make_caches, make_framed_caches, make_runner)
+    try:
+        return run.to_the_end(after_step)
+    except RunnerLostError:
+        run.close()
+        raise
 
 
 class _Run:
@@ -203,6 +209,10 @@ class _Run:
             clock=lambda: float(self._step),
         )
         self._engine.measure(lambda: float(self._step))
+
+    def close(self) -> None:
+        """End what is left of a run that has failed."""
+        self._engine.close()
 
     def to_the_end(self, after_step: Callable[[Engine], None] | None) -> Report:
         scenario, engine = self._scenario, self._engine

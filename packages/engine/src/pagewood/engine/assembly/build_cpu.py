@@ -102,7 +102,7 @@ class _Parts:
     model: ModelConfig
     num_weights: int
     num_threads: int
-    """Of all ranks together."""
+    """Threads of all ranks together."""
     processors: Mapping[str, Process]
 
 

@@ -126,11 +126,11 @@ class CPURank:
             units |= dict.fromkeys(self._drafter.units)
         self._variants, self._units = variants, units
         self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
-        """Of layers whose memory is given back apart."""
+        """The groups of layers, each of which gives memory back on its own."""
         self.layout = model.config.memory_layout(
             page_size=config.page_size, dtype=config.kv_cache_dtype, order="HND", groups=self.groups
         )
-        """Of a frame of this rank."""
+        """The layout of a frame on this rank."""
         self.page_bytes = self._measured_page()
         """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
         self._kernel: StepKernel | None = None  # written by: compile
@@ -138,7 +138,7 @@ class CPURank:
         self._beside: PageMemory | None = None  # written by: allocate
         self._make_drafter: Callable[[RowTables], ProgramDrafter] | None = None  # written by: allocate
         self.memory: PageMemory | None = None
-        """Of pages, or of their frames."""  # written by: allocate
+        """The memory of pages, or of their frames."""  # written by: allocate
 
     @property
     def described_weights(self) -> str:
@@ -157,7 +157,7 @@ class CPURank:
 
     @property
     def beside(self) -> PageMemory | None:
-        """Memory of a drafter by page id, where pages have frames; None: there is none."""
+        """The drafter's own memory by page id, where pages have frames; None: no drafter has memory of its own."""
         return self._beside
 
     @property

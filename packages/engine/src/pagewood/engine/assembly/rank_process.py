@@ -8,12 +8,13 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Begin,
     Doing,
@@ -53,7 +54,7 @@ class Talk:
 
     __slots__ = ("_link", "_lock")
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._lock = threading.RLock()
 
@@ -69,7 +70,7 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(AttributeError, OSError):  # a stopped process continues when its parent dies, to end
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = Connection(descriptor)
+    link = Link(socket.socket(fileno=descriptor))
     begin = receive(link)
     assert isinstance(begin, Begin)
     sys.path[:] = begin.search_path  # not ours
@@ -85,7 +86,7 @@ def _leave() -> None:
     os._exit(_LOST_CODE)
 
 
-def serve(begin: Begin, link: Connection, talk: Talk, *, leave: Callable[[], None]) -> None:
+def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) -> None:
     """Build what computes this rank's part, and follow rank 0.
 
     Args:
@@ -126,7 +127,7 @@ def serve(begin: Begin, link: Connection, talk: Talk, *, leave: Callable[[], Non
     runner.close()
 
 
-def _runner(begin: Begin, segment: Segment, talk: Talk, link: Connection) -> Runner:
+def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link) -> Runner:
     """Build what computes this rank's part; its memory has the size that all ranks agree on."""
 
     def progress(what: str, done: int, total: int) -> None:

@@ -36,7 +36,7 @@ class TransformersInspection:
     num_layers: int
     """Layers of the KV memory."""
     num_kv_heads: int
-    """Of the layer that has the most."""
+    """The largest number in any layer."""
     head_dim: int
     """Size of the longest key or value."""
     hidden_size: int

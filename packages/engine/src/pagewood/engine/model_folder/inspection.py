@@ -280,7 +280,7 @@ def _kv_bytes_of_longest(config: ModelConfig, dtype: str) -> int:
 
 
 def tokenizer_summary(folder: Path, end_tokens: Sequence[int]) -> TokenizerSummary | None:
-    """Describe the tokenizer of a folder whose model ends texts with `end_tokens`; None: there is none."""
+    """Describe the tokenizer of a folder whose model ends texts with `end_tokens`; None if it has no tokenizer."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None

@@ -89,4 +89,4 @@ class Shard:
 
 
 WHOLE = Shard()
-"""Of a model that one rank computes."""
+"""The shard of a model that one rank computes alone."""

@@ -27,7 +27,7 @@ class Family:
     bias_fields: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
     """Flags of biases: of the projections to q, k and v, of the output of attentions, and of feed-forwards."""
     logits_bias_field: str | None = None
-    """Flag of the bias of the output projection; None: there is none."""
+    """Field that says whether the output projection has a bias; None: it never has one."""
     qk_norm: Literal["none", "heads", "whole", "plain"] = "none"
     """Whether q and k have norms, of each head or of all heads together; "plain": of each head, without weights, in
     layers that rotate them."""

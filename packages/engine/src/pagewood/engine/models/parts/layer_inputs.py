@@ -35,7 +35,7 @@ class LayerInputsConfig:
     size: int
     """P."""
     norm: NormConfig
-    """Of the projected embedding, vector by vector, and of what a layer adds."""
+    """Norm of each vector of the projected embedding, and of what a layer adds."""
 
     def __post_init__(self) -> None:
         check_size("vocab_size", self.vocab_size)

@@ -54,7 +54,7 @@ class AttentionShape:
     heads: Mapping[int, HeadShape]
     """By window, as in `windows_left`."""
     groups: LayerGroups
-    """Of the layers, each with page ids of its own."""
+    """Groups of layers, each with page ids of its own."""
     dtype: str | None = None
     """Dtype of queries and results; None means that of the KV memory."""
 

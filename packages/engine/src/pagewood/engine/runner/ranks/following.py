@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.codec import Masks, decode
 from pagewood.engine.observe.profiling import profiled
+from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Close,
     Constrain,
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def follow(
-    link: Connection,
+    link: Link,
     runner: Runner,
     segment: Segment,
     rank: int,
@@ -63,7 +63,7 @@ def follow(
 
 
 def _take(
-    link: Connection,
+    link: Link,
     runner: Runner,
     segment: Segment,
     rank: int,
@@ -85,7 +85,7 @@ def _take(
 
 
 def _follow(
-    link: Connection,
+    link: Link,
     runner: Runner,
     segment: Segment,
     rank: int,

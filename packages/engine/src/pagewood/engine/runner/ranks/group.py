@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
+import selectors
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
 from typing import Protocol, TypeVar
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks.cores import divided_cores
+from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Begin,
     CanMeet,
@@ -120,7 +120,7 @@ class Group:
         """Logical processors of this rank; empty: any."""
         self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
         """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it."""
-        self._links: list[Connection] = []
+        self._links: list[Link] = []
         self._processes: list[RankProcess] = []
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
@@ -271,8 +271,8 @@ class Group:
         return [process.pid for process in self._processes]
 
     def _start(self, rank: int, spawn: Spawn, descriptors: Sequence[int]) -> None:
-        own, other = socket.socketpair()
-        self._links.append(Connection(own.detach()))
+        link, other = Link.pair()
+        self._links.append(link)
         with other:
             process = spawn(rank, other.fileno(), descriptors)
         self._processes.append(process)
@@ -280,15 +280,16 @@ class Group:
 
     def _read(self) -> None:
         """Note what the ranks say, until none of them can say more."""
-        links = {link: rank for rank, link in enumerate(self._links, 1)}
-        while links:
-            for link in wait(list(links)):
-                assert isinstance(link, Connection)
-                rank = links[link]
+        links = selectors.DefaultSelector()
+        for rank, link in enumerate(self._links, 1):
+            links.register(link, selectors.EVENT_READ, rank)
+        while links.get_map():
+            for key, _ in links.select():
+                link, rank = self._links[key.data - 1], key.data
                 try:
                     message = receive_from_rank(link)
                 except (EOFError, OSError, ValueError):
-                    del links[link]
+                    links.unregister(link)
                     continue
                 with self._changed:
                     if isinstance(message, Doing):
@@ -298,6 +299,7 @@ class Group:
                     else:
                         self._answers[rank, type(message)] = message
                     self._changed.notify_all()
+        links.close()
 
     def _dead(self) -> tuple[int, str] | None:
         """Return a rank whose process has ended, and how."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import msgspec
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.observe.profiling import Span
+from pagewood.engine.runner.ranks.link import Link
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -28,7 +28,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     port: int | None
     """Where ranks on devices meet; None: they exchange in the shared memory."""
     log_level: int
-    """Of what it says."""
+    """Lowest level that the rank logs."""
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -122,25 +122,25 @@ _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
-def send(link: Connection, message: ToRank | FromRank) -> None:
+def send(link: Link, message: ToRank | FromRank) -> None:
     """Send a message.
 
     Raises:
         OSError: the other process has ended.
     """
-    link.send_bytes(_encode(message))
+    link.send(_encode(message))
 
 
-def receive(link: Connection) -> ToRank:
+def receive(link: Link) -> ToRank:
     """Wait for a message of rank 0.
 
     Raises:
         EOFError: it has ended.
         OSError: likewise.
     """
-    return _to_rank.decode(link.recv_bytes())
+    return _to_rank.decode(link.receive())
 
 
-def receive_from_rank(link: Connection) -> FromRank:
+def receive_from_rank(link: Link) -> FromRank:
     """Wait for a message of a rank; raises what `receive` raises."""
-    return _from_rank.decode(link.recv_bytes())
+    return _from_rank.decode(link.receive())

@@ -64,7 +64,7 @@ class RankedRunner:
         self._runner = runner
         self._group = group
         self._number = 0
-        """Of the step launched last."""  # written by: launch
+        """Number of the step that was launched last."""  # written by: launch
 
     def launch(self, batch: Batch) -> StepHandle:
         """Give a batch to all ranks.
