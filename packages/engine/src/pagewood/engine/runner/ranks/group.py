@@ -285,7 +285,8 @@ class Group:
             links.register(link, selectors.EVENT_READ, rank)
         while links.get_map():
             for key, _ in links.select():
-                link, rank = self._links[key.data - 1], key.data
+                rank = int(key.data)
+                link = self._links[rank - 1]
                 try:
                     message = receive_from_rank(link)
                 except (EOFError, OSError, ValueError):
