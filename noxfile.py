@@ -61,11 +61,13 @@ def serve(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
-    in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]  # two: most tests compute themselves
+    # Two workers, because most tests compute themselves; the one that is done first takes tests of the other.
+    in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "worksteal"]
+    env = {"OMP_NUM_THREADS": "1"}  # threads of torch in several processes wait for one another, busily
     if session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs)
+        session.run("python", "-m", "pytest", *session.posargs, env=env)
     else:  # CI: Hypothesis draws the same examples each time; `soak` and single runs search
-        session.run("python", "-m", "pytest", "-m", "not gpu and not slow", *in_parallel, env={"CI": "true"})
+        session.run("python", "-m", "pytest", "-m", "not gpu and not slow", *in_parallel, env={"CI": "true", **env})
 
 
 @nox.session

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,32 @@ def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int,
         theirs.tokens[:] = mine.tokens
 
 
-@pytest.mark.parametrize("sizes", [None, [1, 2, 4], [6]], ids=["eager", "graphs", "graphs-of-six"])
-@pytest.mark.parametrize(("chunk", "batch_invariant"), [(1, False), (5, True), (64, False)])
+FULLY = ("llama", "gemma4")
+"""Models with all combinations by default; of the others, each value is met once, and combinations go round."""
+
+
+def combined(*columns: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """Return parameters of every model with every combination of columns, whose values have names."""
+    longest = max(map(len, columns))
+    found: list[Any] = []
+    for turn, name in enumerate(MODELS):
+        for chosen in product(*(enumerate(column.items()) for column in columns)):
+            is_slow = name not in FULLY and (turn + sum(place for place, _ in chosen)) % longest
+            values = [value for _, (_, values) in chosen for value in values]
+            named = "-".join([name, *(of_value for _, (of_value, _) in chosen)])
+            found.append(pytest.param(name, *values, marks=[pytest.mark.slow] if is_slow else [], id=named))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "sizes", "chunk", "batch_invariant"),
+    combined(
+        {"eager": (None,), "graphs": ([1, 2, 4],), "graphs of six": ([6],)},
+        {"chunks of 1": (1, False), "chunks of 5, invariant": (5, True), "chunks of 64": (64, False)},
+    ),
+    indirect=["folder"],
+    scope="module",
+)
 def test_greedy_tokens_launched_ahead(
     folder: Path, reference: CPURunner, chunk: int, sizes: list[int] | None, batch_invariant: bool
 ) -> None:
@@ -301,15 +326,19 @@ def test_greedy_tokens_launched_ahead(
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.7, top_k=5),
-        SamplingParams(temperature=1.3, top_p=0.8),
-        SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.1),
-    ],
+    ("folder", "sampling", "batch_invariant"),
+    combined(
+        {
+            "temperature": (SamplingParams(temperature=1.0),),
+            "top-k": (SamplingParams(temperature=0.7, top_k=5),),
+            "top-p": (SamplingParams(temperature=1.3, top_p=0.8),),
+            "all": (SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.1),),
+        },
+        {"plain": (False,), "invariant": (True,)},
+    ),
+    indirect=["folder"],
+    scope="module",
 )
-@pytest.mark.parametrize("batch_invariant", [False, True])
 def test_seeded_tokens_equal_those_of_the_cpu(
     folder: Path, reference: CPURunner, sampling: SamplingParams, batch_invariant: bool
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays, as `test_serve::test_nothing_is_left_behind` finds; here it is made without a server."""
+    """It stays, as `test_serve::test_nothing_is_left_behind_of_a_killed_server` finds; here it is made without a server."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "runtime"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -95,6 +95,7 @@ def test_a_server_that_cannot_write_its_key_has_closed_admin_routes(tmp_path: Pa
         assert FOLDER_VARIABLE in server.stderr()
 
 
+@pytest.mark.slow
 def test_a_server_with_an_admin_key_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADMIN_VARIABLE, ORDINARY)
     with closing(Server(tmp_path)) as server:

@@ -24,6 +24,7 @@ def has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
 def test_a_server_on_all_addresses_names_one_that_can_be_opened_and_is_found_by_top(tmp_path: Path) -> None:
     """Of IPv6; `test_run_key_serve` has one on all addresses of IPv4."""

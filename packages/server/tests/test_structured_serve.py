@@ -427,7 +427,8 @@ def test_hostile_grammars_are_refused_while_others_are_served(server: Server) ->
     assert ask(server, extra_body={"guided_choice": ["fine"]}).choices[0].message.content == "fine"
 
 
-@pytest.mark.parametrize("speculative", ["ngram", pytest.param("eagle", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("speculative", ["ngram", "eagle"])
 def test_speculation_changes_no_structured_answer(server: Server, tmp_path: Path, speculative: str) -> None:
     bodies = [
         chat(f"Task {i}", temperature=i % 2, seed=i, max_tokens=60, **fields_for(i, schema))
