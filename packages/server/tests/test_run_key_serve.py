@@ -69,7 +69,7 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays, as `test_serve::test_nothing_is_left_behind_of_a_killed_server` finds; here it is made without a server."""
+    """It stays, as `test_serve::test_nothing_is_left_behind_of_a_killed_server` finds; here no server makes it."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "runtime"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
