@@ -195,9 +195,7 @@ def _measure(name: str, shape: Shape, scratch: Path, arguments: argparse.Namespa
             report(systems, concurrency=concurrency)
         read = 4 * active + (shape.cache_bytes(quick=arguments.quick) if shape.context else 0)
         bound = bytes_per_s / read
-        print(
-            f"\nBound at one request: {read / 1e6:.0f} MB a token at {bytes_per_s / 1e9:.1f} GB/s, {bound:.1f} tokens/s."
-        )
+        print(f"\nBound at one request: {read / 1e6:.0f} MB at {bytes_per_s / 1e9:.1f} GB/s, {bound:.1f} tokens/s.")
         print("Shares of it:\n")
         prompt = [Random(2).randrange(VOCAB_SIZE) for _ in range(shape.context or PROMPT)]
         for system in systems:
