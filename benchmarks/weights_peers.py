@@ -21,6 +21,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from end_to_end.machine import describe_machine
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
@@ -90,8 +91,8 @@ def peers(
         file = scratch / f"{kind}.gguf"
         write_gguf(folder, file, architecture="llama", kinds=[kind], keys={"llama.vocab_size": shape.vocab_size},
                    tokenizer={"tokenizer.ggml.model": "no_vocab"})  # fmt: skip
-        options = {"system": "llama.cpp", "model": str(file), "threads": arguments.threads}
-        options["repacks"] = not arguments.no_repack
+        options: dict[str, Any] = {"system": "llama.cpp", "model": str(file), "threads": arguments.threads}
+        options |= {"repacks": not arguments.no_repack, "most": max(CONCURRENCY), "length": 512}
         slower = {} if arguments.no_repack else {"repacks": False}
         name = f"llama.cpp {kind.lower()}"
         found.append(System(name=name, options=options, python=arguments.llama_cpp, slower=slower))

@@ -50,6 +50,22 @@ class System:
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> float:
         """Return tokens per second, the prompts included in the time."""
+        return num_tokens * len(prompts) / self._made(prompts, num_tokens)["seconds"]
+
+    def decode(self, prompt: list[int], num_tokens: int) -> float:
+        """Return the tokens per second after the first."""
+        made = self._made([prompt], num_tokens)
+        return made["later_tokens"] / made["later_seconds"]
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.wait(timeout=60)
+            self.process = None
+
+    def _made(self, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdin is not None
         try:
@@ -62,15 +78,7 @@ class System:
             raise PeerEnded(f"ended while it generated: {self._end()}")
         if answer["tokens"] != num_tokens * len(prompts):
             raise PeerEnded(f"must make {num_tokens * len(prompts)} tokens, got {answer['tokens']}")
-        return answer["tokens"] / answer["seconds"]
-
-    def stop(self) -> None:
-        """End the process."""
-        if self.process is not None and self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-            self.process.wait(timeout=60)
-            self.process = None
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self.process is not None
