@@ -45,7 +45,7 @@ def _results(
         ops = CPUOps(Packer(form), exchange=exchange)
         model = load_model(folder, ops, dtype=torch.float32 if form == "float32" else None, shard=shard)
         layout = model.config.memory_layout(page_size=PAGE_SIZE, order="HND")
-        kernel = warm_up(layout, packed=ops.variants, others=tuple(ops.units))
+        kernel = warm_up(layout, head_dims=model.config.head_dims, packed=ops.variants, others=tuple(ops.units))
         storage = storage_for(layout, NUM_PAGES)
         runner = CPURunner(model, storage, kernel, max_rows=8, max_length=100, num_threads=1)
     driver = RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)

@@ -98,7 +98,6 @@ class ThreadRanks:
                 make_runner(self.segment, rank),
                 self.segment,
                 rank,
-                self._pulses[rank],
             )
             self._threads.append(
                 threading.Thread(target=follow, args=arguments, kwargs={"leave": lambda: None}, daemon=True)

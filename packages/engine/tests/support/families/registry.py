@@ -47,5 +47,5 @@ ROUNDED = (
     "gemma4-small", "gemma4-large", "deepseek3-dense",
 )  # fmt: skip
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""
-DIVIDED = {name: case for name, case in CASES.items() if not case.kind.startswith("Gemma4")}
-"""Cases that ranks can compute together."""
+DIVIDED = CASES
+"""Cases that ranks can compute together: all."""

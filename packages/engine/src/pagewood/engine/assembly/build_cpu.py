@@ -29,7 +29,7 @@ from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.cores import threads_on
 from pagewood.engine.runner.ranks.group import Group
-from pagewood.engine.runner.ranks.messages import Loaded, Ready, Sizes
+from pagewood.engine.runner.ranks.messages import Loaded, Sizes
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 
@@ -85,9 +85,14 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
     if num_ranks == 1:
         return _engine(config, parts, None, inbox, outbox, progress)
-    group = Group(replace(config, num_threads=num_threads), num_ranks, shares_kv=config.host_cache_gb is not None)
+    group = Group(
+        replace(config, num_threads=num_threads),
+        num_ranks,
+        shares_kv=config.host_cache_gb is not None,
+        progress=progress,
+    )
     try:
-        return _engine(config, parts, group, inbox, outbox, progress)
+        return _engine(config, parts, group, inbox, outbox, group.progress)
     except BaseException:
         group.abandon()
         raise
@@ -122,7 +127,7 @@ def _engine(
         )
     _log.info("weights: %s", rank.described_weights)
     rank.compile(progress)
-    num_pages, max_length = rank.num_pages(1) if group is None else _agreed_sizes(rank, group, progress)
+    num_pages, max_length = rank.num_pages(1) if group is None else _agreed_sizes(rank, group)
     rank.allocate(num_pages)
     page_bytes = rank.page_bytes * num_ranks
     info = EngineInfo(
@@ -159,8 +164,7 @@ def _engine(
         with threads_on(cores):
             runner = rank.make_runner(max_length=max_length, processors=parts.processors, watch=watch)
         if group is not None:
-            group.answers(Ready, progress=progress)
-            group.begin()
+            group.wait_until_ready()
             runner = RankedRunner(runner, group)
         if control is not None:
             measure_cost(control, config, info, runner)
@@ -194,9 +198,9 @@ def _engine(
     )
 
 
-def _agreed_sizes(rank: CPURank, group: Group, progress: Progress | None) -> tuple[int, int]:
+def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:
     """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them."""
-    loaded = group.answers(Loaded, progress=progress)
+    loaded = group.answers(Loaded)
     own_pages, own_length = rank.num_pages(group.count)
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))

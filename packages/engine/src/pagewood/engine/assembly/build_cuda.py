@@ -135,8 +135,9 @@ def _engine_on(
     if config.disk_cache_path is not None or config.remote_cache is not None:
         digest.begin()  # while the weights are read
     own = None if ranks is None else ranks.own
+    progress = progress if ranks is None else ranks.group.progress
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
-    runner: Runner = built.runner if ranks is None else ranks.runner(built.runner, progress)
+    runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,

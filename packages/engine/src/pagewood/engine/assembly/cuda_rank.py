@@ -53,10 +53,9 @@ class CUDARanks:
     group: Group
     own: CUDARank
 
-    def runner(self, runner: Runner, progress: Progress | None) -> RankedRunner:
+    def runner(self, runner: Runner) -> RankedRunner:
         """Return what gives batches to all ranks, when all of them are ready; `runner` is that of rank 0."""
-        self.group.answers(Ready, progress=progress)
-        self.group.begin()
+        self.group.wait_until_ready()
         return RankedRunner(self.own.noted(runner, self.group.segment), self.group)
 
 
@@ -69,10 +68,10 @@ def started_ranks(config: EngineConfig, progress: Progress | None) -> Generator[
         RunnerLostError: a rank is lost.
     """
     store, count = open_store(), config.tensor_parallel_size
-    group = Group(config, count, port=store.port)
+    group = Group(config, count, port=store.port, progress=progress)
 
     def meet() -> None:
-        group.answers(CanMeet, progress=progress)
+        group.answers(CanMeet)
 
     try:
         own = make_rank(config, Shard(0, count), store, group.segment, meet)

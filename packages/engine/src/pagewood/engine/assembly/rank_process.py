@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pagewood.engine.runner.ranks.early_beats import Standstill, early_beats
 from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Begin,
@@ -100,18 +101,24 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
         talk(Doing(what=what, done=done, total=total))
 
     progress("importing torch", 0, 1)
-    from pagewood.engine.runner.ranks.following import follow  # numba takes a second
-    from pagewood.engine.runner.ranks.pulse import Pulse
-    from pagewood.engine.runner.ranks.segment import Segment, mapped
+    with early_beats(begin.segment, begin.beats_at):
+        from pagewood.engine.runner.ranks.following import follow  # numba takes a second
+        from pagewood.engine.runner.ranks.pulse import Pulse
+        from pagewood.engine.runner.ranks.segment import Segment, mapped
 
-    segment, parent = Segment.in_memory(mapped(begin.segment), begin.count), os.getppid()
+        segment = Segment.in_memory(mapped(begin.segment), begin.count)
+    parent = os.getppid()
 
     def lost() -> tuple[int, str] | None:  # a process that rank 0 has forked may keep the connection open
         return None if os.getppid() == parent else (0, "the process of rank 0 has ended")
 
-    pulse = Pulse(segment, begin.rank, on_end=leave, lost=lost)
+    standstill = Standstill()
+    standstill.is_waiting = (
+        begin.port is not None
+    )  # devices, and what compiles for them, use no processor of this process
+    pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
-        runner = _runner(begin, segment, talk, link)
+        runner = _runner(begin, segment, talk, link, standstill)
     except (EOFError, BrokenPipeError):
         pulse.stop()
         leave()
@@ -121,13 +128,15 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
         message = str(error) if is_refusal else repr(error)
         talk(Failed(message=f"rank {begin.rank}: {message}", is_refusal=is_refusal))
         raise SystemExit(1) from error
+    pulse.begin()
+    progress("ready", 1, 1)
     talk(Ready())
-    follow(link, runner, segment, begin.rank, pulse, leave=leave)
+    follow(link, runner, segment, begin.rank, leave=leave)
     pulse.stop()
     runner.close()
 
 
-def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link) -> Runner:
+def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: Standstill) -> Runner:
     """Build what computes this rank's part; its memory has the size that all ranks agree on."""
 
     def progress(what: str, done: int, total: int) -> None:
@@ -162,7 +171,9 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link) -> Runner:
     )
     num_pages, max_length = rank.num_pages(begin.count)
     talk(Loaded(num_pages=num_pages, max_length=max_length))
+    standstill.is_waiting = True
     sizes = receive(link)
+    standstill.is_waiting = False
     assert isinstance(sizes, Sizes)
     rank.compile(progress)  # rank 0 has compiled what was not in the cache
     rank.allocate(sizes.num_pages, shared=begin.kv_memory)

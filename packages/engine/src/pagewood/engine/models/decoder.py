@@ -71,7 +71,7 @@ class Decoder(Generic[A]):
         self._inputs: LayerInputs[A] | None = None
         if config.inputs is not None:
             self._inputs = LayerInputs(
-                config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers
+                config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers, shard=shard
             )
         self._layers = [
             Layer(

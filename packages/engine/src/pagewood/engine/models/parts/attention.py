@@ -240,8 +240,12 @@ def _parts(config: AttentionConfig) -> list[tuple[str, int]]:
     if config.qkv_is_fused:
         return [("qkv_proj", config.q_size + 2 * config.kv_size)]
     own = [("k_proj", config.kv_size), ("v_proj", config.kv_size)]
-    num_own = 0 if config.source is not None else 1 if config.values_are_keys else 2
-    return [("q_proj", config.q_size), *own[:num_own]]
+    return [("q_proj", config.q_size), *own[: _num_own(config)]]
+
+
+def _num_own(config: AttentionConfig) -> int:
+    """Return how many of keys and values have a projection."""
+    return 0 if config.source is not None else 1 if config.values_are_keys else 2
 
 
 def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
@@ -258,9 +262,8 @@ def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
     rotated = plain if order is None else order
     heads, kv_heads = config.heads_of(shard)
     keys, values = config.q_size, config.q_size + config.kv_size
-    return np.concatenate(
-        [in_heads(rotated, heads), keys + in_heads(rotated, kv_heads), values + in_heads(plain, kv_heads)]
-    )
+    parts = [in_heads(rotated, heads), keys + in_heads(rotated, kv_heads), values + in_heads(plain, kv_heads)]
+    return np.concatenate(parts[: 1 + _num_own(config)])
 
 
 def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: int, kept: range) -> Norm | None:

@@ -37,7 +37,7 @@ class PerToken(Protocol[A]):
     """A feed-forward with its parameters; it leaves its input unchanged."""
 
     def __call__(self, x: A) -> A:
-        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
+        """Return `[T, E]` of `[T, E]`, a part of the sum over ranks; experts beside a feed-forward return the sum."""
         ...
 
 
@@ -63,4 +63,4 @@ def make_feed_forward(
         case ExpertsConfig():
             return Experts(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ExpertsBesideConfig():
-            return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size)
+            return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)

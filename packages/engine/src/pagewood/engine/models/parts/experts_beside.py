@@ -7,13 +7,14 @@ Legend: T tokens of a step, E hidden_size, N experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, Weights
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,14 @@ class ExpertsBesideConfig:
         """Inputs of the last projection of a token: of the feed-forward, or of one of its experts if that is larger."""
         return max(self.dense.size, self.experts.size)
 
+    def for_shard(self, shard: Shard) -> ExpertsBesideConfig:
+        """Return what a rank has, a part of both.
+
+        Raises:
+            ValueError: a size cannot be divided among the ranks.
+        """
+        return replace(self, dense=self.dense.for_shard(shard), experts=self.experts.for_shard(shard))
+
     def num_idle(self, hidden_size: int) -> int:
         """Return the number of parameters of the experts that a token does not use."""
         return self.experts.num_idle(hidden_size)
@@ -37,28 +46,42 @@ class ExpertsBesideConfig:
 class ExpertsBeside(Generic[A]):
     """Both, with their parameters."""
 
-    __slots__ = ("_dense", "_dense_norm", "_experts", "_experts_norm", "_ops", "_router_norm", "_sum_norms")
+    __slots__ = (
+        "_dense", "_dense_norm", "_experts", "_experts_norm", "_is_whole", "_ops", "_router_norm", "_sum_norms",
+    )  # fmt: skip
 
     def __init__(
-        self, config: ExpertsBesideConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: ExpertsBesideConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names, the layer's, has the dot at its end."""
+        """Take the parameters of a rank; `prefix` of their names, the layer's, has the dot at its end."""
 
         def norm(name: str) -> Norm:
             return read_norm(config.norm, weights, f"{prefix}{name}", hidden_size)
 
         self._ops = ops
+        self._is_whole = shard.is_whole
         self._dense_norm, self._experts_norm = norm("pre_feedforward_layernorm"), norm("pre_feedforward_layernorm_2")
         self._sum_norms = norm("post_feedforward_layernorm_1"), norm("post_feedforward_layernorm_2")
         scale = weights.stack([(f"{prefix}router.scale", hidden_size)])
         self._router_norm = Norm(weight=scale * hidden_size**-0.5, epsilon=config.norm.epsilon)
-        self._dense = FeedForward(config.dense, weights, ops, f"{prefix}mlp.", hidden_size=hidden_size)
-        self._experts = Experts(config.experts, weights, ops, prefix, hidden_size=hidden_size)
+        self._dense = FeedForward(config.dense, weights, ops, f"{prefix}mlp.", hidden_size=hidden_size, shard=shard)
+        self._experts = Experts(config.experts, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
 
     def __call__(self, x: A) -> A:
-        """Return `[T, E]` of the residual stream `[T, E]`."""
+        """Return `[T, E]` of the residual stream `[T, E]`, the sum over ranks: norms need that of each result."""
         ops = self._ops
-        dense = ops.norm(self._dense(ops.norm(x, self._dense_norm)), self._sum_norms[0])
+        dense = ops.norm(self._summed(self._dense(ops.norm(x, self._dense_norm))), self._sum_norms[0])
         routed = self._experts(ops.norm(x, self._experts_norm), judged=ops.norm(x, self._router_norm))
+        routed = self._summed(routed)
         ops.norm_add(routed, dense, self._sum_norms[1])
         return dense
+
+    def _summed(self, x: A) -> A:
+        return x if self._is_whole else self._ops.sum_ranks(x)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
-from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
@@ -91,13 +90,6 @@ class LayerConfig:
         Raises:
             ValueError: a part cannot be divided among the ranks.
         """
-        mixer = self.mixer
-        is_undivided = isinstance(mixer, AttentionConfig) and (mixer.source is not None or mixer.values_are_keys)
-        if is_undivided or self.inputs is not None or isinstance(self.feed_forward, ExpertsBesideConfig):
-            raise ValueError(
-                "tensor_parallel_size must be 1 for a model with keys of earlier layers, values that are keys, inputs "
-                f"of layers or experts beside a feed-forward, got {shard.count}"
-            )
         return replace(self, mixer=self.mixer.for_shard(shard), feed_forward=self.feed_forward.for_shard(shard))
 
 
@@ -109,7 +101,8 @@ class Layer(Generic[A]):
     """
 
     __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_input",
-                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_ops", "_scalar", "input_norm")  # fmt: skip
+                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_ops", "_scalar", "_sums_itself",
+                 "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -143,6 +136,8 @@ class Layer(Generic[A]):
         self._ops = ops
         self._is_parallel = frame.is_parallel
         self._is_whole = shard.is_whole
+        self._sums_itself = isinstance(config.feed_forward, ExpertsBesideConfig)
+        """Whether the feed-forward returns a sum over ranks."""
         self._multiplier = config.residual_multiplier
         self.input_norm = norm(frame.before_mixer)
         self._mixer = make_mixer(
@@ -195,7 +190,8 @@ class Layer(Generic[A]):
             return self._beside(mixed, x, residual, wanted), residual
         pending = self._leave(self._summed(mixed), residual, self._behind_mixer)
         x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
-        pending = self._leave(self._summed(x), residual, self._behind_feed_forward)
+        x = x if self._sums_itself else self._summed(x)
+        pending = self._leave(x, residual, self._behind_feed_forward)
         if self._input is not None:
             self._input(residual, step, wanted)
         if self._scalar != 1:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Generic
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Embedding, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Ops, Step, Weights
+from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.shard import WHOLE, Shard
 
 _HALF_ROOT = 2.0**-0.5
 _TABLE, _PROJECTION, _NORM = (
-    "model.embed_tokens_per_layer.weight", "per_layer_model_projection", "model.per_layer_projection_norm"
+    "model.embed_tokens_per_layer", "model.per_layer_model_projection", "model.per_layer_projection_norm"
 )  # fmt: skip
 
 
@@ -48,15 +50,22 @@ class LayerInputs(Generic[A]):
     __slots__ = ("_config", "_hidden_size", "_norm", "_ops", "_projection", "_table")
 
     def __init__(
-        self, config: LayerInputsConfig, weights: Weights, ops: Ops[A], *, hidden_size: int, num_layers: int
+        self,
+        config: LayerInputsConfig,
+        weights: Weights,
+        ops: Ops[A],
+        *,
+        hidden_size: int,
+        num_layers: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`."""
+        """Take the parameters from `weights`. A rank of several has some columns of the table and of the projection."""
         size = num_layers * config.size
         self._config = config
         self._hidden_size = hidden_size
         self._ops = ops
-        self._table: Embedding[A] = ops.embedding(weights.stack([(_TABLE, config.vocab_size)], size))
-        self._projection: Linear[A] = read_linear(weights, ops, "model.", [(_PROJECTION, size)], hidden_size)
+        self._table = read_embedding(weights, ops, _TABLE, config.vocab_size, size, shard)
+        self._projection = read_gathered(weights, ops, _PROJECTION, size, hidden_size, shard)
         self._norm = read_norm(config.norm, weights, _NORM, config.size).folded()
 
     def __call__(self, tokens: A, embedded: A) -> A:

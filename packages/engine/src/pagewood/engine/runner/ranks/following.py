@@ -22,7 +22,6 @@ from pagewood.engine.runner.ranks.messages import (
     receive,
     send,
 )
-from pagewood.engine.runner.ranks.pulse import Pulse
 from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -33,11 +32,10 @@ def follow(
     runner: Runner,
     segment: Segment,
     rank: int,
-    pulse: Pulse,
     *,
     leave: Callable[[], None],
 ) -> None:
-    """Compute what rank 0 sends until it closes the group; from its first step on, it must give signs of life.
+    """Compute what rank 0 sends until it closes the group.
 
     One thread launches, so that the next step is there when the last one ends. This one waits, and so helps to compute.
 
@@ -46,13 +44,10 @@ def follow(
         runner: of this rank.
         segment: of the group.
         rank: this one.
-        pulse: of this rank.
         leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
     """
     steps: SimpleQueue[StepHandle | None] = SimpleQueue()
-    thread = threading.Thread(
-        target=_take, args=(link, runner, segment, rank, pulse, steps, leave), name="steps", daemon=True
-    )
+    thread = threading.Thread(target=_take, args=(link, runner, segment, rank, steps, leave), name="steps", daemon=True)
     thread.start()
     while (step := steps.get()) is not None:
         try:
@@ -67,13 +62,12 @@ def _take(
     runner: Runner,
     segment: Segment,
     rank: int,
-    pulse: Pulse,
     steps: SimpleQueue[StepHandle | None],
     leave: Callable[[], None],
 ) -> None:
     """Take messages until the group is closed."""
     try:
-        _follow(link, runner, segment, rank, pulse, steps)
+        _follow(link, runner, segment, rank, steps)
     except (EOFError, OSError):
         segment.end(0, "the process of rank 0 has ended")
     except Exception as error:
@@ -89,7 +83,6 @@ def _follow(
     runner: Runner,
     segment: Segment,
     rank: int,
-    pulse: Pulse,
     steps: SimpleQueue[StepHandle | None],
 ) -> None:
     latest: StepHandle | None = None
@@ -105,7 +98,6 @@ def _follow(
                 latest = runner.launch(batch)
                 segment.launched[rank, 0] = number
                 steps.put(latest)
-                pulse.begin()
             case Constrain(masks=data):
                 masks = decode(data)
                 assert isinstance(masks, Masks)

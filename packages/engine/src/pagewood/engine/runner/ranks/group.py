@@ -9,12 +9,14 @@ import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks.cores import divided_cores
+from pagewood.engine.runner.ranks.joint_progress import JointProgress
 from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Begin,
@@ -31,13 +33,13 @@ from pagewood.engine.runner.ranks.messages import (
     receive_from_rank,
     send,
 )
-from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S, Pulse
+from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S, LOADING_HEARTBEAT_S, Pulse
 from pagewood.engine.runner.ranks.segment import MAX_RANKS, Segment, mapped, segment_bytes, shared_memory
 
 _log = logging.getLogger(__name__)
 _MODULE = "pagewood.engine.assembly.rank_process"
-_CLOSE_S = 10.0
-"""How long a rank may take to end."""
+_CLOSE_S = HEARTBEAT_S
+"""How long all ranks may take to end."""
 _LOOK_S = 0.2
 """How often a rank that waits for others reports what they do."""
 
@@ -91,12 +93,14 @@ class Group:
         shares_kv: whether this process reads and writes the KV memory of all ranks.
         port: where ranks on devices meet, which run on any cores; None: ranks compute on cores, which are divided.
         heartbeat_s: how long a rank may be silent.
+        loading_s: how long a rank may be silent before it is ready.
+        progress: gets reports of what all ranks do until they are ready.
         spawn: starts the other ranks.
     """
 
     __slots__ = (
-        "_answers", "_at_end", "_changed", "_doing", "_links", "_processes", "_pulse", "_reader", "cores", "count",
-        "kv_memory", "segment",
+        "_answers", "_at_end", "_changed", "_links", "_processes", "_progress", "_pulse", "_reader", "_to_show",
+        "cores", "count", "kv_memory", "segment",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +111,8 @@ class Group:
         shares_kv: bool = False,
         port: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        loading_s: float = LOADING_HEARTBEAT_S,
+        progress: Progress | None = None,
         spawn: Spawn = spawn,
     ) -> None:
         if not 2 <= count <= MAX_RANKS:
@@ -125,8 +131,8 @@ class Group:
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
-        self._doing: dict[int, Doing] = {}
-        """What each rank does at present."""  # written by: _read
+        self._progress = JointProgress(count)
+        self._to_show = progress
         self._at_end: Callable[[], None] | None = None  # written by: at_end
         try:
             for rank in range(1, count):
@@ -139,6 +145,7 @@ class Group:
                         rank=rank,
                         count=count,
                         segment=descriptor,
+                        beats_at=Segment.beats_at(rank, count),
                         kv_memory=kv_memory,
                         search_path=[one for one in sys.path if one],
                         cores=divided[rank],
@@ -151,7 +158,9 @@ class Group:
             raise
         finally:
             os.close(descriptor)
-        self._pulse = Pulse(self.segment, 0, heartbeat_s=heartbeat_s, on_end=self._ended, lost=self._dead)
+        self._pulse = Pulse(
+            self.segment, 0, heartbeat_s=heartbeat_s, loading_s=loading_s, on_end=self._ended, lost=self._dead
+        )
         self._reader = threading.Thread(target=self._read, name="ranks-reader", daemon=True)
         self._reader.start()
 
@@ -159,8 +168,15 @@ class Group:
         """Call this once the group has lost a rank, on another thread, after the other ranks have been killed."""
         self._at_end = call
 
-    def begin(self) -> None:
-        """Note that all ranks are ready, so that from now on each must give signs of life."""
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks are ready, as rank 0 is; from then on, a silent rank is lost sooner.
+
+        Raises:
+            ValueError: see `answers`.
+            RunnerLostError: likewise.
+        """
+        self.progress("ready", 1, 1)
+        self.answers(Ready)
         self._pulse.begin()
 
     def check(self) -> None:
@@ -182,41 +198,56 @@ class Group:
 
     def tell_all(self, message: ToRank) -> None:
         """Send a message to all other ranks."""
-        for rank in range(1, self.count):
-            self.tell(rank, message)
+        with self._pulse.awaiting():  # a rank that is stopped takes no more
+            for rank in range(1, self.count):
+                self.tell(rank, message)
 
-    def answers(self, kind: type[Answer], *, progress: Progress | None = None) -> list[Answer]:
-        """Wait for an answer of each other rank, in their order.
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Note what rank 0 does, and report what all ranks do; a `Progress`.
+
+        Raises:
+            RunnerLostError: the group has ended, so rank 0 would load in vain.
+        """
+        self.check()
+        with self._changed:
+            self._progress.note(0, Doing(what=what, done=done, total=total))
+        self._report()
+
+    def answers(self, kind: type[Answer]) -> list[Answer]:
+        """Wait for an answer of each other rank, in their order, and report what all ranks do.
 
         Args:
             kind: of the answer.
-            progress: gets what the ranks do that have not answered.
 
         Raises:
             ValueError: the model or the configuration is wrong for a rank.
             RunnerLostError: a rank cannot be built for another reason, or the group has ended.
         """
-        found: list[Answer] = []
-        for rank in range(1, self.count):
-            while True:
-                with self._changed:
-                    failure = self._answers.get((rank, Failed))
-                    answer = self._answers.pop((rank, kind), None)
-                    if failure is None and answer is None:
-                        self._changed.wait(_LOOK_S)
-                if isinstance(failure, Failed):
-                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
-                if isinstance(answer, kind):
-                    found.append(answer)
-                    break
-                if self.segment.end_reason is not None and self._reader.is_alive():
-                    self._reader.join()  # the last words of the ranks may be on their way
-                    continue
-                self.check()
-                doing = self._doing.get(rank)
-                if progress is not None and doing is not None:
-                    progress(f"rank {rank}: {doing.what}", doing.done, doing.total)
-        return found
+        with self._pulse.awaiting():
+            return [self._answer(rank, kind) for rank in range(1, self.count)]
+
+    def _answer(self, rank: int, kind: type[Answer]) -> Answer:
+        while True:
+            with self._changed:
+                failure = self._answers.get((rank, Failed))
+                answer = self._answers.pop((rank, kind), None)
+                if failure is None and answer is None:
+                    self._changed.wait(_LOOK_S)
+            if isinstance(failure, Failed):
+                raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
+            if isinstance(answer, kind):
+                return answer
+            if self.segment.end_reason is not None and self._reader.is_alive():
+                self._reader.join()  # the last words of the ranks may be on their way
+                continue
+            self.check()
+            self._report()
+
+    def _report(self) -> None:
+        if self._to_show is not None:
+            with self._changed:
+                found = self._progress.report()
+            self._to_show(found.what, found.done, found.total)
 
     def spans(self) -> list[Spans]:
         """Wait for what each other rank has recorded."""
@@ -255,9 +286,10 @@ class Group:
             for link in self._links:
                 with contextlib.suppress(OSError, ValueError):
                     send(link, Close())
+            ends_s = time.monotonic() + _CLOSE_S
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_CLOSE_S)
+                    process.wait(max(0.0, ends_s - time.monotonic()))
             self.segment.end(0, "the group is closed")
         self._kill()
         self._reader.join()
@@ -294,7 +326,7 @@ class Group:
                     continue
                 with self._changed:
                     if isinstance(message, Doing):
-                        self._doing[rank] = message
+                        self._progress.note(rank, message)
                     elif isinstance(message, Said):
                         logging.getLogger(message.logger).log(message.level, "rank %d: %s", rank, message.text)
                     else:

@@ -19,6 +19,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     count: int
     segment: int
     """Descriptor of the shared memory."""
+    beats_at: int
+    """Place of the rank's beats in it, in words of eight bytes."""
     kv_memory: int | None
     """Descriptor of memory for keys and values, which rank 0 reads too; None: the rank has its own."""
     search_path: list[str]

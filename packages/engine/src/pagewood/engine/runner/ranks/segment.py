@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import tempfile
@@ -73,7 +74,7 @@ class Segment:
         parts: dict[str, Any] = {}
         at = 0
         for name, (shape, dtype) in _shapes(count).items():
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            size = _num_bytes((shape, dtype))
             parts[name] = memory[at : at + size].view(dtype).reshape(shape)
             at += size
         for kernel in (count_step, wait_for_all):
@@ -84,6 +85,12 @@ class Segment:
     def count(self) -> int:
         """R."""
         return len(self.places)
+
+    @staticmethod
+    def beats_at(rank: int, count: int) -> int:
+        """Return the place of a rank's beats in the memory, in words of eight bytes."""
+        before = itertools.takewhile(lambda one: one[0] != "beats", _shapes(count).items())
+        return sum(map(_num_bytes, (shape for _, shape in before))) // 8 + rank * LINE
 
     def end_step(self, rank: int) -> None:
         """Count a step that a rank has ended; its digests are there."""
@@ -130,7 +137,12 @@ class Segment:
 
 def segment_bytes(count: int) -> int:
     """Return the size of the segment of `count` ranks."""
-    return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in _shapes(count).values())
+    return sum(map(_num_bytes, _shapes(count).values()))
+
+
+def _num_bytes(array: tuple[tuple[int, ...], type]) -> int:
+    shape, dtype = array
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
 
 
 def _shapes(count: int) -> dict[str, tuple[tuple[int, ...], type]]:
