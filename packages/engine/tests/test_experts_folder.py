@@ -164,8 +164,8 @@ FAULTS: dict[str, Edit] = {
     "shares of biased scores": (torch_experts, "choose", "scores.gather(1, chosen)", "ranked.gather(1, chosen)"),
     "groups by their best expert alone": (torch_experts, "choose", "router.best_of_group", "1"),
     "results in the order of experts": (
-        torch_experts.TorchExperts, "__call__", "tokens, ranks = (chosen == expert)",
-        "chosen = chosen.sort(-1).values; tokens, ranks = (chosen == expert)",
+        torch_experts.TorchExperts, "__call__", "tokens, ranks = (chosen == self._first + expert)",
+        "chosen = chosen.sort(-1).values; tokens, ranks = (chosen == self._first + expert)",
     ),
 }  # fmt: skip
 

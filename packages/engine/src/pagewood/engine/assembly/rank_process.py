@@ -161,7 +161,7 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link) -> Runner:
         progress=progress,
     )
     num_pages, max_length = rank.num_pages(begin.count)
-    talk(Loaded(num_pages=num_pages, max_length=max_length))
+    talk(Loaded(num_pages=num_pages, max_length=max_length, division=rank.division))
     sizes = receive(link)
     assert isinstance(sizes, Sizes)
     rank.compile(progress)  # rank 0 has compiled what was not in the cache
