@@ -265,7 +265,8 @@ def test_a_rank_reads_the_tensors_of_its_experts_only(
     change = by_expert(2, mapped(tmp_path / "map.json", {0: [1, 0, 1, 0, [0, 1], 0]}))[0]
     for dtype in (torch.float32, None):
         read.clear()
-        load_model(folder, CPUOps() if dtype is None else TorchOps(), dtype=dtype, shard=Shard(1, 2), change=change)
+        ops: Any = CPUOps() if dtype is None else TorchOps()
+        load_model(folder, ops, dtype=dtype, shard=Shard(1, 2), change=change)
         names = {".".join(name.split(".")[2:6:3]) for name in read if ".experts." in name}
         assert names == {"0.0", "0.2", "0.4", "2.3", "2.4", "2.5"}
 

@@ -283,11 +283,9 @@ def test_parts_of_ranks_add_up_to_all_experts(form: str) -> None:
             for weight, size in zip(own, (2 * SIZE, WIDTH), strict=True)
         )
         ops = CPUOps(Packer("auto"))
+        own_part: Any = {"gate_up": gate_up, "down": down}
         part = ops.experts(
-            ExpertMatrices(
-                count=last - first, first=first, num_placed=NUM_EXPERTS, counted_as=7, gate_up=gate_up, down=down
-            ),  # pyright: ignore[reportArgumentType]
-            "silu",
+            ExpertMatrices(count=last - first, first=first, num_placed=NUM_EXPERTS, counted_as=7, **own_part), "silu"
         )
         found = compute(part, ops, x, chosen, shares, num_threads=3)
         is_here = ((chosen >= first) & (chosen < last)).any(1)

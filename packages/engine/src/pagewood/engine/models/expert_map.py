@@ -132,7 +132,8 @@ def read_expert_map(file: Path, num_experts: Mapping[int, int], num_ranks: int) 
         raise ValueError(f"{file} must have the field layers only, got {unknown[0]!r:.80}")
     layers = fields.section("layers")
     found = {layer: ExpertPlacement.contiguous(count, num_ranks) for layer, count in num_experts.items()}
-    for name, experts in ({} if layers is None else layers.values).items():
+    listed_layers: Mapping[str, object] = {} if layers is None else layers.values
+    for name, experts in listed_layers.items():
         layer = int(name) if name.isascii() and name.isdecimal() and len(name) < 7 else -1
         if layer not in num_experts:
             raise ValueError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class ExpertRows:
         )
 
 
-def _imbalance(rows: NDArray[np.float64]) -> float:
+def _imbalance(rows: NDArray[Any]) -> float:
     """Return the mean over layers of the most over the mean of `[L, n]`; 1 without rows."""
     means = rows.mean(axis=1)
     has_rows = means > 0
