@@ -110,3 +110,21 @@ def test_a_rank_that_reads_another_map_is_refused(tmp_path: Path, monkeypatch: p
     )
     with pytest.raises(ValueError, match="expert_map must say the same on all ranks"):
         build_engine(config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_with_whole_experts(count: int, tmp_path: Path) -> None:
+    """Real ones, with int8 weights, which all ranks keep in the cache folder in files of their own."""
+    build(DIVIDED["deepseek3"], tmp_path)
+    found: list[list[list[int]]] = []
+    for turn in range(3):
+        ranks: dict[str, Any] = {} if not turn else {"tensor_parallel_size": count, "expert_parallel": True}
+        config = EngineConfig(
+            model=str(tmp_path), num_threads=4, max_running=4, chunked_prefill_size=16, page_size=4,
+            max_total_tokens=1024, expert_map=mapping(tmp_path, count) if turn else None,
+            weights="int8" if turn == 2 else "auto", **ranks,
+        )  # fmt: skip
+        found.append(answered(config))
+    assert found[1] == found[0]
+    assert all(len(tokens) == 8 for tokens in found[2])
