@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from pagewood.engine.models.torch_ops import TorchOps
 
 _SIZES = ((128, 768, 2048, 8), (64, 1408, 2048, 6), (8, 70, 104, 2))
 """Experts, size of one, hidden size, chosen ones: of Qwen3 30B-A3B, of DeepSeek V2 Lite, and some that fill no tile."""
+_TENSORS = ("gate_up", "down", "gate_up_bias", "down_bias")
 _NUM_TOKENS = (1, 7, 300, 2500)
 _ROUTERS = (
     RouterConfig(num_experts=128, num_chosen=8, renormalises=True),
@@ -86,9 +88,34 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
                 one = slice(row, row + 1)
                 if not torch.equal(mine(x[one], chosen[one].int(), shares[one])[0], result[row]):
                     found.append(f"{what}: token {row} has other bits alone")
+            if num_tokens != nums_tokens[1]:
+                continue
+            parts = [TritonExperts(one, activation, weighs_inputs=weighs_inputs) for one in _halves(matrices)]
+            total = sum(part(x, chosen.int(), shares).float() for part in parts)
+            worst = float((total - expected).abs().max())
+            if not worst <= 2 * TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
+                found.append(f"{what}: on two ranks differs by {worst:.3g}")
     if found:
         raise Failed(f"{len(found)} differ: " + "; ".join(found[:6]))
     return f"{count} mixtures agree"
+
+
+def _halves(matrices: ExpertMatrices) -> list[ExpertMatrices]:
+    """Return the experts of two ranks, the second of which has one more if they are odd."""
+    middle = matrices.count // 2
+
+    def part(tensor: torch.Tensor | None, first: int, last: int) -> Any:
+        return None if tensor is None else tensor.unflatten(0, (matrices.count, -1))[first:last].flatten(0, 1)
+
+    return [
+        ExpertMatrices(
+            count=last - first,
+            first=first,
+            num_placed=matrices.count,
+            **{name: part(getattr(matrices, name), first, last) for name in _TENSORS},
+        )
+        for first, last in ((0, middle), (middle, matrices.count))
+    ]
 
 
 def compare_choices(where: torch.device, nums_tokens: Sequence[int]) -> str:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewood.engine.api import ActivationFormat
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.torch_experts import TorchExperts, choose
+from pagewood.engine.models.torch_experts import TorchExperts, TorchPlacing, choose
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cpu.compiled.experts import route
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import pair_levels
@@ -31,7 +32,7 @@ from pagewood.engine.runner.cpu.program.experts import group
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
-from pagewood.engine.weights.matrix_forms import Float32, Weight, to_bfloat16
+from pagewood.engine.weights.matrix_forms import Float32, Weight, rows_of, to_bfloat16
 from stand_ins.tapes import write_down
 from weight_makers import MAKERS
 
@@ -264,3 +265,46 @@ def test_bfloat16_experts_of_one_row_and_of_many_are_the_same() -> None:
         together = compute(experts, ops, x, chosen, shares)
         alone = torch.cat([compute(experts, ops, x[i : i + 1], chosen[:1], shares[i : i + 1]) for i in range(30)])
         assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("form", ["float32", "int8", "int4"])
+def test_parts_of_ranks_add_up_to_all_experts(form: str) -> None:
+    """Three ranks of five experts, of which the last has one without rows; each row alone has the same bits."""
+    own = matrices(MAKERS[kind] if (kind := FORMS[form]) is not None else lambda x: Float32(x))
+    x, (chosen, shares) = randn(40, WIDTH), routes(40)
+    chosen = torch.where(chosen == 4, 0, chosen)
+    ops = CPUOps(Packer("auto"))
+    given = ExpertMatrices(count=NUM_EXPERTS, gate_up=own[0], down=own[1])  # pyright: ignore[reportArgumentType]
+    whole = compute(ops.experts(given, "silu"), ops, x, chosen, shares)
+    total = torch.zeros_like(whole)
+    for first, last in ((0, 2), (2, 4), (4, 5)):
+        gate_up, down = (
+            rows_of(weight, slice(first * size, last * size))
+            for weight, size in zip(own, (2 * SIZE, WIDTH), strict=True)
+        )
+        ops = CPUOps(Packer("auto"))
+        own_part: Any = {"gate_up": gate_up, "down": down}
+        part = ops.experts(
+            ExpertMatrices(count=last - first, first=first, num_placed=NUM_EXPERTS, counted_as=7, **own_part), "silu"
+        )
+        found = compute(part, ops, x, chosen, shares, num_threads=3)
+        is_here = ((chosen >= first) & (chosen < last)).any(1)
+        assert found[is_here].any() if first < 4 else not is_here.any()
+        assert not found[~is_here].any()
+        assert ops.expert_rows[7].tolist() == torch.bincount(chosen.flatten(), minlength=NUM_EXPERTS).tolist()
+        alone = [compute(part, ops, x[i : i + 1], chosen[i : i + 1], shares[i : i + 1]) for i in range(4)]
+        assert torch.equal(torch.cat(alone), found[:4])
+        total += found
+    torch.testing.assert_close(total, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_copies", [1, 3])
+def test_placed_experts_are_those_of_torch(num_copies: int) -> None:
+    ranks = ((2,), (0,), (0, 1, 2)[:num_copies], (1,), (0, 2)[:num_copies])
+    placement, ops = ExpertPlacement(num_ranks=3, ranks=ranks), CPUOps()
+    ops.units[route.ROUTING] = None
+    router, logits = RouterConfig(num_experts=NUM_EXPERTS, num_chosen=3), randn(200, NUM_EXPERTS)
+    chosen, _ = choose(logits, router, None)
+    place = ops.placing(placement, near=logits)
+    found = compute(lambda x: place(ops.choose(x, router, None)[0], x), ops, logits).view(torch.int32)
+    assert torch.equal(found, TorchPlacing(placement, logits.device)(chosen, logits))

@@ -120,6 +120,23 @@ def test_inspection_counts_what_a_token_uses(folder: Path) -> None:
     assert sum(one.count for one in found.matrices) == 2 + 3 * 4 + 2 * 6 * 3 + 3  # routers are not rounded
 
 
+def test_inspection_of_whole_experts_on_ranks(folder: Path, tmp_path: Path) -> None:
+    """The first of two ranks has two experts of each layer here, and by inner size half of all six."""
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps({"layers": {layer: [0, 0, 1, 1, 1, 1] for layer in (0, 2)}}))
+    halves = inspect_model(folder, tensor_parallel_size=2)
+    own = inspect_model(folder, tensor_parallel_size=2, expert_parallel=True, expert_map=str(file))
+    of_expert = 2 * 3 * 48 * 64 * 4  # layers with experts, matrices, inner size, hidden size, bytes
+    assert halves.weights_bytes["float32"] - own.weights_bytes["float32"] == (6 / 2 - 2) * of_expert
+    assert own.num_parameters == halves.num_parameters
+    for options, message in (
+        ({"expert_parallel": True}, "expert_parallel must be False with tensor_parallel_size 1, got True"),
+        ({"expert_map": "map.json"}, "expert_map must be None without expert_parallel, got 'map.json'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            inspect_model(folder, **options)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_mixture_that_does_not_fit_is_refused_before_anything_is_laid_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +181,8 @@ FAULTS: dict[str, Edit] = {
     "shares of biased scores": (torch_experts, "choose", "scores.gather(1, chosen)", "ranked.gather(1, chosen)"),
     "groups by their best expert alone": (torch_experts, "choose", "router.best_of_group", "1"),
     "results in the order of experts": (
-        torch_experts.TorchExperts, "__call__", "tokens, ranks = (chosen == expert)",
-        "chosen = chosen.sort(-1).values; tokens, ranks = (chosen == expert)",
+        torch_experts.TorchExperts, "__call__", "tokens, ranks = (chosen == self._first + expert)",
+        "chosen = chosen.sort(-1).values; tokens, ranks = (chosen == self._first + expert)",
     ),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from families.case import build
 from families.registry import CASES
 from pagewood.engine.model_folder.load import check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.expert_division import divided_by_expert
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.tensor_files import open_tensors
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
@@ -28,6 +30,7 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.weights.matrix_forms import Float4
+from rank_threads import ranks_logits, text_logits
 from row_driver import RowDriver
 
 N, SIZE, WIDTH = 3, 32, 64
@@ -154,6 +157,7 @@ def test_a_whole_model_with_fused_experts_loads_and_a_wrong_shape_is_named(tmp_p
         fused[f"{place}.down_proj"] = torch.stack([one["down_proj"] for one in own])
     save_file({**tensors, **fused}, file)
     assert check_weights(tmp_path, config) == num_weights
+    check_by_expert(tmp_path)
     fused["model.layers.0.mlp.experts.down_proj"] = torch.zeros(5, 64, 48)
     save_file({**tensors, **fused}, file)
     with pytest.raises(ValueError, match=r"lacks the tensor model.layers.0.mlp.experts.5.down_proj.weight of shape"):
@@ -193,3 +197,11 @@ def test_a_whole_model_in_mxfp4_computes_with_its_numbers(tmp_path: Path) -> Non
     found = torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens.tolist()), 30)])))
     torch.testing.assert_close(found, exact, atol=2e-4, rtol=1e-4)
     runner.close()
+    check_by_expert(tmp_path)
+
+
+def check_by_expert(folder: Path) -> None:
+    """Compare the model on two ranks, each of which reads its own experts, with the same one whole."""
+    tokens, changes = torch.arange(30), [partial(divided_by_expert, num_ranks=2)] * 2
+    whole = text_logits(load_model(folder, TorchOps()), tokens)
+    torch.testing.assert_close(ranks_logits(folder, tokens, 2, changes=changes)[1], whole, atol=1e-4, rtol=0)

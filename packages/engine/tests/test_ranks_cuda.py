@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -79,6 +80,26 @@ def test_tokens_are_those_of_one_rank(
         inbox, outbox = MemoryInbox(), MemoryOutbox()
         engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=inbox, outbox=outbox)
         assert isinstance(engine.runner, RankedRunner) == (count > 1)
+        found.append(outputs(engine, inbox, outbox))
+    assert found[1] == found[0]
+
+
+def test_ranks_on_devices_divide_experts_as_wholes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: None
+) -> None:
+    build(CASES["qwen3-moe"], tmp_path)
+    ranks_are_threads(monkeypatch)
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps({"layers": {"0": [1, 0, [0, 1], 0, 1, 0]}}))
+    found: list[list[list[int]]] = []
+    whole: dict[str, Any] = {}
+    for options in (whole, {"tensor_parallel_size": 2, "expert_parallel": True, "expert_map": str(file)}):
+        config = EngineConfig(
+            model=str(tmp_path), device="cuda", dtype="float32", max_running=4, chunked_prefill_size=16, page_size=4,
+            max_total_tokens=1024, **options,
+        )  # fmt: skip
+        inbox, outbox = MemoryInbox(), MemoryOutbox()
+        engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=inbox, outbox=outbox)
         found.append(outputs(engine, inbox, outbox))
     assert found[1] == found[0]
 

@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import prometheus_client
 import pytest
 from prometheus_client.core import Metric
@@ -17,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
 from pagewood.engine.api import CachedPrefix, Explanation, FinishReason, Flush, RequestOptions, SamplingParams
+from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.observe.histogram import Histogram
+from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
 from pagewood.server.metrics import bounds
 from pagewood.server.metrics.families import Families, coarser, counted
@@ -372,3 +376,28 @@ async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryS
     assert found.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 5
     assert found.value("vllm:num_requests_waiting_by_reason", reason="deferred") == 10
     status.incarnation = 0  # not ours
+
+
+async def test_rows_of_experts_are_shown_where_they_are_counted(
+    server: MemoryServer, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """Two layers of three experts on two ranks; of the first expert of layer 3 there is a copy."""
+    assert not any("expert" in name for name in (await scrape(server)).names())
+    counts = {3: np.array([4, 0, 2, 6], np.int64), 5: np.array([0, 3, 3, 0], np.int64)}
+    every = [np.array(one, np.int32) for one in ([0, 1, 0, 2], [0, 1, 2, 2])]
+    rows = ExpertRows(
+        counts=counts, experts=every, ranks=[np.array([0, 0, 1, 1], np.int32)] * 2, num_experts=3, num_ranks=2,
+        has_experts=True,
+    )  # fmt: skip
+    own = MemoryServer(model_folder, tokenizer, limit=8, expert_rows=rows)
+    await own.start()
+    try:
+        await ask(own, "one", max_tokens=2)
+        found = await scrape(own)
+    finally:
+        await own.stop()
+    assert [found.value("pagewood_expert_rank_rows_total", rank=rank) for rank in "01"] == [7, 11]
+    for layer, wanted in (("3", [6, 0, 6]), ("5", [0, 3, 3])):
+        assert [found.value("pagewood_expert_rows_total", layer=layer, expert=one) for one in "012"] == wanted
+    assert found.value("pagewood_expert_imbalance") == 1.5
+    assert found.value("pagewood_expert_rank_imbalance") == pytest.approx((8 / 6 + 1) / 2)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts, sum_of_ranks
@@ -107,10 +108,17 @@ def text_logits(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
         return model.head(states)
 
 
-def ranks_logits(folder: Path, tokens: Tensor, count: int) -> list[Tensor]:
-    """Return the logits of a text that each rank of the model in `folder` gets."""
+def ranks_logits(
+    folder: Path,
+    tokens: Tensor,
+    count: int,
+    *,
+    changes: Sequence[Callable[[ModelConfig], ModelConfig]] | None = None,
+) -> list[Tensor]:
+    """Return the logits of a text that each rank of the model in `folder` gets; `changes` are those of `load_model`."""
 
     def work(shard: Shard, exchange: Callable[[Tensor], list[Tensor]]) -> Tensor:
-        return text_logits(load_model(folder, TorchOps(exchange=exchange), shard=shard), tokens)
+        change = None if changes is None else changes[shard.rank]
+        return text_logits(load_model(folder, TorchOps(exchange=exchange), shard=shard, change=change), tokens)
 
     return on_ranks(count, work)

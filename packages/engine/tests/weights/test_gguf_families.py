@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from families.ropes import rope
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.expert_division import divided_by_expert
 from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.weights.gguf import folder
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
+from rank_threads import ranks_logits
 
 LENGTH = 40
 
@@ -335,6 +338,10 @@ def test_experts_stay_in_their_blocks(kind: str, tmp_path: Path) -> None:
             [form] = checkpoint.forms([(name, shape[0])], shape[1])
             assert type(form).__name__ == _FORMS[kind]
             torch.testing.assert_close(torch.from_numpy(form.dequantised()), weights[name], atol=2e-7, rtol=2**-20)
+    tokens, whole = logits(model_folder(tmp_path / "m.gguf"))
+    changes = [partial(divided_by_expert, num_ranks=2)] * 2
+    found = ranks_logits(model_folder(tmp_path / "m.gguf"), tokens, 2, changes=changes)[1]
+    torch.testing.assert_close(found, whole, atol=1e-4, rtol=0)
 
 
 _SIZES = {"num_experts": 4, "moe_intermediate_size": 32, "intermediate_size": 96}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import quantised_folders as made
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.expert_division import divided_by_expert
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -88,6 +90,9 @@ def test_experts_stay_in_codes(name: str, plain: Path, tmp_path: Path) -> None:
     load_model(tmp_path, ops, dtype=None)
     assert {found for found, _ in ops.variants} == {kind}
     torch.testing.assert_close(ranks_logits(tmp_path, torch.arange(30), 2)[1], logits(tmp_path), atol=1e-4, rtol=0)
+    by_expert = [partial(divided_by_expert, num_ranks=2)] * 2
+    found = ranks_logits(tmp_path, torch.arange(30), 2, changes=by_expert)[1]
+    torch.testing.assert_close(found, logits(tmp_path), atol=1e-4, rtol=0)
 
 
 def test_experts_of_two_forms_are_widened_to_one(plain: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
@@ -152,6 +153,7 @@ class MemoryServer:
         max_ttft_s: float | None = None,
         tracing: Tracing | None = None,
         dashboard_text: bool = False,
+        expert_rows: ExpertRows | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
@@ -163,6 +165,7 @@ class MemoryServer:
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
         self._drafting = drafting
+        self._expert_rows = expert_rows
         self._profile_folder = Path(mkdtemp())
         self._remove_profiles = weakref.finalize(self, shutil.rmtree, self._profile_folder, ignore_errors=True)
         self._stopped = threading.Event()
@@ -327,6 +330,7 @@ class MemoryServer:
             compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
+            expert_rows=self._expert_rows,
         )
         engine.measure()
         heartbeat = Heartbeat(self._to_detokenizer, pulse=lambda: pulse_of(engine), interval_s=self._pulse_interval_s)

@@ -656,6 +656,7 @@ ModelImpl: TypeAlias = Literal["auto", "native", "transformers"]
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
+ExpertLoad: TypeAlias = Literal["off", "ranks", "experts"]
 """What a CPU multiplies weights with, see `EngineConfig.activations`."""
 Progress = Callable[[str, int, int], None]
 """Gets reports of a long start: what is being done, the parts that are done, and the parts in total."""
@@ -734,6 +735,17 @@ class EngineConfig:
     They run on cores of their own, on those of one memory node where there are several; with CUDA each has a device of
     its own, or all share one, which is slow. It must divide the sizes of the model. Logits then differ in their last
     bits from those of one process."""
+    expert_parallel: bool = False
+    """Whether these processes divide the experts of a model as wholes, some on each, instead of the inner size of all.
+    Then the inner size of experts need not be divisible, and weights are read and rounded as those of one process. A
+    step waits for the process whose experts have most rows."""
+    expert_map: str | None = None
+    """JSON file that says which processes have which experts, with `expert_parallel`: `{"layers": {"3": [0, 1, [0, 1],
+    ...]}}`, for a layer the process of each expert, or the processes that have a copy of it. None, and for layers that
+    are not in it: consecutive experts."""
+    expert_load: ExpertLoad = "off"
+    """Whether rows of experts are counted, on a CPU, for the metrics. ranks: by process, with a measure of imbalance;
+    experts: also by layer and expert, which are many."""
 
     # formats of numbers
     weights: WeightFormat = "auto"
@@ -984,6 +996,7 @@ class EngineConfig:
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_ranks()
+        self._check_experts()
         self._check_needs()
         self._check_tiers()
         self._check_retention()
@@ -1042,6 +1055,18 @@ class EngineConfig:
             raise ValueError(
                 f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}, got {self.num_threads}"
             )
+
+    def _check_experts(self) -> None:
+        if self.expert_load not in (known := get_args(ExpertLoad)):
+            raise ValueError(f"expert_load must be one of {', '.join(known)}, got {self.expert_load!r}")
+        if self.expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError("expert_parallel must be False with tensor_parallel_size 1, got True")
+        if self.expert_map is not None and not self.expert_parallel:
+            raise ValueError(f"expert_map must be None without expert_parallel, got {self.expert_map!r}")
+        if self.expert_load != "off" and self.device == "cuda":
+            raise ValueError(f"expert_load must be off on CUDA, where rows are not counted, got {self.expert_load}")
+        if self.expert_load != "off" and self.model_impl == "transformers":
+            raise ValueError(f"expert_load must be off with model_impl transformers, got {self.expert_load}")
 
     def _check_device_ranks(self) -> None:
         """Refuse what ranks on CUDA devices cannot do."""

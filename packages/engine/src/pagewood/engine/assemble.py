@@ -20,6 +20,7 @@ from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
 from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.priority_preemption import PriorityPreemption
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
@@ -68,6 +69,7 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     observer: Observer | None = None,
     policies: Policies | None = None,
+    expert_rows: ExpertRows | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -86,6 +88,7 @@ def assemble(
         clock: returns monotonic seconds.
         observer: hears what is decided; None: only the decision log does, if there is one.
         policies: of the caller's own; None: those that the configuration names.
+        expert_rows: what the runner counts; None: it does not.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
@@ -216,6 +219,7 @@ def assemble(
         pacing=pacing,
         num_mask_helpers=_num_mask_helpers(),
         observer=observer,
+        expert_rows=expert_rows,
     )
 
 

@@ -13,6 +13,7 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu_rank import CPURank
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
@@ -27,6 +28,7 @@ from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.ranks.agreement import check_division
 from pagewood.engine.runner.ranks.cores import threads_on
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Loaded, Sizes
@@ -57,7 +59,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     outlives = config.disk_cache_path is not None or config.remote_cache is not None
     if outlives:
         digest.begin()
-    model_config = ModelConfig.from_folder(folder)
+    model_config = expert_change(config)(ModelConfig.from_folder(folder))
     num_weights = check_weights(folder, model_config)
     weights_bytes = int(_BYTES[config.weights] * num_weights)
     if config.weights == "auto":
@@ -195,12 +197,14 @@ def _engine(
         processors=parts.processors,
         inbox=inbox,
         outbox=outbox,
+        expert_rows=rank.expert_rows,
     )
 
 
 def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:
     """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them."""
     loaded = group.answers(Loaded)
+    check_division(rank.division, loaded)
     own_pages, own_length = rank.num_pages(group.count)
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))

@@ -24,6 +24,7 @@ from pagewood.engine.assembly.cuda_rank import CUDARank, CUDARanks, started_rank
 from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
+from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
@@ -84,7 +85,8 @@ def build_cuda_engine(
     if config.speculative_verify == "rejection":
         raise ValueError("speculative_verify must be exact on CUDA, got rejection")
     folder, num_ranks = model_folder(config.model), config.tensor_parallel_size
-    needs = kernel_needs(config, ModelConfig.from_folder(folder).for_shard(Shard(0, num_ranks)))
+    model = expert_change(config)(ModelConfig.from_folder(folder))
+    needs = kernel_needs(config, model.for_shard(Shard(0, num_ranks)))
     found = drafter_of(config, folder)
     layer = None if found is None else drafter_needs(config, found, folder)
     if layer is not None:
@@ -351,6 +353,7 @@ def build_cuda_runner(
             device=device.torch_device,
             max_length=config.max_length,
             shard=WHOLE if rank is None else rank.shard,
+            change=expert_change(config),
             progress=progress,
         )
         if found is not None:

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 
 from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.expert_options import expert_change, expert_rows
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.memory.page_groups import most_pages
+from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.model_folder.folder import FoundDrafter, find_drafter
 from pagewood.engine.model_folder.load import check_draft
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
@@ -97,6 +100,7 @@ class CPURank:
             num_threads=num_threads,
             max_length=config.max_length,
             shard=shard,
+            change=expert_change(config),
             exchange=exchange,
             progress=progress,
         )
@@ -144,6 +148,16 @@ class CPURank:
     def described_weights(self) -> str:
         """The forms of weights, as text for the log."""
         return _described(self._variants)
+
+    @property
+    def division(self) -> str:
+        """What distinguishes the division of experts from others, which all ranks must have."""
+        return division_mark(self.loaded.model.whole)
+
+    @property
+    def expert_rows(self) -> ExpertRows | None:
+        """The rows of experts; None: they are not counted."""
+        return expert_rows(self._config, self.loaded.model.whole, self.loaded.expert_rows)
 
     @property
     def found_drafter(self) -> FoundDrafter | None:

@@ -15,9 +15,14 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.core.loop import Runner, RunnerLostError
+from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.runner.cuda.exchange import Exchange, GlooExchange, NCCLExchange, join_store, open_store
+from pagewood.engine.runner.ranks.agreement import check_division
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Begin, CanMeet, FromRank, Ready
 from pagewood.engine.runner.ranks.noted_runner import NotedRunner
@@ -71,7 +76,7 @@ def started_ranks(config: EngineConfig, progress: Progress | None) -> Generator[
     group = Group(config, count, port=store.port, progress=progress)
 
     def meet() -> None:
-        group.answers(CanMeet)
+        check_division(_division(config), group.answers(CanMeet))
 
     try:
         own = make_rank(config, Shard(0, count), store, group.segment, meet)
@@ -123,6 +128,11 @@ def make_rank(
     return CUDARank(shard=shard, exchange=exchange, num_sharing=num_sharing, meet=connect)
 
 
+def _division(config: EngineConfig) -> str:
+    """Return what distinguishes the division of a model's experts from others."""
+    return division_mark(expert_change(config)(ModelConfig.from_folder(model_folder(config.model))))
+
+
 def follower(
     begin: Begin, segment: Segment, say: Callable[[FromRank], None], progress: Callable[[str, int, int], None]
 ) -> Runner:
@@ -136,14 +146,13 @@ def follower(
     """
     from pagewood.engine.assembly import build_cuda
     from pagewood.engine.assembly.named_processors import load_processors
-    from pagewood.engine.model_folder.folder import model_folder
 
     assert begin.port is not None
     config, shard = begin.config.resolved(), Shard(begin.rank, begin.count)
     processors = load_processors(config)
     use_device(shard.rank, shard.count)
     device, flashinfer = build_cuda.open_cuda()
-    rank = make_rank(config, shard, join_store(begin.port), segment, lambda: say(CanMeet()))
+    rank = make_rank(config, shard, join_store(begin.port), segment, lambda: say(CanMeet(division=_division(config))))
     built = build_cuda.build_cuda_runner(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )

@@ -170,7 +170,7 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: 
         progress=progress,
     )
     num_pages, max_length = rank.num_pages(begin.count)
-    talk(Loaded(num_pages=num_pages, max_length=max_length))
+    talk(Loaded(num_pages=num_pages, max_length=max_length, division=rank.division))
     standstill.is_waiting = True
     sizes = receive(link)
     standstill.is_waiting = False

@@ -18,6 +18,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch, num_masks
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.messages.result_rules import check_drafts, check_result
+from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.observe.measures import (
     BUILD,
     CONSTRAIN,
@@ -264,9 +265,9 @@ class Engine:
     """
 
     __slots__ = (
-        "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted", "_num_steps",
-        "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_record", "_runner",
-        "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
+        "_builder", "_clock", "_expert_rows", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted",
+        "_num_steps", "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_record",
+        "_runner", "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -287,6 +288,7 @@ class Engine:
         pacing: Pacing | None = None,
         num_mask_helpers: int = 0,
         observer: Observer | None = None,
+        expert_rows: ExpertRows | None = None,
     ) -> None:
         self.config = config
         """The configuration it was built from. Values replace every "auto", and every None that was resolved."""
@@ -303,6 +305,7 @@ class Engine:
         self._clock = clock
         self._pacing = pacing
         self._observer = observer
+        self._expert_rows = expert_rows
         self._mask_work = SharedWork(num_mask_helpers)
         self._watchdog = Watchdog()
         self._measures: Measures | None = None
@@ -445,6 +448,7 @@ class Engine:
             num_compiling=len(self._state.compiling),
             num_recalling=waiting.num_recalling,
             tiers=self._kv.tier_counts(),
+            experts=None if self._expert_rows is None else self._expert_rows.load(),
         )
 
     @property

@@ -25,6 +25,7 @@ from pagewood.engine.json_fields import Fields
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import Fused, open_matrices
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.expert_division import divided_by_expert
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
@@ -96,7 +97,7 @@ class Inspection:
     """Those that a token uses: without the experts that it does not choose."""
     matrices: Sequence[StoredMatrices]
     tensor_parallel_size: int
-    """Ranks that divide the model; the memory below is that of one of them."""
+    """Ranks that divide the model; the memory below is that of rank 0."""
     weights_bytes: dict[str, int]
     """Memory of all weights on a CPU, by form; quantised matrices keep their form, except for float32."""
     kv_bytes_per_token: dict[str, int]
@@ -119,6 +120,8 @@ def inspect_model(
     form: WeightFormat | None = None,
     activations: ActivationFormat = "auto",
     tensor_parallel_size: int = 1,
+    expert_parallel: bool = False,
+    expert_map: str | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
     """Return the description of a folder or a GGUF file.
@@ -130,6 +133,8 @@ def inspect_model(
         form: of weights; the errors from rounding to it are computed for every matrix.
         activations: the inputs of these errors are rounded as `EngineConfig.activations` says.
         tensor_parallel_size: ranks that divide the model.
+        expert_parallel: whether they divide experts as wholes; see `EngineConfig`.
+        expert_map: file that says how; None: consecutive experts.
         progress: called for every projection.
 
     Raises:
@@ -146,6 +151,13 @@ def inspect_model(
         raise ValueError(f"tensor_parallel_size must be >= 1, got {tensor_parallel_size}")
     folder = model_folder(model)
     config = ModelConfig.from_folder(folder)
+    if expert_parallel and tensor_parallel_size == 1:
+        raise ValueError("expert_parallel must be False with tensor_parallel_size 1, got True")
+    if expert_map is not None and not expert_parallel:
+        raise ValueError(f"expert_map must be None without expert_parallel, got {expert_map!r}")
+    if expert_parallel:
+        file = None if expert_map is None else Path(expert_map)
+        config = divided_by_expert(config, tensor_parallel_size, file=file)
     shard = Shard(0, tensor_parallel_size)
     rank, whole, checkpoint = config.for_shard(shard), Checkpoint(folder, dtype=None), Checkpoint(folder, dtype=None)
     all_matrices, fused = open_matrices(whole, config), open_matrices(checkpoint, config, shard=shard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -146,6 +146,7 @@ def load_model(
     reads_matrices: bool = True,
     max_length: int | None = None,
     shard: Shard = WHOLE,
+    change: Callable[[ModelConfig], ModelConfig] | None = None,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
@@ -160,6 +161,7 @@ def load_model(
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
         max_length: tokens of the longest request; see `ModelConfig.for_length`. None: as many as possible.
         shard: the rank whose part of the model is read.
+        change: applied to what config.json says, as in `models.expert_division`; None: nothing is changed.
         progress: called for every tensor.
 
     Raises:
@@ -170,6 +172,8 @@ def load_model(
     config = ModelConfig.from_folder(folder)
     if max_length is not None:
         config = config.for_length(max_length)
+    if change is not None:
+        config = change(config)
     check_weights(folder, config)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)

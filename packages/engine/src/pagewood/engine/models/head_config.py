@@ -14,6 +14,7 @@ from typing import Literal
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
@@ -280,7 +281,10 @@ def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
     mixer = layer.mixer
     if isinstance(mixer, AttentionConfig):
         mixer = replace(mixer, window=None, qk_norm=None if mixer.qk_norm is None else norm)
-    return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm),))
+    feed_forward = layer.feed_forward
+    if isinstance(feed_forward, ExpertsConfig):
+        feed_forward = replace(feed_forward, counted_as=None)  # its rows are not those of the target's last layer
+    return replace(target, norm=norm, layers=(replace(layer, mixer=mixer, norm=norm, feed_forward=feed_forward),))
 
 
 def _check(config: HeadConfig, source: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pagewood.engine.models.expert_map import ExpertPlacement
     from pagewood.engine.models.parts.experts import RouterConfig
     from pagewood.engine.models.parts.feed_forward import Activation
     from pagewood.engine.models.parts.rope import PositionConfig
@@ -169,13 +170,20 @@ class LatentHeads(Protocol[A]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatrices:
-    """The weights of all experts of a layer, one below the other.
+    """The weights of the experts of a layer that are here, one below the other.
 
     Legend: N experts, E hidden_size, I size of an expert.
     """
 
     count: int
     """N."""
+    first: int = 0
+    """The number of the first of them among the placed experts of all ranks, which follow each other; see
+    `models.expert_map`. Rows of others are left out."""
+    num_placed: int | None = None
+    """Placed experts of all ranks; None: those that are here."""
+    counted_as: int | None = None
+    """Number of the layer under which `Ops` that can count the rows of each placed expert; None: they are not."""
     gate_up: Tensor
     """`[N * 2I, E]`, of each expert the gate and below it the other projection."""
     down: Tensor
@@ -185,6 +193,11 @@ class ExpertMatrices:
     down_bias: Tensor | None = None
     """`[N * E]`"""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether other ranks have other experts."""
+        return self.num_placed is not None and self.num_placed > self.count
+
 
 class ChosenExperts(Protocol[A]):
     """Experts that hold their weights, in the form that is fastest on their device."""
@@ -192,7 +205,19 @@ class ChosenExperts(Protocol[A]):
     def __call__(self, x: A, chosen: A, shares: A) -> A:
         """Return `[T, E]`: the results of the `chosen` experts `[T, K] int32` of each row of `x` `[T, E]`, added up.
 
-        Each is multiplied by its share of `shares` `[T, K] float32`. The sum is in the order of `chosen`.
+        Each is multiplied by its share of `shares` `[T, K] float32`. The sum is in the order of `chosen`. Where other
+        ranks have other experts, `chosen` are placed experts, and the sum is over those that are here.
+        """
+        ...
+
+
+class Placing(Protocol[A]):
+    """Finds who computes the chosen experts of a layer, where ranks have whole experts; see `models.expert_map`."""
+
+    def __call__(self, chosen: A, logits: A) -> A:
+        """Return the placed expert `[T, K] int32` for each of the `chosen` experts `[T, K] int32`.
+
+        It depends on the row only. The outputs of the router are `logits` `[T, experts] float32`.
         """
         ...
 
@@ -201,7 +226,7 @@ class Ops(Protocol[A]):
     """The arithmetic of a device.
 
     `residual` is written in place. A result may lie in the memory of the first argument, which the caller must not read
-    again. `norm`, `take`, `concat` and projections leave their first argument unchanged.
+    again. `norm`, `take`, `concat`, `choose` and projections leave their first argument unchanged.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
@@ -313,6 +338,10 @@ class Ops(Protocol[A]):
             chosen: `[T, K] int32`, these experts.
             factors: `[experts]`, one of each expert.
         """
+        ...
+
+    def placing(self, placement: ExpertPlacement, *, near: Tensor) -> Placing[A]:
+        """Return what finds placed experts; its tables lie on the device of `near`."""
         ...
 
     def multiply_columns(self, x: A, y: A, column: int) -> A:

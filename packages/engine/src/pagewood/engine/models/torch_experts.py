@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pagewood.engine.models.expert_map import TURN, ExpertPlacement
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
@@ -52,10 +53,42 @@ def clamped_mul(gate_up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate * CLAMP_ALPHA) * (up + 1)
 
 
+class TorchPlacing:
+    """`models.ops.Placing`; it never waits for the device of its tables."""
+
+    __slots__ = ("_num_ranks", "_ranks", "_table")
+
+    def __init__(self, placement: ExpertPlacement, device: torch.device) -> None:
+        """Put the tables of `placement` on a device."""
+        self._table = torch.from_numpy(placement.table()).to(device)
+        self._ranks = torch.from_numpy(placement.placed_ranks()).to(device).long()
+        self._num_ranks = placement.num_ranks
+
+    def __call__(self, chosen: Tensor, logits: Tensor) -> Tensor:
+        """Return the placed experts `[T, K] int32`."""
+        own = self._table[chosen.long()]  # [T, K, M]
+        placed, most_copies = own[..., 0].contiguous(), own.shape[2]
+        if most_copies == 1:
+            return placed
+        counts = (own >= 0).sum(-1)
+        has_copies = counts > 1
+        bits = logits.float().view(torch.int32).gather(1, chosen.long()).long() & 0xFFFFFFFF
+        turns = ((bits * TURN & 0xFFFFFFFF) >> 16)[..., None] + torch.arange(most_copies, device=chosen.device)
+        copies = own.gather(2, turns % counts[..., None]).long()  # in the order of a token's turn, some of them twice
+        loads = torch.zeros(len(chosen), self._num_ranks, dtype=torch.long, device=chosen.device)
+        loads.scatter_add_(1, self._ranks[placed.long()], (~has_copies).long())
+        for k in range(chosen.shape[1]):
+            busy = loads.gather(1, self._ranks[copies[:, k]]).sort(dim=1, stable=True).indices
+            best = copies[:, k].gather(1, busy[:, :1])
+            placed[:, k] = torch.where(has_copies[:, k], best[:, 0].int(), placed[:, k])
+            loads.scatter_add_(1, self._ranks[best], has_copies[:, k, None].long())
+        return placed
+
+
 class TorchExperts:
     """`models.ops.ChosenExperts`, expert by expert."""
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_ops", "_weighs_inputs")
+    __slots__ = ("_activation", "_down", "_first", "_gate_up", "_ops", "_weighs_inputs")
 
     def __init__(
         self, matrices: ExpertMatrices, activation: Activation, ops: TorchOps, *, weighs_inputs: bool = False
@@ -70,6 +103,7 @@ class TorchExperts:
 
         self._gate_up = each(matrices.gate_up, matrices.gate_up_bias)
         self._down = each(matrices.down, matrices.down_bias)
+        self._first = matrices.first
         self._activation: Activation = activation
         self._ops = ops
         self._weighs_inputs = weighs_inputs
@@ -77,8 +111,10 @@ class TorchExperts:
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return `[T, E]`; the results of a token are added in the order of `chosen`."""
         results = x.new_zeros(*chosen.shape, x.shape[1])
-        for expert in chosen.unique().tolist():
-            tokens, ranks = (chosen == expert).nonzero(as_tuple=True)
+        for expert in range(len(self._down)):
+            tokens, ranks = (chosen == self._first + expert).nonzero(as_tuple=True)
+            if not len(tokens):
+                continue
             own = shares[tokens, ranks, None].to(x.dtype)
             inputs = x[tokens] * own if self._weighs_inputs else x[tokens]
             found = self._down[expert](gated(self._ops, self._activation, self._gate_up[expert](inputs)))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     XIELU,
     ChosenExperts,
@@ -27,13 +28,14 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    Placing,
     PlainActivation,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.torch_experts import TorchExperts, choose, clamped_mul
+from pagewood.engine.models.torch_experts import TorchExperts, TorchPlacing, choose, clamped_mul
 
 Exchange: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 """A function that returns the tensors that all ranks pass to it, in the order of ranks."""
@@ -228,6 +230,10 @@ class TorchOps:
     def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
         """Return `shares`, each times the factor of its expert."""
         return shares * factors[chosen.long()]
+
+    def placing(self, placement: ExpertPlacement, *, near: Tensor) -> Placing[Tensor]:
+        """Return what finds placed experts."""
+        return TorchPlacing(placement, near.device)
 
     def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
         """Return `x` times as many columns of `y` from `column` on."""

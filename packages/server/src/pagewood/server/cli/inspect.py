@@ -49,6 +49,15 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="show the memory of each of N ranks that divide the model, as in serve (default: %(default)s)",
     )
+    parser.add_argument(
+        "--expert-parallel",
+        "--enable-expert-parallel",
+        action="store_true",
+        help="the ranks divide experts as wholes, as in serve",
+    )
+    parser.add_argument(
+        "--expert-map", metavar="FILE", help="JSON file that says which ranks have which experts, as in serve"
+    )
     parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
     parser.set_defaults(run=run)
 
@@ -76,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
         form=options.weights,
         activations=options.activations,
         tensor_parallel_size=options.tensor_parallel_size,
+        expert_parallel=options.expert_parallel,
+        expert_map=options.expert_map,
         progress=_show if sys.stderr.isatty() else None,
     )
     print(json.dumps(asdict(found), indent=2) if options.json else _described(found))
@@ -124,7 +135,7 @@ def _described(found: Inspection) -> str:
         why = f" ({one.why})" if one.why else ""
         lines.append(f"    {one.count} of {one.stored}, loaded as {one.loaded}{why}")
     if found.tensor_parallel_size > 1:
-        lines.append(f"  divided among {found.tensor_parallel_size} ranks, each with:")
+        lines.append(f"  divided among {found.tensor_parallel_size} ranks, the first with:")
     memory = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in found.weights_bytes.items())
     lines.append(f"  memory of the weights on a CPU: {memory}")
     kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())
@@ -183,10 +194,20 @@ def _experts(model: ModelConfig) -> list[str]:
         return []
     own = found[0]
     shared = "" if own.shared is None else f", beside shared ones of inner size {own.shared.size}"
-    return [
+    lines = [
         f"  experts: {own.router.num_experts} of inner size {own.size} in {len(found)} of {model.num_layers} layers, "
         f"{own.router.num_chosen} for each token{shared}"
     ]
+    placements = [one.placement for one in found if one.placement is not None]
+    if placements:
+        num_copies = sum(one.num_placed - len(one.ranks) for one in placements)
+        counts = [
+            {len(one.experts_of(rank)) for one in placements} for rank in range(placements[0].num_ranks)
+        ]  # of each rank, in any layer
+        shown = ", ".join(f"{min(own)}" if len(own) == 1 else f"{min(own)} to {max(own)}" for own in counts)
+        copies = f"; {num_copies} are copies" if num_copies else ""
+        lines.append(f"  experts of a layer on ranks 0 to {len(counts) - 1}: {shown}{copies}")
+    return lines
 
 
 def _yes(value: bool) -> str:

@@ -16,6 +16,15 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float = 0.0
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of experts; see `core.observe.expert_load.ExpertLoad`."""
+
+    rank_rows: tuple[int, ...]
+    rank_imbalance: float
+    expert_imbalance: float
+    rows: dict[str, tuple[int, ...]]
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Sums since the engine was built, queues at the time of the pulse."""
 
@@ -33,3 +42,4 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     num_compiling: int
     num_recalling: int
     tiers: dict[str, int]
+    experts: ExpertLoad | None = None

@@ -18,6 +18,7 @@ def native_families(facts: Facts, usage: dict[str, ProcessUsage]) -> Families:
     _memory(families, facts)
     _steps(families, facts)
     _speculation(families, facts)
+    _experts(families, facts)
     _requests(families, facts)
     _server(families, facts, usage)
     return families
@@ -182,6 +183,37 @@ def _speculation(families: Families, facts: Facts) -> None:
         "spec_decode_seconds", "Time of drafts, and of the rest of all steps.",
         [({"part": "draft"}, found.draft_s), ({"part": "verify"}, found.verify_s)],
     )  # fmt: skip
+
+
+def _experts(families: Families, facts: Facts) -> None:
+    """Add the load of experts; none unless their rows are counted."""
+    found = facts.measurement.experts
+    if found is None:
+        return
+    families.gauge(
+        "expert_imbalance",
+        "Rows of the expert of a layer that has most, over the mean of all experts: the mean over layers.",
+        found.expert_imbalance,
+    )
+    if found.rank_rows:
+        families.gauge(
+            "expert_rank_imbalance",
+            "Rows of the rank that has most of a layer's, over the mean of all ranks: the mean over layers.",
+            found.rank_imbalance,
+        )
+        families.counter(
+            "expert_rank_rows", "Rows that the experts of a rank have computed.",
+            [({"rank": str(rank)}, num) for rank, num in enumerate(found.rank_rows)],
+        )  # fmt: skip
+    if found.rows:
+        families.counter(
+            "expert_rows", "Rows that an expert of a layer has computed.",
+            [
+                ({"layer": layer, "expert": str(expert)}, num)
+                for layer, counts in found.rows.items()
+                for expert, num in enumerate(counts)
+            ],
+        )  # fmt: skip
 
 
 def _requests(families: Families, facts: Facts) -> None:

@@ -60,7 +60,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
 def shown_config(config: EngineConfig) -> dict[str, Any]:
     """Return a configuration as JSON values: folders by their last name only, logits processors by their names."""
     found = {one.name: getattr(config, one.name) for one in fields(config)}
-    for name in ("model", "disk_cache_path", "speculative_model", "decision_log"):
+    for name in ("model", "disk_cache_path", "speculative_model", "decision_log", "expert_map"):
         found[name] = None if found[name] is None else Path(found[name]).name
     found["logits_processors"] = [name for name, _ in config.logits_processors]
     return found

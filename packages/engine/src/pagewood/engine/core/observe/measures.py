@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from pagewood.engine.core.observe.expert_load import ExpertLoad
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.steps.plan import Grant
 from pagewood.engine.observe.histogram import Histogram, Labels
@@ -176,6 +177,8 @@ class Measurement:
     """Waiting for KV from a lower tier."""
     tiers: dict[str, int]
     """Pages copied between tiers, by the name of the count; empty without lower tiers."""
+    experts: ExpertLoad | None = None
+    """None: rows of experts are not counted."""
 
 
 def counts_of(histogram: Histogram) -> tuple[tuple[float, ...], tuple[int, ...], float]:

@@ -7,13 +7,18 @@ Technical Report, 2024 (groups, and a bias for the choice).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal
 
+import numpy as np
+
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Weights
+from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Placing, Weights
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig, in_halves
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stored.head_order import RowOrder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,19 +118,28 @@ class ExpertsConfig:
     has_shared_gate: bool = False
     """Whether that result is multiplied by the sigmoid of one output of its own."""
     names: ExpertNames = field(default_factory=ExpertNames)
+    placement: ExpertPlacement | None = None
+    """Which ranks have which experts; None: each has a part of the inner size of all."""
+    counted_as: int | None = None
+    """Number of the layer under which the rows of each placed expert are counted; None: they are not."""
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
         if self.has_shared_gate and self.shared is None:
             raise ValueError("has_shared_gate must be False without shared experts, got True")
+        if self.placement is not None and len(self.placement.ranks) != self.router.num_experts:
+            raise ValueError(f"placement must be of {self.router.num_experts} experts, got {len(self.placement.ranks)}")
 
     def for_shard(self, shard: Shard) -> ExpertsConfig:
-        """Return the mixture of a rank, which has a part of every expert.
+        """Return the mixture of a rank, which has a part of every expert, or the whole of some.
 
         Raises:
             ValueError: the size of an expert, or of a shared one, cannot be divided among the ranks.
         """
         shared = None if self.shared is None else self.shared.for_shard(shard)
+        if self.placement is not None:
+            assert self.placement.num_ranks == shard.count, "experts are placed on the ranks that there are"
+            return replace(self, shared=shared)
         return replace(self, size=len(shard.part("intermediate_size of experts", self.size)), shared=shared)
 
     def num_idle(self, hidden_size: int) -> int:
@@ -137,7 +151,9 @@ class ExpertsConfig:
 class Experts(Generic[A]):
     """A mixture of experts with its parameters."""
 
-    __slots__ = ("_choice_bias", "_config", "_experts", "_factors", "_ops", "_router", "_shared", "_shared_gate")
+    __slots__ = (
+        "_choice_bias", "_config", "_experts", "_factors", "_ops", "_placing", "_router", "_shared", "_shared_gate",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -152,38 +168,22 @@ class Experts(Generic[A]):
         """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         router, names = config.router, config.names
         count = router.num_experts
-
-        def exact(name: str, rows: int, *, has_bias: bool = False) -> Linear[A]:
-            weight = weights.exact(f"{prefix}{name}.weight", rows, hidden_size)
-            return ops.exact_linear(weight, weights.exact(f"{prefix}{name}.bias", rows) if has_bias else None)
-
-        def each(*parts: tuple[str, int], kind: str = "weight") -> list[tuple[str, int]]:
-            return [
-                (f"{prefix}{names.experts}.{expert}.{name}.{kind}", rows)
-                for expert in range(count)
-                for name, rows in parts
-            ]
-
-        gate_up, down = ((names.gate, config.size), (names.up, config.size)), (names.down, hidden_size)
+        weight = weights.exact(f"{prefix}{names.router}.weight", count, hidden_size)
+        bias = weights.exact(f"{prefix}{names.router}.bias", count) if router.has_bias else None
+        placement = None if shard.is_whole else config.placement
         self._config = config
         self._ops = ops
-        self._router = exact(names.router, count, has_bias=router.has_bias)
+        self._placing: Placing[A] | None = None
+        if placement is not None and not placement.is_plain:
+            self._placing = ops.placing(placement, near=weight)
+        self._router: Linear[A] = ops.exact_linear(weight, bias)
         self._choice_bias: Tensor | None = None
         if router.has_choice_bias:
             shape = (1, count) if names.choice_bias_is_matrix else (count,)
             self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
         self._factors = weights.exact(f"{prefix}{names.factors}", count) if router.has_factors else None
-        part = shard.inputs("intermediate_size of experts", config.size)
-        order = None if part is None else in_halves(part, config.size, num_experts=count)
-        down_bias = weights.stack(each(down, kind="bias")) if config.has_bias else None
         self._experts = ops.experts(
-            ExpertMatrices(
-                count=count,
-                gate_up=weights.stack(each(*gate_up), hidden_size, order=order),
-                down=weights.stack(each(down), config.size, inputs=part),
-                gate_up_bias=weights.stack(each(*gate_up, kind="bias"), order=order) if config.has_bias else None,
-                down_bias=down_bias if shard.rank == 0 else None,
-            ),
+            _read_matrices(config, weights, prefix, hidden_size, shard, placement),
             config.activation,
             weighs_inputs=config.weighs_inputs,
         )
@@ -194,7 +194,8 @@ class Experts(Generic[A]):
                 config.shared, weights, ops, f"{prefix}{names.shared}.", hidden_size=hidden_size, shard=shard
             )
         if config.has_shared_gate:
-            self._shared_gate = exact(names.shared_gate, 1)
+            gate = weights.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden_size)
+            self._shared_gate = ops.exact_linear(gate, None)
 
     def __call__(self, x: A, *, judged: A | None = None) -> A:
         """Return `[T, E]` of `[T, E]`, a part of the sum over ranks; the router reads `judged` `[T, E]`, or `x`."""
@@ -202,8 +203,53 @@ class Experts(Generic[A]):
         chosen, shares = self._ops.choose(logits, self._config.router, self._choice_bias)
         if self._factors is not None:
             shares = self._ops.scale_chosen(shares, chosen, self._factors)
+        if self._placing is not None:
+            chosen = self._placing(chosen, logits)
         routed = self._experts(x, chosen, shares)
         if self._shared is None:
             return routed
         gate = None if self._shared_gate is None else self._shared_gate(x)
         return self._ops.add_gated(routed, self._shared(x), gate)
+
+
+def _read_matrices(
+    config: ExpertsConfig,
+    weights: Weights,
+    prefix: str,
+    hidden_size: int,
+    shard: Shard,
+    placement: ExpertPlacement | None,
+) -> ExpertMatrices:
+    """Return a rank's part of the matrices of all experts, or, with `placement`, those of its experts."""
+    names, count = config.names, config.router.num_experts
+
+    def each(*parts: tuple[str, int], kind: str = "weight") -> list[tuple[str, int]]:
+        return [
+            (f"{prefix}{names.experts}.{expert}.{name}.{kind}", rows) for expert in range(count) for name, rows in parts
+        ]
+
+    gate_up, down = ((names.gate, config.size), (names.up, config.size)), (names.down, hidden_size)
+    order = down_order = inner = None
+    experts: Sequence[int] = range(count)
+    if placement is not None:
+        experts = placement.experts_of(shard.rank)
+        order, down_order = _rows_of(experts, 2 * config.size), _rows_of(experts, hidden_size)
+    elif (inner := shard.inputs("intermediate_size of experts", config.size)) is not None:
+        order = in_halves(inner, config.size, num_experts=count)
+    adds_bias = placement is not None or shard.rank == 0  # of parts of a sum, one has it
+    down_bias = weights.stack(each(down, kind="bias"), order=down_order) if config.has_bias else None
+    return ExpertMatrices(
+        count=len(experts),
+        first=0 if placement is None else placement.first_of(shard.rank),
+        num_placed=count if placement is None else placement.num_placed,
+        counted_as=config.counted_as,
+        gate_up=weights.stack(each(*gate_up), hidden_size, order=order),
+        down=weights.stack(each(down), config.size, order=down_order, inputs=inner),
+        gate_up_bias=weights.stack(each(*gate_up, kind="bias"), order=order) if config.has_bias else None,
+        down_bias=down_bias if adds_bias else None,
+    )
+
+
+def _rows_of(experts: Sequence[int], size: int) -> RowOrder:
+    """Return the rows of some experts, each of which has `size` of them."""
+    return (np.asarray(experts, np.int64)[:, None] * size + np.arange(size)).reshape(-1)

@@ -128,7 +128,9 @@ class Checkpoint:
         order: RowOrder | None = None,
         inputs: range | None = None,
     ) -> list[Found]:
-        """Take tensors off the list of unread ones and return their places; only the headers are read.
+        """Take tensors off the list of unread ones and return the places of those that are needed.
+
+        Only the headers are read. Tensors of which `order` names no row are not needed.
 
         Args:
             parts: name and number of rows of each.
@@ -151,6 +153,9 @@ class Checkpoint:
                 scalar = [()] if rows == 1 and not columns else []
                 self._check_one(name, [(rows, *columns), *scalar], dtypes)
                 one = Found(name=name, rows=rows)
+            if own is not None and not len(own):
+                self._report(max(1, len(one.parts)))
+                continue
             found.append(replace(one, order=own, inputs=inputs))
             self.num_elements += math.prod(found[-1].shape(*columns))
         return found

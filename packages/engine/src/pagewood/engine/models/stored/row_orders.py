@@ -31,7 +31,8 @@ def orders_of_parts(order: RowOrder | None, sizes: Sequence[int]) -> list[RowOrd
     parts = np.searchsorted(ends, order, side="right")
     assert (np.diff(parts) >= 0).all(), "rows of a matrix must stand together"
     bounds = np.searchsorted(parts, np.arange(len(sizes) + 1))
-    return [order[bounds[i] : bounds[i + 1]] - (ends[i] - sizes[i]) for i in range(len(sizes))]
+    own = [order[bounds[i] : bounds[i + 1]] - (ends[i] - sizes[i]) for i in range(len(sizes))]
+    return [None if np.array_equal(one, np.arange(size)) else one for one, size in zip(own, sizes, strict=True)]
 
 
 def as_slice(order: RowOrder) -> slice | RowOrder:

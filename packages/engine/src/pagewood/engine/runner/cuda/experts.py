@@ -36,6 +36,12 @@ class ExpertKernels(Protocol):
         ...
 
 
+def local_experts(chosen: Tensor, first: int, count: int) -> Tensor:
+    """Return placed experts `[T, K] int32` as those of a rank, which has `count` from `first` on; `count`: others."""
+    local = chosen - first
+    return local.masked_fill((local < 0) | (local >= count), count)
+
+
 def grouped_by_row(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
     """Multiply each row by a copy of its expert's matrix.
 
@@ -58,7 +64,16 @@ class CUDAExperts:
     Invariant: a token's bits do not depend on the other tokens.
     """
 
-    __slots__ = ("_activate", "_down", "_down_bias", "_gate_up", "_gate_up_bias", "_weighs_inputs")
+    __slots__ = (
+        "_activate",
+        "_down",
+        "_down_bias",
+        "_first",
+        "_gate_up",
+        "_gate_up_bias",
+        "_is_part",
+        "_weighs_inputs",
+    )
 
     def __init__(
         self,
@@ -76,18 +91,26 @@ class CUDAExperts:
         self._down = matrices.down.view(matrices.count, -1, matrices.down.shape[1])
         self._gate_up_bias = apart(matrices.gate_up_bias)
         self._down_bias = apart(matrices.down_bias)
+        self._first, self._is_part = matrices.first, matrices.is_part
         self._activate = activate
         self._weighs_inputs = weighs_inputs
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return `[T, E]`; the results of a token are added in the order of `chosen`, in float32."""
         num_tokens, num_chosen = chosen.shape
+        if self._is_part:
+            chosen = local_experts(chosen, self._first, len(self._down))
         experts, order = chosen.flatten().sort(stable=True)
+        is_elsewhere = experts >= len(self._down) if self._is_part else None
+        if is_elsewhere is not None:
+            experts = experts.clamp(max=len(self._down) - 1)
         rows = x.index_select(0, order // num_chosen)
         if self._weighs_inputs:
             rows = rows * shares.flatten()[order, None].to(x.dtype)
         gate_up = grouped_by_row(rows, self._gate_up, self._gate_up_bias, experts)
         sorted_results = grouped_by_row(self._activate(gate_up), self._down, self._down_bias, experts)
+        if is_elsewhere is not None:
+            sorted_results = sorted_results.masked_fill(is_elsewhere[:, None], 0)
         results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
         results = results.view(num_tokens, num_chosen, -1)
         total = torch.zeros(num_tokens, results.shape[2], dtype=torch.float32, device=x.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models import torch_experts
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     ChosenExperts,
     Embedding,
@@ -24,6 +25,7 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    Placing,
     PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
@@ -243,6 +245,10 @@ class CUDAOps:
     def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
         """Return `shares`, each times the factor of its expert."""
         return shares * factors[chosen.long()]
+
+    def placing(self, placement: ExpertPlacement, *, near: Tensor) -> Placing[Tensor]:
+        """Return what finds placed experts."""
+        return torch_experts.TorchPlacing(placement, near.device)
 
     def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
         """Return `x` times as many columns of `y` from `column` on, in its memory."""

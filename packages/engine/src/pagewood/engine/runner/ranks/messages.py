@@ -92,10 +92,15 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     num_pages: int
     max_length: int
+    division: str
+    """See `models.expert_division.division_mark`; the same on all ranks."""
 
 
 class CanMeet(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank has its weights on its device, and connects to the other ranks."""
+
+    division: str
+    """See `Loaded`."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from pagewood.engine.api import ActivationFormat, EngineConfig, ModelImpl, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, ExpertLoad, ModelImpl, WeightFormat
 from pagewood.server.cli.options.page import Page
 
 DEFAULTS = EngineConfig()
@@ -65,6 +65,30 @@ def add_model_options(page: Page) -> None:
         help="processes that compute the model together (default: 1)",
         more="Each has a part of every matrix and of the KV memory, on cores of its own, or on a CUDA device. For "
         "machines with several sockets or devices; N must divide the sizes of the model.",
+    )
+    model.add(
+        "--expert-parallel",
+        "--enable-expert-parallel",
+        action="store_true",
+        help="divide experts among these processes as wholes",
+        more="Otherwise each has a part of the inner size of all experts. For experts whose inner size cannot be "
+        "divided, or would become small.",
+    )
+    model.add(
+        "--expert-map",
+        metavar="FILE",
+        help="JSON: which processes have which experts (default: consecutive)",
+        more='As in {"layers": {"3": [0, 1, [0, 1]]}}: of a layer, the process of each expert, or those that have a '
+        "copy of it. It needs --expert-parallel.",
+    )
+    model.add(
+        "--expert-load",
+        choices=get_args(ExpertLoad),
+        default=DEFAULTS.expert_load,
+        metavar="WHAT",
+        help="count rows of experts: off, ranks, experts (default: off)",
+        more="ranks: /metrics has them by process, and their imbalance. experts: also by layer and expert, which are "
+        "many. On a CPU only.",
     )
     _add_number_formats(page)
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.runner.cpu.compiled.experts import route
+from pagewood.engine.runner.cpu.compiled.experts import placing, route
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.grouped import (
@@ -63,8 +64,35 @@ def choose(logits: Buffer, router: RouterConfig, bias: Float32 | None) -> tuple[
     return chosen, shares
 
 
-def group(chosen: Buffer, num_experts: int) -> Grouping:
-    """Write the instruction that groups the pairs `chosen` `[T, K]` of a token and an expert."""
+class CPUPlacing:
+    """`models.ops.Placing`."""
+
+    __slots__ = ("_num_ranks", "_ranks", "_table")
+
+    def __init__(self, placement: ExpertPlacement) -> None:
+        """Keep the tables of `placement`."""
+        self._table = placement.table()
+        self._ranks = placement.placed_ranks()
+        self._num_ranks = placement.num_ranks
+
+    def __call__(self, chosen: Buffer, logits: Buffer) -> Buffer:
+        """Return the placed experts `[T, K]`."""
+        out = chosen.tape.buffer(chosen.rows, chosen.size)
+        chosen.tape.write(
+            placing.place_chosen, chosen.rows, chosen=chosen, logits=logits, table=self._table, ranks=self._ranks,
+            out=out, num_experts=logits.size, num_chosen=chosen.size, most_copies=self._table.shape[1],
+            num_ranks=self._num_ranks,
+        )  # fmt: skip
+        return out
+
+
+def count_rows(chosen: Buffer, counts: NDArray[np.int64]) -> None:
+    """Write the instruction that adds the rows of each placed expert to `counts` `[P]`."""
+    chosen.tape.write(placing.count_rows, chosen.rows, chosen=chosen, counts=counts, num_chosen=chosen.size)
+
+
+def group(chosen: Buffer, num_experts: int, first: int = 0) -> Grouping:
+    """Write the instruction that groups the pairs `chosen` `[T, K]` of a token and an expert, from `first` on."""
     tape, num_chosen = chosen.tape, chosen.size
     own = Grouping(
         places=tape.buffer(chosen.rows, num_chosen),
@@ -75,7 +103,8 @@ def group(chosen: Buffer, num_experts: int) -> Grouping:
     )
     tape.write(
         route.group, chosen.rows, chosen=chosen, places=own.places, slots=own.slots, runs=own.runs,
-        num_experts=num_experts, num_chosen=num_chosen, num_slots=own.num_slots, num_runs=own.num_runs,
+        first_expert=first, num_experts=num_experts, num_chosen=num_chosen, num_slots=own.num_slots,
+        num_runs=own.num_runs,
     )  # fmt: skip
     return own
 

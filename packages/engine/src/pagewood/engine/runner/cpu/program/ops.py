@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     XIELU,
     ChosenExperts,
@@ -26,6 +27,7 @@ from pagewood.engine.models.ops import (
     LatentShape,
     Linear,
     Norm,
+    Placing,
     PlainActivation,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
@@ -34,6 +36,7 @@ from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
 from pagewood.engine.runner.cpu.compiled.experts import route
+from pagewood.engine.runner.cpu.compiled.experts.placing import PLACING
 from pagewood.engine.runner.cpu.compiled.instruction import Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.products import matmul
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel, dot_level
@@ -191,7 +194,7 @@ class PackedEmbedding:
 class CPUExperts:
     """Experts, each with two matrices. Invariant: a token's result depends on that token only, to the last bit."""
 
-    __slots__ = ("_activation", "_count", "_down", "_gate_up", "_ops", "_weighs_inputs")
+    __slots__ = ("_activation", "_count", "_down", "_first", "_gate_up", "_ops", "_rows", "_weighs_inputs")
 
     def __init__(
         self,
@@ -200,21 +203,38 @@ class CPUExperts:
         ops: CPUOps,
         *,
         count: int,
+        first: int,
+        rows: NDArray[np.int64] | None,
         activation: Activation,
         weighs_inputs: bool,
     ) -> None:
-        """Take the matrices of `count` experts; the other arguments are those of `Ops.experts`."""
+        """Take the matrices of `count` experts.
+
+        Args:
+            gate_up: of the first product.
+            down: of the second.
+            ops: writes the activation.
+            count: experts here.
+            first: see `ExpertMatrices`.
+            rows: where the rows of each placed expert are counted; None: they are not.
+            activation: see `Ops.experts`.
+            weighs_inputs: likewise.
+        """
         self._gate_up = gate_up
         self._down = down
         self._ops = ops
         self._count = count
+        self._first = first
+        self._rows = rows
         self._activation: Activation = activation
         self._weighs_inputs = weighs_inputs
 
     def __call__(self, x: Buffer, chosen: Buffer, shares: Buffer) -> Buffer:
         """Return `[T, E]` of `[T, E]`."""
         before, behind = (shares, None) if self._weighs_inputs else (None, shares)
-        grouping = experts.group(chosen, self._count)
+        if self._rows is not None:
+            experts.count_rows(chosen, self._rows)
+        grouping = experts.group(chosen, self._count, self._first)
         own = experts.spread(x, grouping, before, self._gate_up.depth)
         own = gated(self._ops, self._activation, self._gate_up(own, grouping))
         return experts.collect(self._down(own, grouping), grouping, behind)
@@ -226,7 +246,7 @@ class CPUOps:
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_exchange", "_level", "_packer", "_pair_level", "units", "variants")
+    __slots__ = ("_exchange", "_level", "_packer", "_pair_level", "expert_rows", "units", "variants")
 
     def __init__(
         self,
@@ -250,8 +270,10 @@ class CPUOps:
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
-        self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}  # written by: experts
+        self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}  # written by: experts, placing
         """Further kernels that the parts so far need, in the order of their first use."""
+        self.expert_rows: dict[int, NDArray[np.int64]] = {}
+        """By layer, how many rows each placed expert has had, where they are counted."""  # written by: experts
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels; it is not kept."""
@@ -444,8 +466,13 @@ class CPUOps:
             for weight, bias in ((matrices.gate_up, matrices.gate_up_bias), (matrices.down, matrices.down_bias))
         )
         self.units |= dict.fromkeys((route.ROUTING, gate_up.unit, down.unit))
+        counts: NDArray[np.int64] | None = None
+        if matrices.counted_as is not None:
+            self.units[PLACING] = None
+            counts = self.expert_rows[matrices.counted_as] = np.zeros(matrices.num_placed or matrices.count, np.int64)
         return CPUExperts(
-            gate_up, down, self, count=matrices.count, activation=activation, weighs_inputs=weighs_inputs
+            gate_up, down, self, count=matrices.count, first=matrices.first, rows=counts, activation=activation,
+            weighs_inputs=weighs_inputs,
         )  # fmt: skip
 
     def _one_of_each(
@@ -463,6 +490,12 @@ class CPUOps:
             route.scale_chosen, shares.rows, shares=shares, chosen=chosen, factors=own, num_chosen=shares.size
         )
         return shares
+
+    def placing(self, placement: ExpertPlacement, *, near: Tensor) -> Placing[Buffer]:
+        """Return what finds placed experts."""
+        del near
+        self.units[PLACING] = None
+        return experts.CPUPlacing(placement)
 
     def multiply_columns(self, x: Buffer, y: Buffer, column: int) -> Buffer:
         """Return `x` times as many columns of `y` from `column` on, in its memory."""

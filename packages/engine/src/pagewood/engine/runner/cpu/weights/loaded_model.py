@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.cache_folder import REMEDY
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
@@ -47,6 +51,8 @@ class LoadedModel:
     units: Collection[Unit]
     """See `CPUOps.units`."""
     form: WeightFormat
+    expert_rows: Mapping[int, NDArray[np.int64]]
+    """See `CPUOps.expert_rows`."""
 
     @property
     def mark(self) -> str:
@@ -54,7 +60,7 @@ class LoadedModel:
         shard = self.model.shard
         form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if not shard.is_whole:
-            form += f" {shard}"
+            form += f" {shard}{division_mark(self.model.whole)}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
@@ -70,6 +76,7 @@ def load_cpu_model(
     num_threads: int = 1,
     max_length: int | None = None,
     shard: Shard = WHOLE,
+    change: Callable[[ModelConfig], ModelConfig] | None = None,
     exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -86,15 +93,19 @@ def load_cpu_model(
         num_threads: that lay out weights.
         max_length: see `load_model`.
         shard: the rank whose part of the model is loaded; each has a file of its own in the cache folder.
+        change: see `load_model`.
         exchange: with the other ranks; None: the model is whole.
         progress: called for every tensor.
     """
-    load = partial(_load, folder, max_length=max_length, shard=shard, exchange=exchange, progress=progress)
+    load = partial(
+        _load, folder, max_length=max_length, shard=shard, change=change, exchange=exchange, progress=progress
+    )
     if form not in _CACHED:
         return load(Packer(form, activations=activations, num_threads=num_threads))
     digest.begin()
     started = time.monotonic()
-    path = _kept_file(digest, form, shard)
+    part = _part_of(folder, shard, change)
+    path = _kept_file(digest, form, part)
     if path is not None:
         try:
             reader = PackedReader(path, num_threads=num_threads)
@@ -120,7 +131,7 @@ def load_cpu_model(
             identity = digest.wait()  # reading a model takes less time than quantising it
             if identity is None:  # the error has been logged; the memory stays valid without a name
                 return loaded
-            path = _file_of(identity, form, shard)
+            path = _file_of(identity, form, part)
             writer.finish(path)
         _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
         return loaded
@@ -134,7 +145,14 @@ def load_cpu_model(
     return load(Packer(form, activations=activations, num_threads=num_threads))
 
 
-def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | None:
+def _part_of(folder: Path, shard: Shard, change: Callable[[ModelConfig], ModelConfig] | None) -> str:
+    """Return what distinguishes a rank's part of a model from other parts; empty: the model is whole."""
+    if shard.is_whole:
+        return ""
+    return str(shard) if change is None else f"{shard}{division_mark(change(ModelConfig.from_folder(folder)))}"
+
+
+def _kept_file(digest: ModelDigest, form: WeightFormat, part: str) -> Path | None:
     """Return the file for weights of a form, or None if it cannot exist yet.
 
     If weights of any model are kept in this form, this waits for the digest: to read a model takes less time than to
@@ -142,13 +160,12 @@ def _kept_file(digest: ModelDigest, form: WeightFormat, shard: Shard) -> Path | 
     """
     has_some = any(weights_folder().glob(f"*.{form}"))
     identity = digest.wait() if has_some else digest.known()
-    return None if identity is None else _file_of(identity, form, shard)
+    return None if identity is None else _file_of(identity, form, part)
 
 
-def _file_of(identity: bytes, form: WeightFormat, shard: Shard) -> Path:
+def _file_of(identity: bytes, form: WeightFormat, part: str) -> Path:
     """Return the file for the weights of a model, or for a rank's part of them."""
-    part = b"" if shard.is_whole else str(shard).encode()
-    return weights_file(_LAYOUT + identity + part, form)
+    return weights_file(_LAYOUT + identity + part.encode(), form)
 
 
 def _load(
@@ -157,6 +174,7 @@ def _load(
     *,
     max_length: int | None,
     shard: Shard,
+    change: Callable[[ModelConfig], ModelConfig] | None,
     exchange: Exchange | None,
     progress: Progress | None,
     reads_matrices: bool = True,
@@ -171,9 +189,16 @@ def _load(
         reads_matrices=reads_matrices,
         max_length=max_length,
         shard=shard,
+        change=change,
         progress=progress,
     )
-    return LoadedModel(model=model, variants=frozenset(ops.variants), units=tuple(ops.units), form=packer.form)
+    return LoadedModel(
+        model=model,
+        variants=frozenset(ops.variants),
+        units=tuple(ops.units),
+        form=packer.form,
+        expert_rows=ops.expert_rows,
+    )
 
 
 def _label(shape: PackedShape) -> str:

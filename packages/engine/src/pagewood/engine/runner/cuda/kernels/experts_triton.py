@@ -25,6 +25,7 @@ from torch import Tensor
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.runner.cuda.experts import local_experts
 
 _MOST_COMPARED = 4096
 """Up to this many slots, comparing each with all others is faster than sorting them, which takes several kernels."""
@@ -73,21 +74,25 @@ class TritonExperts:
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return `[T, E]`; the results of a token are added in the order of `chosen`, in float32."""
         own, (num_tokens, num_chosen), width = self._matrices, chosen.shape, x.shape[1]
+        if own.is_part:
+            chosen = local_experts(chosen, own.first, own.count)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if not num_tokens:
             return out
         x, num_slots, bins = x.contiguous(), num_tokens * num_chosen, triton.next_power_of_2(own.count)
         order, starts = arranged(chosen, own.count)
         activated = x.new_empty(num_slots, self._size)
-        tile, grid = _tile_and_grid(_GATED, num_slots, own.count, self._size)
+        num_placed = own.num_placed or own.count
+        tile, grid = _tile_and_grid(_GATED, num_slots, own.count, num_placed, self._size)
         _gated[grid](
             x, own.gate_up, own.gate_up if own.gate_up_bias is None else own.gate_up_bias, activated, order, starts,
             shares, own.count, self._size, num_chosen, INPUTS=width, BINS=bins, HAS_BIAS=own.gate_up_bias is not None,
             ACTIVATION=self._activation, WEIGHS=self._weighs_inputs, ALPHA=CLAMP_ALPHA, LIMIT=CLAMP_LIMIT,
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        results = x.new_empty(num_slots, width)
-        tile, grid = _tile_and_grid(_DOWN, num_slots, own.count, width)
+        # Slots whose expert is on another rank get no result.
+        results = x.new_zeros(num_slots, width) if own.is_part else x.new_empty(num_slots, width)
+        tile, grid = _tile_and_grid(_DOWN, num_slots, own.count, num_placed, width)
         _down[grid](
             activated, own.down, own.down if own.down_bias is None else own.down_bias, results, order, starts,
             own.count, width, INPUTS=self._size, BINS=bins, HAS_BIAS=own.down_bias is not None, ROWS=tile.rows,
@@ -117,11 +122,11 @@ def choose(logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[T
 
 
 def arranged(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Return the slots by expert and token `[S] int32`, and the first place of each expert, and S, `[N + 1] int32`.
+    """Return the slots by expert and token `[S] int32`, the first place of each expert, and the end, `[N + 1] int32`.
 
     Args:
         chosen: `[T, K] int32`, the experts of each token.
-        num_experts: N.
+        num_experts: N; a slot with this number, behind the last one, is of no expert here.
     """
     num_slots = chosen.numel()
     if num_slots > _MOST_COMPARED:
@@ -136,10 +141,13 @@ def arranged(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def _tile_and_grid(
-    tiles: tuple[tuple[int, _Tile], ...], num_slots: int, num_experts: int, num_columns: int
+    tiles: tuple[tuple[int, _Tile], ...], num_slots: int, num_experts: int, num_placed: int, num_columns: int
 ) -> tuple[_Tile, tuple[int, int]]:
-    """Return the tile for a step, and the programs for all tiles that there can be."""
-    tile = next(one for most, one in tiles if num_slots <= most * num_experts)
+    """Return the tile for a step, and the programs for all tiles that there can be.
+
+    The slots are those of `num_placed` experts, of which `num_experts` are here.
+    """
+    tile = next(one for most, one in tiles if num_slots <= most * num_placed)
     most_tiles = min(num_slots, num_slots // tile.rows + num_experts)
     return tile, (most_tiles, triton.cdiv(num_columns, tile.columns))
 

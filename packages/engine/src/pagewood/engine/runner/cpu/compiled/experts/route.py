@@ -2,6 +2,7 @@
 
 A token uses K experts. Each pair of a token and one of its experts has a slot, and the slots of an expert lie side by
 side, in the order of tokens. A run is a part of the slots of one expert, as long as one thread multiplies with a panel.
+Where other ranks have other experts, only pairs with an expert of this rank have slots; see `placing`.
 
 Legend: T tokens, N experts, K chosen experts of a token, S slots, T times K, R runs.
 """
@@ -149,17 +150,18 @@ def scale_chosen(shares_at: Any, chosen_at: Any, factors_at: Any, num_chosen: An
 @instruction(one_part)
 @inlined
 def group(
-    chosen_at: Any, places_at: Any, slots_at: Any, runs_at: Any, num_experts: Any, num_chosen: Any,
-    num_slots_at: Count, num_runs_at: Count, num_rows: NumRows,
+    chosen_at: Any, places_at: Any, slots_at: Any, runs_at: Any, first_expert: Any, num_experts: Any,
+    num_chosen: Any, num_slots_at: Count, num_runs_at: Count, num_rows: NumRows,
 ) -> None:  # fmt: skip
-    """Give every pair of a token and one of its experts a slot, and cut the slots of each expert into runs.
+    """Give every pair of a token and one of the experts here a slot, and cut the slots of each expert into runs.
 
     Args:
         chosen_at: `[T, K] int32`.
         places_at: `[S] int32`, written: the pair of each slot, t K + k.
-        slots_at: `[T, K] int32`, written: the slot of each pair.
-        runs_at: `[R, NUM_RUN_COLUMNS] int32`, written, by expert.
-        num_experts: N.
+        slots_at: `[T, K] int32`, written: the slot of each pair; -1: its expert is not here.
+        runs_at: `[R, NUM_RUN_COLUMNS] int32`, written, by expert, the first one that is here being 0.
+        first_expert: that one.
+        num_experts: N, those that are here.
         num_chosen: K.
         num_slots_at: written: S.
         num_runs_at: written: R.
@@ -170,7 +172,9 @@ def group(
     runs = integer_rows(runs_at, 0, NUM_RUN_COLUMNS)
     free = np.zeros(num_experts + 1, np.int64)  # of each expert: at first its slots, then the first one that is free
     for pair in range(total):
-        free[chosen[pair] + 1] += 1
+        expert = chosen[pair] - first_expert
+        if 0 <= expert < num_experts:
+            free[expert + 1] += 1
     num_runs, start = 0, 0
     for expert in range(num_experts):
         count = free[expert + 1]
@@ -182,10 +186,14 @@ def group(
             num_runs += 1
         start += count
     for pair in range(total):
-        slot = free[chosen[pair]]
-        free[chosen[pair]] = slot + 1
-        places[slot], slots[pair] = pair, slot
-    longs(num_slots_at, 1)[0], longs(num_runs_at, 1)[0] = total, num_runs
+        expert = chosen[pair] - first_expert
+        if 0 <= expert < num_experts:
+            slot = free[expert]
+            free[expert] = slot + 1
+            places[slot], slots[pair] = pair, slot
+        else:
+            slots[pair] = -1
+    longs(num_slots_at, 1)[0], longs(num_runs_at, 1)[0] = start, num_runs
 
 
 @instruction(blocks_of_rows)
@@ -237,6 +245,8 @@ def collect(
 ) -> None:
     """Add up the rows of each token's slots, times their shares, in the order in which its experts were chosen.
 
+    A token without slots gets zeros.
+
     Args:
         x_at: `[S, size]`.
         slots_at: `[T, K] int32`, see `group`.
@@ -249,16 +259,23 @@ def collect(
     """
     slots, shares = integer_rows(slots_at, 0, num_chosen), floats(shares_at, 0, num_chosen)
     for row in range(first, last):
-        out = vector(out_at + 4 * row * size, size)
+        out, is_first = vector(out_at + 4 * row * size, size), True
         for k in range(num_chosen):
-            x = vector(x_at + 4 * np.int64(slots[row, k]) * size, size)
+            slot = np.int64(slots[row, k])
+            if slot < 0:
+                continue
+            x = vector(x_at + 4 * slot * size, size)
             share = shares[row, k] if shares_at != 0 else _F(1.0)
-            if k == 0:
+            if is_first:
                 for i in range(_U(size)):
                     out[i] = x[i] * share
             else:
                 for i in range(_U(size)):
                     out[i] += x[i] * share
+            is_first = False
+        if is_first:
+            for i in range(_U(size)):
+                out[i] = _F(0.0)
 
 
 @instruction(blocks_of_rows)
