@@ -6,8 +6,8 @@ up, once a part of a layer. The embedding is divided by its columns and the outp
 are gathered by `Ops.gather_ranks`. So a rank never needs to know which tokens it has, and a step has two exchanges
 beside those of its layers. A table that is both is read as two: a rank then holds `2 / count` of it.
 
-Inputs of layers are divided by columns and gathered too, once a step. Experts beside a feed-forward need another exchange a
-layer, because the sum of each has a norm.
+Inputs of layers are divided by columns and gathered too, once a step. Experts beside a feed-forward need another
+exchange a layer, because the sum of each has a norm.
 
 Everything else is whole on every rank: norms, routers, gates, latents and embeddings of positions.
 

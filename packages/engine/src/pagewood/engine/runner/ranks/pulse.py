@@ -12,8 +12,8 @@ from pagewood.engine.runner.ranks.segment import Segment
 HEARTBEAT_S = 5.0
 """A rank without a beat for this long, while a step is computed, is late, and the group ends."""
 LOADING_HEARTBEAT_S = 30.0
-"""The same for a rank that is not ready yet. Its beats need the interpreter's lock, which an import holds while libraries
-are read from a cold disk, and so may a copy from a mapped file."""
+"""The same for a rank that is not ready yet. Its beats need the interpreter's lock, which an import holds while
+libraries are read from a cold disk, and so may a copy from a mapped file."""
 
 
 class Pulse:
