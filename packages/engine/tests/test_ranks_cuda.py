@@ -93,7 +93,8 @@ def test_ranks_on_devices_divide_experts_as_wholes(
     file.write_text(json.dumps({"layers": {"0": [1, 0, [0, 1], 0, 1, 0]}}))
     found: list[list[list[int]]] = []
     whole: dict[str, Any] = {}
-    for options in (whole, {"tensor_parallel_size": 2, "expert_parallel": True, "expert_map": str(file)}):
+    divided: dict[str, Any] = {"tensor_parallel_size": 2, "expert_parallel": True, "expert_map": str(file)}
+    for options in (whole, divided):
         config = EngineConfig(
             model=str(tmp_path), device="cuda", dtype="float32", max_running=4, chunked_prefill_size=16, page_size=4,
             max_total_tokens=1024, **options,
