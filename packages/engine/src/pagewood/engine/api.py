@@ -656,8 +656,9 @@ ModelImpl: TypeAlias = Literal["auto", "native", "transformers"]
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
-ExpertLoad: TypeAlias = Literal["off", "ranks", "experts"]
 """What a CPU multiplies weights with, see `EngineConfig.activations`."""
+ExpertLoadDetail: TypeAlias = Literal["off", "ranks", "experts"]
+"""How rows of experts are counted, see `EngineConfig.expert_load`."""
 Progress = Callable[[str, int, int], None]
 """Gets reports of a long start: what is being done, the parts that are done, and the parts in total."""
 
@@ -743,7 +744,7 @@ class EngineConfig:
     """JSON file that says which processes have which experts, with `expert_parallel`: `{"layers": {"3": [0, 1, [0, 1],
     ...]}}`, for a layer the process of each expert, or the processes that have a copy of it. None, and for layers that
     are not in it: consecutive experts."""
-    expert_load: ExpertLoad = "off"
+    expert_load: ExpertLoadDetail = "off"
     """Whether rows of experts are counted, on a CPU, for the metrics. ranks: by process, with a measure of imbalance;
     experts: also by layer and expert, which are many."""
 
@@ -1057,7 +1058,7 @@ class EngineConfig:
             )
 
     def _check_experts(self) -> None:
-        if self.expert_load not in (known := get_args(ExpertLoad)):
+        if self.expert_load not in (known := get_args(ExpertLoadDetail)):
             raise ValueError(f"expert_load must be one of {', '.join(known)}, got {self.expert_load!r}")
         if self.expert_parallel and self.tensor_parallel_size == 1:
             raise ValueError("expert_parallel must be False with tensor_parallel_size 1, got True")

@@ -113,9 +113,8 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
         return None if os.getppid() == parent else (0, "the process of rank 0 has ended")
 
     standstill = Standstill()
-    standstill.is_waiting = (
-        begin.port is not None
-    )  # devices, and what compiles for them, use no processor of this process
+    # A rank with a device may use no processor for long: the device works, or another process compiles for it.
+    standstill.is_waiting = begin.port is not None
     pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
         runner = _runner(begin, segment, talk, link, standstill)

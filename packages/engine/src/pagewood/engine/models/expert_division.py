@@ -49,7 +49,7 @@ def counting_rows(model: ModelConfig) -> ModelConfig:
 
 
 def division_mark(model: ModelConfig) -> str:
-    """Return what distinguishes the division of experts from others; empty: none is divided as a whole."""
+    """Return a text that differs between divisions of a model's experts; empty: ranks do not have whole experts."""
     placements = [(number, one.placement) for number, one in expert_layers(model).items() if one.placement is not None]
     if not placements:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from pagewood.engine.api import ActivationFormat, EngineConfig, ExpertLoad, ModelImpl, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, ExpertLoadDetail, ModelImpl, WeightFormat
 from pagewood.server.cli.options.page import Page
 
 DEFAULTS = EngineConfig()
@@ -83,7 +83,7 @@ def add_model_options(page: Page) -> None:
     )
     model.add(
         "--expert-load",
-        choices=get_args(ExpertLoad),
+        choices=get_args(ExpertLoadDetail),
         default=DEFAULTS.expert_load,
         metavar="WHAT",
         help="count rows of experts: off, ranks, experts (default: off)",
