@@ -459,7 +459,7 @@ def test_programs_of_high_priority_go_first(make: Any, monkeypatch: pytest.Monke
         next(first.stream("text"))
         results = [first]
         # Those that end later are long, so that the thread of the one before has time to say that it has ended.
-        for name, length, priority in (("low", 300, 0), ("high", 300, 5)):
+        for name, length, priority in (("low", 1000, 0), ("high", 1000, 5)):
             results.append(one(name, length).start(on=backend, priority=priority))
             while num_sent < len(results):
                 time.sleep(0.001)
