@@ -43,7 +43,6 @@ class KnowingDrafter:
         self._tokens = tokens
         self._answers = answers
         self._accepted = accepted
-        self._rng = random.Random(0)
 
     def begin(self, row: int, namespace: int, num_prompt: int) -> None:
         """Do nothing."""
@@ -55,12 +54,17 @@ class KnowingDrafter:
         """Write what comes next in the answers, and a wrong token in some of its places."""
         num_prompt = self._answers.num_prompt
         for index, (row, end, num) in enumerate(zip(rows.tolist(), ends.tolist(), most.tolist(), strict=True)):
-            answer = self._answers.by_prompt.get(tuple(self._tokens[row, :num_prompt].tolist()), ())
-            right = answer[end - num_prompt :][:num]
+            prompt = tuple(self._tokens[row, :num_prompt].tolist())
+            right = self._answers.by_prompt.get(prompt, ())[end - num_prompt :][:num]
             self._tokens[row, end : end + len(right)] = [
-                token if self._rng.random() < self._accepted else max(token - 1, 1 - token) for token in right
+                token if self._is_right(prompt, end + place) else max(token - 1, 1 - token)
+                for place, token in enumerate(right)
             ]
             counts[index] = len(right)
+
+    def _is_right(self, prompt: tuple[int, ...], position: int) -> bool:
+        """Return a draw that depends on prompt and position alone, so that all runs have the same right drafts."""
+        return random.Random(hash((prompt, position))).random() < self._accepted
 
 
 def drafts_of(answers: Answers, *, accepted: float) -> AbstractContextManager[object]:

@@ -9,6 +9,7 @@ import numpy as np
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.draft_control import draft_control
+from pagewood.engine.assembly.step_times import without_disturbances
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -57,3 +58,8 @@ def test_a_request_behind_its_deadline_gets_what_a_step_has_room_for() -> None:
     in_time.priority = 2
     lengths = policy.lengths([in_time, late], 0)
     assert lengths[0] > lengths[1]
+
+
+def test_a_disturbed_measurement_does_not_make_small_steps_dearer_than_large_ones() -> None:
+    assert without_disturbances([1.0, 5.0, 2.0, 3.0, 2.5]) == (1.0, 2.0, 2.0, 2.5, 2.5)
+    assert without_disturbances([2.0]) == (2.0,)

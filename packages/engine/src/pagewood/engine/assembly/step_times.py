@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
@@ -61,7 +62,18 @@ def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pa
         seconds.append(min(times))
         if perf_counter() - began > _LIMIT_S and len(sizes) > 1:
             break
-    return StepTimes(sizes=tuple(sizes), seconds=tuple(seconds))
+    return StepTimes(sizes=tuple(sizes), seconds=without_disturbances(seconds))
+
+
+def without_disturbances(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return durations that do not fall with the size: each at most the duration of every larger size.
+
+    Other work on the machine only adds time, so where a smaller step took longer than a larger one, it was disturbed.
+
+    Args:
+        seconds: by size, ascending.
+    """
+    return tuple(accumulate(reversed(seconds), min))[::-1]
 
 
 def measure_draft_times(
