@@ -56,11 +56,12 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 class Router:
     """A reader that shares no code with the publisher: it keeps the hashes of the blocks that are in each medium."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str | None, *, topic: bytes = b"") -> None:
+        self.topic = topic
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.sub = self.context.socket(zmq.SUB)
         self.sub.connect(endpoint)
-        self.sub.setsockopt(zmq.SUBSCRIBE, b"")
+        self.sub.setsockopt(zmq.SUBSCRIBE, topic)
         assert replay_endpoint is not None
         self.replay = self.context.socket(zmq.DEALER)
         self.replay.connect(replay_endpoint)
@@ -82,7 +83,7 @@ class Router:
             if not self.sub.poll(1000):
                 continue
             topic, number, payload = self.sub.recv_multipart()
-            assert topic == b""
+            assert topic == self.topic
             if int.from_bytes(number, "big") in lose:
                 continue
             if int.from_bytes(number, "big") > self.next:
@@ -101,8 +102,9 @@ class Router:
         self.replay.send_multipart([b"", self.next.to_bytes(8, "big")])
         while True:
             assert self.replay.poll(10_000)
-            empty, _, number, payload = self.replay.recv_multipart()
+            empty, topic, number, payload = self.replay.recv_multipart()
             assert empty == b""
+            assert topic == (b"" if number == END else self.topic)
             if number == END:
                 assert payload == b""
                 return
@@ -215,6 +217,25 @@ def test_a_late_router_catches_up_when_a_heartbeat_shows_the_gap(publisher: Publ
         assert late.numbers == list(range(late.next))
     finally:
         late.close()
+
+
+def test_a_topic_is_the_first_frame_of_events_and_repetitions() -> None:
+    publisher = Publisher("tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topic=b"kv@a@m", heartbeat_s=0.05)
+    router = Router(publisher.endpoint, publisher.replay_endpoint, topic=b"kv@a@m")
+    other = Router(publisher.endpoint, publisher.replay_endpoint, topic=b"kv@b@m")
+    cache = RadixCache(PAGE)
+    pump = EventPump(CacheEvents(lambda: cache).read, publisher)
+    try:
+        router.read(1)
+        cache.insert(ids([1] * 8), ids([0, 1]))
+        pump.turn()
+        router.read(router.next, lose=(router.next,))
+        router.read_to(hashes([1] * 8))
+        assert not other.sub.poll(0)
+    finally:
+        router.close()
+        other.close()
+        publisher.close()
 
 
 def test_a_new_cache_starts_anew(publisher: Publisher, router: Router) -> None:

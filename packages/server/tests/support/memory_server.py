@@ -39,6 +39,7 @@ from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.connections import Connections
 from pagewood.server.http.limits import HttpLimits
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.keys.key import digest_of
 from pagewood.server.messages import wire
 from pagewood.server.metrics.metrics import COMPAT, Metrics
@@ -149,6 +150,7 @@ class MemoryServer:
         host: str = "memory",
         model_name: str = "echo",
         gate: KeyGate | None = None,
+        gateway: GatewayHeaders | None = None,
         max_retries: int = 0,
         max_ttft_s: float | None = None,
         tracing: Tracing | None = None,
@@ -201,6 +203,7 @@ class MemoryServer:
             folder=self._profile_folder,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
             gate=gate or KeyGate(run_key=digest_of(ADMIN_KEY)),
+            gateway=gateway,
         )
         self.app = self.frontend.app()
         transport, url = httpx.ASGITransport(self.app), f"http://{host}"

@@ -105,10 +105,23 @@ class ServeConfig:
     """Address at which it repeats batches that a subscriber has lost."""
     kv_events_form: Literal["map", "array"] = "map"
     """How events are written: vLLM's maps, or arrays for older readers."""
+    kv_events_topic: str = ""
+    """First frame of each message, by which subscribers choose, such as `kv@pod-1@my-model` for llm-d."""
+    gateway_headers: bool = False
+    """Whether the headers of llm-d's gateway count: service levels, fairness id and objective."""
+    inference_objectives: tuple[tuple[str, int], ...] = ()
+    """Names of objectives that the gateway may send, and their priorities."""
 
     def __post_init__(self) -> None:
         if self.kv_events is None and self.kv_events_replay is not None:
             raise ValueError("kv_events must be given with kv_events_replay")
+        if self.kv_events is None and self.kv_events_topic:
+            raise ValueError(f"kv_events must be given with kv_events_topic, got {self.kv_events_topic!r} alone")
+        if self.inference_objectives and not self.gateway_headers:
+            raise ValueError("gateway_headers must be true for inference_objectives")
+        names = [name for name, _ in self.inference_objectives]
+        if len(set(names)) < len(names) or "" in names:
+            raise ValueError(f"inference_objectives must have different names, none empty, got {', '.join(names)!r}")
         if self.kv_events is not None and not self.engine.prefix_cache:
             raise ValueError("prefix_cache must be true for kv_events")
         for name in ("kv_events", "kv_events_replay"):

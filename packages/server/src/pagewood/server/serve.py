@@ -29,6 +29,7 @@ from pagewood.server.config import ServeConfig
 from pagewood.server.http.errors import unavailable
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.keys.run_key import FOLDER_VARIABLE, RunKey, make_run_key
 from pagewood.server.messages import wire
@@ -265,6 +266,9 @@ async def _serve(
                 access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
                 connections=connections,
                 gate=gate,
+                gateway=(
+                    GatewayHeaders(objectives=dict(config.inference_objectives)) if config.gateway_headers else None
+                ),
                 tracing=tracing,
                 folder=folder,
                 root_path=config.root_path,
@@ -339,6 +343,7 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int,
         kv_events=config.kv_events,
         kv_events_replay=config.kv_events_replay,
         kv_events_form=config.kv_events_form,
+        kv_events_topic=config.kv_events_topic,
     )
 
 

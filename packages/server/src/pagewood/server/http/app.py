@@ -23,6 +23,7 @@ from pagewood.server.http.limits import HttpLimits
 from pagewood.server.http.operations import Operation, open_paths_of, routes_of
 from pagewood.server.http.root_path import BelowRootPath
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import MetricsEndpoint
 from pagewood.server.observe.profile_endpoint import ProfileEndpoint
@@ -77,6 +78,7 @@ class Frontend:
     access: AccessRules
     connections: Connections
     gate: KeyGate = field(default_factory=KeyGate)
+    gateway: GatewayHeaders | None = None
     """By default without keys, so that admin routes stay closed."""
     tracing: ExchangeTracing | None = None
     """Traces requests; None: no traces."""
@@ -141,6 +143,7 @@ class Frontend:
             is_crowded=lambda: self.connections.is_crowded,
             respond=error_response,
             gate=self.gate,
+            gateway=self.gateway,
             open_paths=open_paths_of(operations) | OPEN_PATHS,
             error_forms={"/v1/messages": anthropic_error, "/api/": ollama_error},
             observe=None if metrics is None else metrics.answered,

@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from pagewood.server.http.current import current_exchange
 from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.caller import Caller, set_caller
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.protocols.common.formats import Usage
 
 REQUEST_ID = "x-request-id"
@@ -171,6 +172,8 @@ class FrontDoor:
     """Makes the response to a refused request."""
     gate: KeyGate = field(default_factory=KeyGate)
     """Finds the caller of each request."""
+    gateway: GatewayHeaders | None = None
+    """Reads what a gateway says of each request; None: its headers are ignored."""
     open_paths: frozenset[str] = frozenset(_HEALTH_PATHS)
     """Paths that need no key."""
     error_forms: Mapping[str, ErrorForm] = field(default_factory=dict[str, Any])
@@ -241,6 +244,9 @@ class FrontDoor:
             if (preflight := self._preflight(scope, headers)) is not None:  # browsers send no key with it
                 return preflight
             exchange.caller = self.gate.caller(headers, is_open=scope["path"] in self.open_paths)
+            if self.gateway is not None:
+                terms = self.gateway.read(headers, arrived_s=exchange.started_s)
+                exchange.caller = replace(exchange.caller, terms=terms)
             set_caller(exchange.caller)
         except ApiError as error:
             return self.respond(scope, error)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pagewood.server.http.errors import ApiError
+from pagewood.server.keys.gateway import GatewayTerms
 from pagewood.server.keys.namespaces import namespace_of
 from pagewood.server.keys.quota import Quota
 from pagewood.server.messages import wire
@@ -30,9 +31,12 @@ class Caller:
     max_priority: int | None = None
     quota: Quota | None = None
     """The limits and the use of its key; None: the server has no keys."""
+    terms: GatewayTerms | None = None
+    """What a gateway says of this request; None: its headers are not read."""
 
     def stamped(self, message: wire.NewRequest) -> wire.NewRequest:
-        """Return a message with the tenant, and with the namespace of the tenant and the client's salt, if it has any.
+        """Return a message with the tenant, with the namespace of the tenant and the client's salt, if it has any, and
+        with the terms of the gateway.
 
         Raises:
             ApiError: its priority is higher than the caller's highest.
@@ -43,9 +47,10 @@ class Caller:
             return message
         self.check_priority(message.options.priority)
         namespace = namespace_of(self.tenant, message.options.namespace)
-        if not self.tenant and namespace == message.options.namespace:
+        changed = {} if self.terms is None else self.terms.changes(message.options)
+        if not self.tenant and namespace == message.options.namespace and not changed:
             return message
-        return message.with_options(namespace=namespace, tenant=self.tenant or None)
+        return message.with_options(**{"namespace": namespace, "tenant": self.tenant or None, **changed})
 
     def check_priority(self, priority: int) -> None:
         """Check a priority that the caller asks for.

@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_form: Literal["map", "array"] = "map"
+    kv_events_topic: str = ""
 
 
 class ParentWatch:

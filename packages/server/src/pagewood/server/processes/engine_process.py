@@ -84,7 +84,9 @@ def _publish_events(engine: Engine, settings: Settings) -> EventPump | None:
     from pagewood.engine.observe.cache_events import CacheEvents
 
     changes = CacheEvents(lambda: engine.prefix_cache, form=settings.kv_events_form)
-    publisher = Publisher(settings.kv_events, replay_endpoint=settings.kv_events_replay)
+    publisher = Publisher(
+        settings.kv_events, replay_endpoint=settings.kv_events_replay, topic=settings.kv_events_topic.encode()
+    )
     return EventPump(changes.read, publisher)
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Publishes batches of events, numbered from 0 in steps of one; a thread of its own sends them.
 
-    A message has three frames: an empty topic, the number (8 bytes, most significant first) and a msgpack array of
+    A message has three frames: the topic, the number (8 bytes, most significant first) and a msgpack array of
     the time in seconds, the events, and the data-parallel rank (0). A subscriber that sees a gap sends an empty frame
     and the first number that it lacks to the replay address, and gets an empty frame and the message for each batch
     that is still kept, and at last `END`. An empty batch follows a second of silence, so that gaps are seen.
@@ -36,6 +36,7 @@ class Publisher:
     Args:
         endpoint: address to bind the PUB socket to, such as `tcp://*:5557`.
         replay_endpoint: address to bind the ROUTER socket to; None: nothing is repeated.
+        topic: first frame of each message, by which subscribers choose.
         heartbeat_s: seconds of silence before an empty batch.
 
     Raises:
@@ -51,6 +52,7 @@ class Publisher:
         "_queue",
         "_router",
         "_thread",
+        "_topic",
         "_wake",
     )
 
@@ -59,10 +61,12 @@ class Publisher:
         endpoint: str,
         *,
         replay_endpoint: str | None = None,
+        topic: bytes = b"",
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._heartbeat_s = heartbeat_s
+        self._topic = topic
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT)  # written by: _send
         self._num_sent = 0  # written by: _send
         self._queue: queue.SimpleQueue[list[object] | None] = queue.SimpleQueue()
@@ -136,7 +140,7 @@ class Publisher:
 
     def _send(self, events: list[object]) -> None:
         payload = msgspec.msgpack.encode([time.time(), events, 0])
-        self._pub.send_multipart((b"", self._num_sent.to_bytes(8, "big"), payload))
+        self._pub.send_multipart((self._topic, self._num_sent.to_bytes(8, "big"), payload))
         self._kept.append((self._num_sent, payload))
         self._num_sent += 1
 
@@ -148,7 +152,7 @@ class Publisher:
         client, _, start = frames
         for number, payload in self._kept:
             if number >= int.from_bytes(start, "big"):
-                router.send_multipart((client, b"", b"", number.to_bytes(8, "big"), payload))
+                router.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload))
         router.send_multipart((client, b"", b"", END, b""))
 
 

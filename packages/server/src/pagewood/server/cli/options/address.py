@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from pagewood.server.cli.options.page import Group, Page
@@ -83,6 +84,24 @@ def _add_proxies(address: Group) -> None:
         help="path prefix of a reverse proxy, such as /llm (default: none)",
         more="The proxy may remove or keep it.",
     )
+    address.add(
+        "--gateway-headers",
+        action="store_true",
+        help="heed the headers of llm-d's gateway",
+        more="x-llm-d-slo-ttft-ms and -slo-tpot-ms become the deadline (for the order edf), -inference-fairness-id the "
+        "tenant (for the order fair and --quota), -inference-objective the priority. What the body says comes first. "
+        "Only for servers that clients reach through the gateway alone: a client could write these headers itself.",
+    )
+    address.add(
+        "--inference-objective",
+        action="append",
+        type=_objective,
+        default=[],
+        dest="inference_objectives",
+        metavar="NAME=PRIORITY",
+        help="priority of an InferenceObjective; repeatable",
+        more="With --gateway-headers. Objectives without it have priority 0.",
+    )
 
 
 def _add_http_limits(address: Group) -> None:
@@ -106,3 +125,11 @@ def _add_http_limits(address: Group) -> None:
         help="show the beginnings of cached prompts in /dashboard",
         more="Without it, only their lengths: prompts belong to clients.",
     )
+
+
+def _objective(text: str) -> tuple[str, int]:
+    name, _, priority = text.rpartition("=")
+    try:
+        return name, int(priority)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be NAME=PRIORITY, got {text!r}") from None

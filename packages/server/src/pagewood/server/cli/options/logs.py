@@ -84,6 +84,13 @@ def _add_kv_events(group: Group) -> None:
         default="map",
         help="vLLM's maps, or arrays for older readers (default: %(default)s)",
     )
+    group.add(
+        "--kv-events-topic",
+        default="",
+        metavar="TOPIC",
+        help="first frame of each message (default: empty)",
+        more="llm-d's router reads only kv@POD@MODEL, with the pod's name or address and the served model's name.",
+    )
 
 
 def add_failure_options(page: Page) -> None:
