@@ -178,6 +178,7 @@ def assemble(
         compiler=compiler,
         processors=processors,
         vector_size=info.vector_size,
+        generates=info.generates,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,
         max_live=None if config.max_queued is None else config.num_rows + config.max_queued,

@@ -94,7 +94,7 @@ def markdown() -> str:
         for kind in (architecture.family, *architecture.others):
             gguf.setdefault(kind, []).append(f"`{name}`")
     lines = ["| architecture | checkpoints | CPU | CUDA (stand-in) | GGUF | remarks |", "|---|---|---|---|---|---|"]
-    for kind in sorted(FAMILIES):
+    for kind in sorted(name for name, family in FAMILIES.items() if not family.is_encoder):
         checkpoints, remarks = _KNOWN.get(kind, ("", ""))
         cells = (
             f"`{kind}`",

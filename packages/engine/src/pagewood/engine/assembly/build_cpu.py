@@ -13,6 +13,7 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu_rank import CPURank
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.encoder_options import for_encoder
 from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
@@ -60,6 +61,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     if outlives:
         digest.begin()
     model_config = expert_change(config)(ModelConfig.from_folder(folder))
+    config = for_encoder(config, model_config)
     num_weights = check_weights(folder, model_config)
     weights_bytes = int(_BYTES[config.weights] * num_weights)
     if config.weights == "auto":
@@ -143,6 +145,7 @@ def _engine(
         short_length=rank.loaded.model.short_length,
         announces_pages=rank.announces_pages,
         vector_size=parts.model.hidden_size,
+        generates=not parts.model.is_encoder,
         page_bytes=page_bytes,
         long_step_tokens=-(-_LONG_STEP * parts.num_threads // (parts.num_weights - parts.model.num_idle_parameters)),
     )

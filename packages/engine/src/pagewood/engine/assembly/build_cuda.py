@@ -222,6 +222,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     Raises:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
+    if model.is_encoder:
+        raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
     attention = model.layers[0].mixer
     if isinstance(attention, LatentAttentionConfig):
         return [_latent_needs(config, model, attention)]

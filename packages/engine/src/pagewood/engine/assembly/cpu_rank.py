@@ -185,6 +185,7 @@ class CPURank:
         self._kernel = warm_up(
             self.layout,
             head_dims=(*self._head_dims, *(drafter.head_dims if drafter else ())),
+            sees_later=self.loaded.model.config.is_encoder,
             drafter=drafter.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,

@@ -64,6 +64,7 @@ class Intake:
         compiler: compiles grammars; None: requests with a grammar are refused.
         processors: the functions that `logits_processors` of a request may name.
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
+        generates: whether the model generates tokens; otherwise requests for anything but a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
         max_live: requests, waiting or running, at which further ones are refused; None: no limit.
@@ -74,9 +75,9 @@ class Intake:
     """
 
     __slots__ = (
-        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_keys", "_kv", "_max_length",
-        "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed", "_sign", "_state",
-        "_vector_size", "_vocab_size",
+        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_generates", "_keys", "_kv",
+        "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed",
+        "_sign", "_state", "_vector_size", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,7 @@ class Intake:
         compiler: Compiler | None = None,
         processors: Mapping[str, Callable[..., None]] | None = None,
         vector_size: int = 0,
+        generates: bool = True,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
         max_live: int | None = None,
@@ -112,6 +114,7 @@ class Intake:
         self._eos_token_ids = eos_token_ids
         self._seed = seed
         self._vector_size = vector_size
+        self._generates = generates
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
         self._max_live = max_live
@@ -389,6 +392,9 @@ class Intake:
             )
         if submit.pooling is not None:
             return self._pooling_refusal(submit.pooling, len(prompt))
+        if not self._generates:
+            message = "model must generate text for this request; this one is an encoder, which makes vectors only"
+            return Refusal(message=message, param="model", code="not_generative")
         named = {
             "logit_bias": [token for token, _ in submit.sampling.logit_bias],
             "bad_words": [token for word in submit.sampling.bad_words for token in word],

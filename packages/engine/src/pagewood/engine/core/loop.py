@@ -211,6 +211,8 @@ class EngineInfo:
     them for memory that lies beside the frames. Without groups, page ids are all there is."""
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
+    generates: bool = True
+    """Whether it generates tokens; an encoder makes vectors only."""
     page_bytes: int = 0
     """Bytes of a page in all layers; 0: the runner has no KV memory."""
     long_step_tokens: int = 0

@@ -265,6 +265,8 @@ def check_draft(folder: str | Path, target_folder: str | Path) -> ModelConfig:
             f"{Path(folder) / 'config.json'}: vocab_size of a draft model must be the target's {target.vocab_size}, "
             f"got {config.vocab_size}"
         )
+    if config.is_encoder or target.is_encoder:
+        raise ValueError(f"a draft model and its target must be decoders, got {config.architecture}")
     files = [Path(path) / "tokenizer.json" for path in (folder, target_folder)]
     if all(file.is_file() for file in files):
         own, others = (token_ids(file) for file in files)

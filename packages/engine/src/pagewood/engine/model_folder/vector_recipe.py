@@ -2,7 +2,7 @@
 
 The files are those of sentence-transformers: `modules.json` and the folders that it names,
 `config_sentence_transformers.json` and `sentence_bert_config.json`. A folder without them gives the last hidden state,
-normalised.
+normalised; of an encoder, the mean of all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that
 """The instruction for Qwen3-Reranker if the caller gives none."""
 
 _LARGEST = (1 << 31) - 1
+_ENCODERS = frozenset({"bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
+"""The `model_type` of models that give the mean of all states unless a module says otherwise."""
 _KINDS: Mapping[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken",
@@ -146,7 +148,7 @@ def read_vector_recipe(folder: str | Path) -> VectorRecipe:
     """
     folder = Path(folder)
     modules = _modules(folder / "modules.json")
-    pooling, scoring = PoolingParams(), _classifier(folder)
+    pooling, scoring = _usual_pooling(folder), _classifier(folder)
     for kind, path in modules or ():
         if kind == "Pooling":
             pooling = _pooling(folder / path / "config.json", normalize=any(kind == "Normalize" for kind, _ in modules))
@@ -169,6 +171,13 @@ def read_vector_recipe(folder: str | Path) -> VectorRecipe:
         end_token=_end_token(folder),
         scoring=scoring,
     )
+
+
+def _usual_pooling(folder: Path) -> PoolingParams:
+    """Return the pooling of a folder without a module for it."""
+    file = folder / "config.json"
+    is_encoder = file.is_file() and Fields.from_file(file).text("model_type", "") in _ENCODERS
+    return PoolingParams(kind="mean" if is_encoder else "last")
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:

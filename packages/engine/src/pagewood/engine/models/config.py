@@ -31,7 +31,10 @@ from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder: a list of layers, each made of parts, with the embedding before and the output projection after them.
+    """A model: a list of layers, each made of parts, with the embedding before and the output projection after them.
+
+    An encoder has no output projection. Its embedding stands in its place, and is not used so, because nothing is
+    generated.
 
     Raises:
         ValueError: a number is out of its range, or two numbers contradict each other.
@@ -55,6 +58,14 @@ class ModelConfig:
     """Whether the output projection has a bias."""
     has_learned_positions: bool = False
     """Whether the embedding of its position is added to that of a token."""
+    first_position: int = 0
+    """Row of the first position in the table of these embeddings."""
+    num_token_types: int = 0
+    """Kinds of tokens that have an embedding; that of the first kind is added to all tokens. 0: there are none."""
+    has_embedding_norm: bool = False
+    """Whether embeddings have a norm before the first layer."""
+    has_last_norm: bool = True
+    """Whether there is a norm behind the last layer."""
     eos_token_ids: tuple[int, ...] = ()
     num_mtp_layers: int = 0
     """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
@@ -65,9 +76,9 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "max_position"):
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers))
-        frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers}
+        frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers[1:]}
         if len(frames) > 1:
-            raise ValueError(f"layers must all have norms before their parts, or none of them, got {frames}")
+            raise ValueError(f"layers behind the first must all have norms before their mixers, or none, got {frames}")
         if len({layer.inputs for layer in self.layers}) > 1:
             raise ValueError("layers must all have the same inputs, or none of them")
         if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
@@ -86,6 +97,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see later ones, so that a text is computed in one step and makes vectors only."""
+        return any(isinstance(layer.mixer, AttentionConfig) and layer.mixer.sees_later for layer in self.layers)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -221,13 +237,8 @@ _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
 _NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 """Fields that may be null: as many heads as for queries, no soft cap, no window."""
-_ENCODERS = frozenset(
-    {
-        "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
-        "nomic_bert", "roberta", "xlm-roberta",
-    }
-)  # fmt: skip
-"""The `model_type` of encoders that make vectors; their errors say why they are not supported."""
+_OTHER_ENCODERS = frozenset({"albert", "camembert", "deberta", "deberta-v2", "electra", "mpnet", "new", "nomic_bert"})
+"""The `model_type` of encoders for which there is no table; their errors name those for which there is one."""
 
 
 def _read(fields: Fields, generation: Fields, architecture: str, family: Family) -> ModelConfig:
@@ -247,6 +258,9 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         norm = replace(family.norm, epsilon=epsilon)
         layers = read_layers(fields, family, hidden_size=hidden_size, norm=norm)
         max_position = read_size(fields, "max_position_embeddings", "max_position")
+        first_position = 0
+        if family.positions_follow_padding:
+            first_position = fields.integer("pad_token_id", 1, low=0, high=max_position - 2) + 1
         if not family.has_local_rope:
             max_position = _longest(layers, max_position)
         choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
@@ -256,12 +270,16 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             hidden_size=hidden_size,
             layers=layers,
             norm=norm,
-            max_position=min([max_position, *(longest for longest in choices if longest is not None)]),
+            max_position=min([max_position - first_position, *(longest for longest in choices if longest is not None)]),
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             embedding_multiplier=_embedding_multiplier(fields, family, hidden_size),
             output=read_output(fields),
             has_logits_bias=family.logits_bias_field is not None and fields.flag(family.logits_bias_field, False),
             has_learned_positions=family.has_learned_positions,
+            first_position=first_position,
+            num_token_types=fields.integer("type_vocab_size", 0, high=vocab_size) if family.is_encoder else 0,
+            has_embedding_norm=family.is_encoder,
+            has_last_norm=family.has_last_norm,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,
             num_mtp_layers=max(fields.integer(name, 0, high=LARGEST["num_layers"]) for name in NUM_MTP_LAYERS),
@@ -312,8 +330,9 @@ def _architecture(fields: Fields) -> tuple[str, Family]:
         if name in FAMILIES:
             return name, FAMILIES[name]
     wanted = " or ".join(names[:3])[:80] or "no architecture"
-    if fields.text("model_type", "") in _ENCODERS:
-        wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
+    if fields.text("model_type", "") in _OTHER_ENCODERS:
+        encoders = (name for name, family in FAMILIES.items() if family.is_encoder)
+        wanted += f", an encoder other than {', '.join(encoders)}"
     usual = "ForCausalLM"
-    known = ", ".join(name.removesuffix(usual) for name in FAMILIES)
+    known = ", ".join(name.removesuffix(usual) for name, family in FAMILIES.items() if not family.is_encoder)
     raise ValueError(f"{fields.source}: architectures must name one of {known}, most with {usual}, got {wanted}")

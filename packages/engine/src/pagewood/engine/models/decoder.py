@@ -1,4 +1,4 @@
-"""A decoder: embeddings, a list of layers made of parts, a last norm and an output projection.
+"""A decoder or an encoder: embeddings, a list of layers made of parts, a last norm and an output projection.
 
 Legend: T tokens of a step, W tokens whose hidden state is wanted, E hidden_size, V vocab_size.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic
 
+import numpy as np
 import torch
 
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, Step, Weights
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.layer_inputs import LayerInputs
@@ -23,15 +24,17 @@ from pagewood.engine.models.shard import WHOLE, Shard
 
 
 class Decoder(Generic[A]):
-    """A decoder-only transformer. Invariant: a call does not change it; all state is in the attention's memory.
+    """A transformer that is a decoder alone, or an encoder alone.
+
+    Invariant: a call does not change it; all state is in the attention's memory.
 
     One description serves every device. If A is a tensor, a call computes. If A is the name of a future result, a call
     writes the instructions that compute it.
     """
 
     __slots__ = (
-        "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes", "shard",
-        "short_length", "whole",
+        "_embedding_norm", "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes",
+        "shard", "short_length", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -66,8 +69,13 @@ class Decoder(Generic[A]):
         self.embedding, self.head = _read_ends(config, weights, ops, shard)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions:
-            places = weights.stack([("model.embed_positions.weight", config.max_position)], config.hidden_size)
-            self._positions = ops.embedding(places)
+            first, count = config.first_position, config.max_position
+            order = np.arange(first, first + count) if first else None
+            table = [("model.embed_positions.weight", first + count)]
+            self._positions = ops.embedding(weights.stack(table, config.hidden_size, order=order))
+        self._embedding_norm: Norm | None = None
+        if config.has_embedding_norm:
+            self._embedding_norm = read_norm(config.norm, weights, "model.embed_norm", config.hidden_size)
         self._inputs: LayerInputs[A] | None = None
         if config.inputs is not None:
             self._inputs = LayerInputs(
@@ -79,7 +87,9 @@ class Decoder(Generic[A]):
             )
             for index, layer in enumerate(config.layers)
         ]
-        self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
+        self._norm: Norm | None = None
+        if config.has_last_norm:
+            self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
 
     def __call__(self, tokens: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A) -> A:
         """Compute a step.
@@ -133,6 +143,8 @@ class Decoder(Generic[A]):
         if self._positions is not None:
             numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
             ops.add(self._positions(ops.positions(numbers)), residual)
+        if self._embedding_norm is not None:
+            residual = ops.norm(residual, self._embedding_norm)
         for index, layer in enumerate(self._layers):
             x = layer.enter(pending, residual)
             if index in captured:
@@ -153,6 +165,8 @@ def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard)
         return make_output(config.output, head, ops)
 
     bias = "lm_head.bias" if config.has_logits_bias else None
+    if config.num_token_types:
+        return ops.tied_embedding(_with_first_type(config, weights))
     if config.tied_embeddings and shard.is_whole:
         numbers = None if bias is None else weights.stack([(bias, vocab_size)])
         embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
@@ -160,3 +174,10 @@ def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard)
     embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
     output = table if config.tied_embeddings else "lm_head"
     return embedding, read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)
+
+
+def _with_first_type(config: ModelConfig, weights: Weights) -> torch.Tensor:
+    """Return the embeddings of tokens `[V, E]`, each with that of the first kind of tokens added."""
+    table = weights.exact("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    types = weights.exact("model.embed_types.weight", config.num_token_types, config.hidden_size)
+    return table + types[:1]

@@ -291,6 +291,10 @@ class Ops(Protocol[A]):
         """Like `silu_mul` with gelu, whose error function is approximated by a hyperbolic tangent."""
         ...
 
+    def erf_gelu_mul(self, gate_up: A) -> A:
+        """Like `silu_mul` with gelu."""
+        ...
+
     def activate(self, x: A, activation: PlainActivation) -> A:
         """Return an activation of `x` `[T, I]`, element by element."""
         ...

@@ -205,6 +205,11 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
+    def erf_gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu of the first half times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate) * up
+
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """Return an activation of `x`."""
         return activated(x, activation)
@@ -351,7 +356,11 @@ class WholeTexts:
             self._memory[layer] = k, v
         own, other = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)
         window = config.window or length
-        seen = (other <= own) & ((own // window == other // window) if config.is_chunked else (own - other < window))
+        if config.sees_later:
+            seen = (own - other).abs() <= (config.reach or length)
+        else:
+            in_window = own // window == other // window if config.is_chunked else own - other < window
+            seen = (other <= own) & in_window
         shapes = (x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v))
         queries, keys, values = shapes
         if config.soft_cap is None and sinks is None:

@@ -52,10 +52,11 @@ class Family:
     of layers that do not rotate, if `attn_temperature_tuning` is true."""
     has_static_alpha: bool = False
     """Whether a dynamic rope with `alpha` has one base, stretched by it, for all positions."""
-    windows: Literal["none", "all", "some", "periodic", "chunks"] = "none"
+    windows: Literal["none", "all", "some", "periodic", "chunks", "around"] = "none"
     """The layers with the window of `sliding_window`; "some": those that `use_sliding_window` selects; "periodic": all
     but each n-th, where n is `sliding_window_pattern`; "chunks": those that rotate, with chunks of
-    `attention_chunk_size` positions."""
+    `attention_chunk_size` positions; "around": of an encoder, all but each n-th from the first on, where n is
+    `global_attn_every_n_layers`, half of `local_attention` on both sides."""
     has_local_rope: bool = False
     """Whether layers with a window have a rope of their own."""
     theta: float = 1e4
@@ -82,6 +83,14 @@ class Family:
     """The norms, with the epsilon that they have if no field names it."""
     has_learned_positions: bool = False
     """Whether an embedding of its position is added to that of a token."""
+    is_encoder: bool = False
+    """Whether tokens see later ones, embeddings have a norm, and there is no output projection."""
+    begins_without_norm: bool = False
+    """Whether the first layer has no norm before its mixer."""
+    has_last_norm: bool = True
+    """Whether there is a norm behind the last layer."""
+    positions_follow_padding: bool = False
+    """Whether the first position is the row behind that of the padding token in the table of positions."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of their size."""
     has_own_kinds: bool = False

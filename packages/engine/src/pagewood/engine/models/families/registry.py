@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families import (
     apertus,
+    bert,
     cohere,
     deepseek,
     ernie,
@@ -19,6 +20,7 @@ from pagewood.engine.models.families import (
     granite,
     llama,
     minimax,
+    modern_bert,
     nemotron,
     olmo,
     phi,
@@ -46,6 +48,8 @@ _LINEAGES = (
     phi,
     ernie,
     minimax,
+    bert,
+    modern_bert,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {name: family for lineage in _LINEAGES for name, family in lineage.FAMILIES.items()}

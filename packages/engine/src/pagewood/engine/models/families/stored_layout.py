@@ -38,6 +38,8 @@ class StoredLayout:
     """Whether matrices of layers are `[in, out]`."""
     unneeded: tuple[str, ...] = ()
     """Ends of the names of tensors that no computation needs, such as masks, with the dot before them."""
+    unneeded_parts: tuple[str, ...] = ()
+    """Beginnings of the names, behind the prefix, of tensors of heads for other tasks."""
 
     def places(self, stored: str) -> dict[str, Place]:
         """Return the place of each of Llama's modules that a stored module holds, by name."""

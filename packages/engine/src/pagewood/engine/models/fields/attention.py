@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
-from pagewood.engine.models.fields.agreement import read_bias
+from pagewood.engine.models.fields.agreement import must_be, read_bias
 from pagewood.engine.models.fields.multipliers import read_cap, read_multiplier
 from pagewood.engine.models.fields.rope import local_ropes, read_rope, read_temperature
 from pagewood.engine.models.fields.rotated import read_rotated
@@ -30,6 +30,8 @@ def read_attention(
     Raises:
         ValueError: see `read_layers`.
     """
+    if family.is_encoder:
+        must_be(fields, "is_decoder", False)
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
     views = local_ropes(fields, family) if family.has_local_rope else (fields, fields)
@@ -48,7 +50,7 @@ def read_attention(
             rope=ropes[window is not None] if is_rotated else None,
             scale=scale,
             soft_cap=read_cap(fields, "attn_logit_softcapping"),
-            window=window,
+            window=None if family.is_encoder else window,
             is_chunked=family.windows == "chunks" and window is not None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
@@ -61,6 +63,8 @@ def read_attention(
             qk_norm_follows=family.qk_norm_follows,
             qk_norm_is_plain=family.qk_norm == "plain",
             sinks=family.has_sinks,
+            sees_later=family.is_encoder,
+            reach=window if family.is_encoder else None,
         )
         for window, is_rotated in zip(windows, read_rotated(fields, family, windows), strict=True)
     )

@@ -20,6 +20,8 @@ from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConf
 _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 )
+_IN_ENCODERS: Mapping[str, Activation] = MappingProxyType({**_ACTIVATIONS, "gelu": "gelu"})
+"""Of families whose files mean the error function by this name, not its approximation."""
 _PLAIN: Mapping[str, PlainKind] = MappingProxyType(
     {
         "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -49,7 +51,7 @@ def read_feed_forward(
     size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
     config = FeedForwardConfig(
         size=size,
-        activation=_read(fields, family, _ACTIVATIONS),
+        activation=_read(fields, family, _IN_ENCODERS if family.is_encoder else _ACTIVATIONS),
         has_bias=has_bias,
         is_fused=family.gate_is_fused,
     )

@@ -15,7 +15,7 @@ from pagewood.engine.models.fields.multipliers import read_multiplier
 from pagewood.engine.models.fields.windows import read_windows
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyMixer
-from pagewood.engine.models.parts.layer import LayerConfig
+from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 
@@ -52,10 +52,15 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
             mixer=mixer,
             feed_forward=feed_forward,
             norm=norm,
-            frame=frame_of(frame, feed_forward),
+            frame=frame_of(frame, feed_forward) if index or not family.begins_without_norm else _without_norm(frame),
             residual_multiplier=multiplier,
             inputs=inputs,
             has_scalar=family.has_own_kinds,
         )
-        for mixer, feed_forward in zip(mixers, feed_forwards, strict=True)
+        for index, (mixer, feed_forward) in enumerate(zip(mixers, feed_forwards, strict=True))
     )
+
+
+def _without_norm(frame: FrameConfig) -> FrameConfig:
+    """Return the frame of a first layer whose input was normed before."""
+    return replace(frame, before_mixer=None)

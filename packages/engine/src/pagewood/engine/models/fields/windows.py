@@ -26,6 +26,8 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
     if family.windows == "chunks":
         return _chunks(fields, family, num_layers)
     kinds = _layer_types(fields, num_layers)
+    if family.windows == "around":
+        return _reaches(fields, kinds, num_layers)
     window = _window(fields, family)
     if kinds is None and family.windows == "periodic" and (window is not None or family.has_local_rope):
         kinds = _periodic(fields, num_layers)
@@ -43,6 +45,18 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
             f"use_sliding_window is not false, got {asked!r:.80}"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _reaches(fields: Fields, kinds: tuple[str, ...] | None, num_layers: int) -> tuple[int | None, ...]:
+    """Return how far the tokens of each layer of an encoder see on both sides."""
+    reach = fields.integer("local_attention", 128, low=2, high=_LONGEST_WINDOW) // 2
+    period = fields.integer("global_attn_every_n_layers", 3, low=1, high=_LONGEST_WINDOW)
+    usual = tuple("sliding_attention" if layer % period else "full_attention" for layer in range(num_layers))
+    if kinds is not None and "global_attn_every_n_layers" in fields.values and kinds != usual:
+        raise ValueError(
+            f"{fields.source}: layer_types must agree with global_attn_every_n_layers {period}, got {kinds!r:.80}"
+        )
+    return tuple(reach if kind == "sliding_attention" else None for kind in kinds or usual)
 
 
 def _chunks(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:

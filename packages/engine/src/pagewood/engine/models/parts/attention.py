@@ -1,4 +1,4 @@
-"""Causal attention of grouped heads with rotated positions.
+"""Attention of grouped heads with rotated positions, causal in decoders.
 
 Legend: T tokens of a step, W wanted tokens, E hidden_size.
 Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Su et al., RoFormer, 2021.
@@ -69,6 +69,10 @@ class AttentionConfig:
     """The norm of each head of values, which has no weights; None: there is no norm."""
     source: int | None = None
     """The earlier layer whose keys and values it reads; None: it has its own."""
+    sees_later: bool = False
+    """Whether a token sees later positions, too, so that its whole text must be computed in one step."""
+    reach: int | None = None
+    """With `sees_later`: how far it sees on both sides, positions; None: the whole text."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -90,6 +94,10 @@ class AttentionConfig:
             raise ValueError(f"windows must be >= 1, got {self.window}")
         if self.is_chunked and self.window is None:
             raise ValueError("is_chunked must be False without window, got True")
+        if self.sees_later and (self.window is not None or self.sinks or self.source is not None):
+            raise ValueError("window, sinks and source must be absent where tokens see later ones")
+        if self.reach is not None and (not self.sees_later or self.reach < 1):
+            raise ValueError(f"reach must be >= 1 where tokens see later ones, and None elsewhere, got {self.reach}")
         if self.soft_cap is not None and not 0 < self.soft_cap < 1e6:
             raise ValueError(f"soft_cap must be in (0, 1e6), got {self.soft_cap}")
 

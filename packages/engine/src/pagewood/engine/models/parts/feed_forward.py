@@ -16,7 +16,7 @@ from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 
-Activation = Literal["silu", "gelu_tanh", "clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "clamped"]
 """Of the gate; "clamped": both projections are limited, and the other one is added to 1; see `Ops.clamped_mul`."""
 
 
@@ -100,6 +100,8 @@ def gated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
     match activation:
         case "silu":
             return ops.silu_mul(gate_up)
+        case "gelu":
+            return ops.erf_gelu_mul(gate_up)
         case "gelu_tanh":
             return ops.gelu_mul(gate_up)
         case "clamped":

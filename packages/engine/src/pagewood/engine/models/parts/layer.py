@@ -35,6 +35,8 @@ class FrameConfig:
     mixer: str = "self_attn"
     feed_forward: str | None = "mlp"
     """None: it reads the residual stream, and its parts have names and norms of their own in the layer."""
+    norms_sums: bool = False
+    """Whether the norms behind parts are of the sums with the residual stream, and replace it, as in BERT."""
     is_parallel: bool = False
     """Whether both parts read the residual stream as it enters the layer; without a norm before the feed-forward, they
     share that of the mixer."""
@@ -48,6 +50,10 @@ class FrameConfig:
             if self.before_feed_forward is not None or self.behind_feed_forward is None:
                 raise ValueError(f"a feed-forward without a name must have a norm behind it alone, got {self}")
             return
+        if self.norms_sums and (self.before_mixer is not None or self.before_feed_forward is not None):
+            raise ValueError(f"norms must stand behind parts alone where they are of sums, got {self}")
+        if self.before_mixer is None and self.before_feed_forward is not None and self.behind_mixer is None:
+            return  # the first layer behind a norm of embeddings
         places = [
             (self.before_mixer is not None, self.behind_mixer is not None),
             (self.before_feed_forward is not None, self.behind_feed_forward is not None),
@@ -101,8 +107,8 @@ class Layer(Generic[A]):
     """
 
     __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_input",
-                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_ops", "_scalar", "_sums_itself",
-                 "input_norm")  # fmt: skip
+                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_norms_sums", "_ops", "_scalar",
+                 "_sums_itself", "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -135,6 +141,7 @@ class Layer(Generic[A]):
         frame = config.frame
         self._ops = ops
         self._is_parallel = frame.is_parallel
+        self._norms_sums = frame.norms_sums
         self._is_whole = shard.is_whole
         self._sums_itself = isinstance(config.feed_forward, ExpertsBesideConfig)
         """Whether the feed-forward returns a sum over ranks."""
@@ -188,10 +195,10 @@ class Layer(Generic[A]):
             residual = self._ops.take(residual, wanted)
         if self._is_parallel:
             return self._beside(mixed, x, residual, wanted), residual
-        pending = self._leave(self._summed(mixed), residual, self._behind_mixer)
+        pending, residual = self._leave(self._summed(mixed), residual, self._behind_mixer)
         x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
         x = x if self._sums_itself else self._summed(x)
-        pending = self._leave(x, residual, self._behind_feed_forward)
+        pending, residual = self._leave(x, residual, self._behind_feed_forward)
         if self._input is not None:
             self._input(residual, step, wanted)
         if self._scalar != 1:
@@ -227,12 +234,17 @@ class Layer(Generic[A]):
         """Return a part's result times the multiplier."""
         return x if self._multiplier == 1 else self._ops.scale(x, self._multiplier)
 
-    def _leave(self, x: A, residual: A, norm: Norm | None) -> A | None:
-        """Return a part's result as pending; or, with a norm after the part, add the normed result to the residual."""
+    def _leave(self, x: A, residual: A, norm: Norm | None) -> tuple[A | None, A]:
+        """Return a part's result as pending, and the residual stream; with a norm after the part, nothing is pending.
+
+        Then the normed result has been added to the stream; or the stream is the norm of the sum.
+        """
         if norm is None:
-            return self._scaled(x)
+            return self._scaled(x), residual
+        if self._norms_sums:
+            return None, self._ops.add_norm(x, residual, norm)
         self._ops.norm_add(x, residual, norm)
-        return None
+        return None, residual
 
 
 def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm | None) -> A:

@@ -77,7 +77,9 @@ class StoredTensors:
 
     def is_unneeded(self, name: str) -> bool:
         """Whether no decoder needs a tensor."""
-        return name.endswith(self._layout.unneeded) or self._files.is_unneeded(self._names.get(name, name))
+        if name.endswith(self._layout.unneeded) or name.startswith(self._layout.unneeded_parts):
+            return True
+        return self._files.is_unneeded(self._names.get(name, name))
 
     def close(self) -> None:
         """Close the files."""

@@ -214,6 +214,11 @@ class CUDAOps:
         """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         return self._flashinfer.gelu_tanh_and_mul(gate_up)
 
+    def erf_gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu of the first half times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activated(gate, "gelu") * up
+
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """Return an activation of `x`."""
         return activated(x, activation)

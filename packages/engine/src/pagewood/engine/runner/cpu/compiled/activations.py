@@ -54,6 +54,18 @@ def gelu(x_at: Any, size: Any, first: First, last: Last) -> None:
 
 @instruction(blocks_of_rows)
 @inlined
+def gelu_mul(gate_up_at: Any, out_at: Any, size: Any, first: First, last: Last) -> None:
+    """Write gelu of the first half of `gate_up` `[T, 2 size]`, times the second half, to `out`."""
+    gate_up, out = floats(gate_up_at, 0, 2 * size), floats(out_at, 0, size)
+    size = _U(size)
+    for row in range(_U(first), _U(last)):
+        for i in range(size):
+            gate = gate_up[row, i]
+            out[row, i] = gate * _below(gate) * gate_up[row, size + i]
+
+
+@instruction(blocks_of_rows)
+@inlined
 def gelu_tanh(x_at: Any, size: Any, first: First, last: Last) -> None:
     """Replace elements by their gelu with a hyperbolic tangent; see `rows.gelu_mul`."""
     x = floats(x_at, 0, size)

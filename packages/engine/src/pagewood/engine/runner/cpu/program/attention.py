@@ -27,7 +27,7 @@ _TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little 
 
 
 class CPUAttention:
-    """Causal grouped-head attention over the pages of a `KVStorage`."""
+    """Grouped-head attention over the pages of a `KVStorage`."""
 
     __slots__ = ("_layers", "_pages", "_storage", "num_kv_heads", "tile")
 
@@ -81,7 +81,8 @@ class CPUAttention:
                 page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             )  # fmt: skip
         tape.write(
-            attend(own.head_dim, int8=pages.scales is not None), q.rows, scope=scope, q=q, memory=pages.memory,
+            attend(own.head_dim, int8=pages.scales is not None, sees_later=own.sees_later), q.rows, scope=scope, q=q,
+            memory=pages.memory,
             scales=pages.scales, first_row=pages.first_row, out=out, size=q.size, kv_heads=own.num_kv_heads,
             page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             window=_window(own), scale=own.scale,
@@ -119,6 +120,8 @@ def _pages_of(storage: KVStorage, number: int, *, start: int, first_row: int) ->
 
 def _window(layer: AttentionConfig) -> int:
     """Return the window of a layer as the kernels take it; see `compiled.attention.pages`."""
+    if layer.sees_later:
+        return _UNLIMITED if layer.reach is None else layer.reach
     if layer.window is None:
         return _UNLIMITED
     return -layer.window if layer.is_chunked else layer.window

@@ -424,9 +424,15 @@ class CPUOps:
         return out
 
     def gelu_mul(self, gate_up: Buffer) -> Buffer:
-        """Return gelu of the first half times the second half."""
+        """Return gelu, with a hyperbolic tangent, of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
         gate_up.tape.write(rows.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
+        return out
+
+    def erf_gelu_mul(self, gate_up: Buffer) -> Buffer:
+        """Return gelu of the first half times the second half."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.write(activations.gelu_mul, gate_up.rows, gate_up=gate_up, out=out, size=out.size)
         return out
 
     def activate(self, x: Buffer, activation: PlainActivation) -> Buffer:

@@ -81,9 +81,13 @@ def _num_items(scope: Any) -> Any:
 
 
 @cache
-def attend(dim: int, *, int8: bool) -> Instruction:
-    """Return the instruction that attends to pages, for heads of `dim` elements, in float32 or int8."""
-    attend_item, numbers_at = pages.attend_item(dim, codes=int8), codes if int8 else vector
+def attend(dim: int, *, int8: bool, sees_later: bool) -> Instruction:
+    """Return the instruction that attends to pages, for heads of `dim` elements, in float32 or int8.
+
+    `sees_later`: whether tokens see later ones of their grant, too.
+    """
+    attend_item = pages.attend_item(dim, codes=int8, sees_later=sees_later)
+    numbers_at = codes if int8 else vector
 
     @instruction(_num_items)
     @inlined
@@ -107,6 +111,7 @@ def attend(dim: int, *, int8: bool) -> Instruction:
 
 
 @cache
-def heads_unit(dim: int, *, int8: bool) -> Unit:
+def heads_unit(dim: int, *, int8: bool, sees_later: bool) -> Unit:
     """Return the instructions for heads of `dim` elements."""
-    return Unit("heads", split(dim), attend(dim, int8=int8), variant=dim * 2 + int8)
+    variant = dim * 2 + int8 + (sees_later << 32)
+    return Unit("heads", split(dim), attend(dim, int8=int8, sees_later=sees_later), variant=variant)

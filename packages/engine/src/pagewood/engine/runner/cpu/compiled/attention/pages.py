@@ -1,4 +1,4 @@
-"""Causal attention over pages, for any mix of grants: single tokens and chunks of prompts.
+"""Attention over pages, for any mix of grants: single tokens and chunks of prompts, or whole texts of encoders.
 
 The work is cut into items: (grant, key head, a tile of query tokens). An item reads its keys and values once for all
 query heads that share the key head. A tile of few query rows reads pages in place; a tile of many rows first copies
@@ -13,7 +13,8 @@ The keys and values of a layer lie in a section of each page, `[2, G, P, D]`, an
 Those of the next page lie `stride` elements and `scale_stride` scales further: there may be other layers between.
 
 A window w > 0 shows a token the last w positions, its own included. A window -c < 0 shows it the positions of its own
-chunk of c positions, up to its own. A sink is a score without a value: a row's sums begin with it.
+chunk of c positions, up to its own. In an encoder, a window w shows a token w positions on both sides, all in its own
+grant. A sink is a score without a value: a row's sums begin with it.
 
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
@@ -229,6 +230,24 @@ def _seen_from(position: Any, window: Any) -> Any:
 
 
 @inlined
+def _seen_from_both(position: Any, window: Any) -> Any:
+    """Return the first position that an encoder's token at `position` sees; it may be negative."""
+    return position - window
+
+
+@inlined
+def _seen_to(position: Any, window: Any, stop: Any) -> Any:
+    """Return the end of the positions that a token sees."""
+    return position + 1
+
+
+@inlined
+def _seen_to_both(position: Any, window: Any, stop: Any) -> Any:
+    """Return the end of the positions that an encoder's token sees, in a text that ends at `stop`."""
+    return min(stop, position + window + 1)
+
+
+@inlined
 def _begin_sums(sinks_at: Any, first_head: Any, group: Any, num_rows: Any, maxima: Any, totals: Any) -> None:
     """Begin the sums of query rows with the sink of their heads, if there are any: row r is head r % group."""
     if sinks_at != 0:
@@ -237,27 +256,28 @@ def _begin_sums(sinks_at: Any, first_head: Any, group: Any, num_rows: Any, maxim
             maxima[r], totals[r] = sinks[_U(first_head + r % group)], _F(1.0)
 
 
-@inlined
-def _first_keys(scope: Any, first_row: Any, items: Any, item: Any, page_size: Any, stride: Any, dim: Any,
-                window: Any) -> Any:  # fmt: skip
-    """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
-    page_table, rows, starts, _ = _places(scope, first_row)
-    item = min(item, items.shape[0] - 1)
-    grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(begin_of(scope, grant), _seen_from(starts[grant] + skipped, window)) // page_size
-    return page_table[rows[grant], first_page] * stride + head * page_size * dim
-
-
-def attend_item(dim: int, *, codes: bool) -> Any:
+def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
 
     Args:
         dim: D.
         codes: whether the memory holds int8 codes with scales, or float32 and no scales.
+        sees_later: whether a token sees later ones of its grant, too, as in encoders.
     """
+    seen_from, seen_to = (_seen_from_both, _seen_to_both) if sees_later else (_seen_from, _seen_to)
     loops = head_loops(dim, block=BLOCK)
     weigh_few, weigh_many = weigher(dim), weigher((dim + WIDTH - 1) // WIDTH * WIDTH)
     score, blend, score_tall, most_rows = loops.score, loops.blend, loops.score_tall, loops.most_rows
+
+    @inlined
+    def first_keys(scope: Any, first_row: Any, items: Any, item: Any, page_size: Any, stride: Any, dim: Any,
+                    window: Any) -> Any:  # fmt: skip
+        """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
+        page_table, rows, starts, _ = _places(scope, first_row)
+        item = min(item, items.shape[0] - 1)
+        grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
+        first_page = max(begin_of(scope, grant), seen_from(starts[grant] + skipped, window)) // page_size
+        return page_table[rows[grant], first_page] * stride + head * page_size * dim
 
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
@@ -345,10 +365,10 @@ def attend_item(dim: int, *, codes: bool) -> Any:
     @strict
     def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
              size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any,
-             begin: Any, window: Any, scale: Any, sinks_at: Any, cap: Any) -> None:  # fmt: skip
+             begin: Any, stop: Any, window: Any, scale: Any, sinks_at: Any, cap: Any) -> None:  # fmt: skip
         """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
 
-        A token sees what its `window` shows, and nothing before `begin`.
+        A token sees what its `window` shows of positions [begin, stop).
         """
         num_rows, width = size * group, _wide(dim)
         padded = (num_rows + TALL - 1) // TALL * TALL
@@ -362,7 +382,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         scores = np.empty(TALL * BLOCK, np.float32)
         partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
         _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
-        end, first_key = position + size, max(begin, _seen_from(position, window))
+        end, first_key = seen_to(position + size - 1, window, stop), max(begin, seen_from(position, window))
         for first in range(first_key // BLOCK * BLOCK, end, BLOCK):
             last = min(first + BLOCK, end)
             load(memory, scales, page_table, row, head, kv_heads, page_size, stride, scale_stride, dim, first,
@@ -370,18 +390,18 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             is_finite = _are_finite(values)
             for r in range(0, num_rows, TALL):
                 low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
-                if first > high or last <= _seen_from(low, window):
+                if first >= seen_to(high, window, stop) or last <= seen_from(low, window):
                     continue  # no row sees a key of this block
                 for column in range(0, BLOCK, WIDTH):
                     score_tall(queries, r * dim, keys, column, partial, scores, column)
-                all_seen = (last <= low + 1 and last == first + BLOCK and first >= _seen_from(high, window)
-                            and first >= begin)  # fmt: skip
+                all_seen = (last <= seen_to(low, window, stop) and last == first + BLOCK
+                            and first >= seen_from(high, window) and first >= begin)  # fmt: skip
                 if not all_seen:
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
-                        seen_from = max(begin, _seen_from(own, window))
+                        seen_first, seen_end = max(begin, seen_from(own, window)), seen_to(own, window, stop)
                         for j in range(BLOCK):
-                            seen = seen_from <= first + j <= own
+                            seen = seen_first <= first + j < seen_end
                             scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
                 for i in range(TALL):
                     weigh_many(scores, i * BLOCK, cap, maxima, totals, sums, r + i)
@@ -394,8 +414,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
-                        seen_from, seen_to = max(first, begin, _seen_from(own, window)), min(last, own + 1)
-                        _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
+                        seen_first = max(first, begin, seen_from(own, window))
+                        seen_end = min(last, seen_to(own, window, stop))
+                        _blend_some(scores, i * BLOCK, seen_first - first, seen_end - first, values, sums,
                                     (r + i) * width, width)  # fmt: skip
         for r in range(num_rows):
             to, start = _U(token + r // group), _U((head * group + r % group) * dim)
@@ -411,17 +432,18 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, begin_of(scope, grant)
+        stop = np.int64(start + offsets[grant + 1] - offsets[grant])
         if head >= kv_heads:
             return  # an item of a layer with more key heads
         if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
-                 page_size, stride, scale_stride, begin, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
+                 page_size, stride, scale_stride, begin, stop, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
         else:
-            after = _first_keys(scope, first_row, items, following, page_size, stride, dim, window)
+            after = first_keys(scope, first_row, items, following, page_size, stride, dim, window)
             for i in range(size):
-                end = np.int64(start + skipped + i + 1)
+                own = np.int64(start + skipped + i)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size, stride,
-                           scale_stride, max(begin, _seen_from(end - 1, window)), end, _F(scale), sinks_at,
-                           _F(soft_cap), after)  # fmt: skip
+                           scale_stride, max(begin, seen_from(own, window)), np.int64(seen_to(own, window, stop)),
+                           _F(scale), sinks_at, _F(soft_cap), after)  # fmt: skip
 
     return attend

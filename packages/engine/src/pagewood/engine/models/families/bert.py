@@ -1,0 +1,106 @@
+"""BERT, RoBERTa and XLM-RoBERTa, DistilBERT: encoders with norms of sums and learned positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.stored_layout import StoredLayout
+from pagewood.engine.models.parts.layer import FrameConfig
+from pagewood.engine.models.parts.norm import NormConfig
+
+_NORM = NormConfig(epsilon=1e-12, is_centred=True, has_bias=True)
+_FRAME = FrameConfig(
+    before_mixer=None,
+    behind_mixer="post_attention_layernorm",
+    before_feed_forward=None,
+    behind_feed_forward="post_feedforward_layernorm",
+    norms_sums=True,
+)
+_OUTSIDE = {
+    "embeddings.word_embeddings": "model.embed_tokens", "embeddings.position_embeddings": "model.embed_positions",
+    "embeddings.token_type_embeddings": "model.embed_types", "embeddings.LayerNorm": "model.embed_norm",
+}  # fmt: skip
+_IN_LAYER = {
+    "attention.self.query": "self_attn.q_proj", "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj", "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm", "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj", "output.LayerNorm": "post_feedforward_layernorm",
+}  # fmt: skip
+
+
+def _stored(prefix: str) -> StoredLayout:
+    return StoredLayout(
+        prefix=prefix,
+        layers="encoder.layer",
+        outside=_OUTSIDE,
+        in_layer=_IN_LAYER,
+        unneeded=(".position_ids",),
+        unneeded_parts=("pooler.", "cls.", "lm_head."),
+    )
+
+
+def _bert(prefix: str, *, positions_follow_padding: bool = False) -> Family:
+    return Family(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        rotated_layers="none",
+        has_learned_positions=True,
+        is_encoder=True,
+        has_last_norm=False,
+        positions_follow_padding=positions_follow_padding,
+        field_names={"rms_norm_eps": "layer_norm_eps"},
+        is_gated=False,
+        norm=_NORM,
+        frame=_FRAME,
+        stored=_stored(prefix),
+        defaults={"hidden_act": "gelu", "tie_word_embeddings": True, "type_vocab_size": 2},
+    )
+
+
+_BERT = _bert("bert.")
+_ROBERTA = _bert("roberta.", positions_follow_padding=True)
+_DISTILBERT = Family(
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    rotated_layers="none",
+    has_learned_positions=True,
+    is_encoder=True,
+    has_last_norm=False,
+    field_names={
+        "hidden_act": "activation", "hidden_size": "dim", "intermediate_size": "hidden_dim",
+        "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+    },
+    is_gated=False,
+    norm=_NORM,
+    frame=_FRAME,
+    stored=StoredLayout(
+        prefix="distilbert.",
+        layers="transformer.layer",
+        outside=_OUTSIDE,
+        in_layer={
+            "attention.q_lin": "self_attn.q_proj", "attention.k_lin": "self_attn.k_proj",
+            "attention.v_lin": "self_attn.v_proj", "attention.out_lin": "self_attn.o_proj",
+            "sa_layer_norm": "post_attention_layernorm", "ffn.lin1": "mlp.up_proj", "ffn.lin2": "mlp.down_proj",
+            "output_layer_norm": "post_feedforward_layernorm",
+        },
+        unneeded=(".position_ids",),
+        unneeded_parts=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+    ),
+    defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "BertForMaskedLM": _BERT,
+        "BertModel": _BERT,
+        "DistilBertForMaskedLM": _DISTILBERT,
+        "DistilBertModel": _DISTILBERT,
+        "RobertaForMaskedLM": _ROBERTA,
+        "RobertaModel": _ROBERTA,
+        "XLMRobertaForMaskedLM": _ROBERTA,
+        "XLMRobertaModel": _ROBERTA,
+    }
+)
