@@ -51,6 +51,12 @@ from pagewood.schedpolicy.requests import (
     Running,
     Waiting,
 )
+from pagewood.schedpolicy.routing.autoscaler import Autoscaler, FleetLoad
+from pagewood.schedpolicy.routing.load import Report
+from pagewood.schedpolicy.routing.placement import Departure, Placement, RoutedRequest, Ticket
+from pagewood.schedpolicy.routing.prefix_index import BlockHash, PrefixIndex
+from pagewood.schedpolicy.routing.replicas import ReplicaName, Role
+from pagewood.schedpolicy.routing.router import Router, default_order
 from pagewood.schedpolicy.steps.budget import (
     MIXINGS,
     Budget,
@@ -68,15 +74,16 @@ from pagewood.schedpolicy.verdict import Outcome, Verdict
 __version__ = "0.1.0"
 
 __all__ = [
-    "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
-    "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "Draws",
-    "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasOwnPriority",
-    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "InBatchDeferral", "Lending", "LiveMatch",
-    "Load", "MultilevelOrder", "NewTokenRatio", "Order", "Outcome", "PreemptionGuard", "Quota", "Quotas", "RankedOrder",
-    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve",
-    "StepSample", "StepsReport", "Switch", "TagAffinity", "TooLate", "Urgent", "Usage", "Verdict", "Waiting",
-    "WeightByUrgency", "__version__", "budget_named", "by_arrival", "by_deadline", "by_least_output",
-    "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first", "choose_victim",
-    "choose_victims", "decode_first", "deserving", "fair_share", "order_named", "prefill_first", "stall_free",
-    "weight_by_priority", "weighted_round_robin", "worth_preempting",
+    "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Autoscaler",
+    "BlockHash", "Budget", "ByLongestMatch", "ByRemaining", "ByShortest", "Decoding", "Departure", "DepthFirstWeight",
+    "DraftControl", "DraftCost", "Draws", "DynamicChunk", "FallbackAbove", "Feasibility", "FleetLoad", "FullWaiting",
+    "HasClass", "HasDeadline", "HasOwnPriority", "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "InBatchDeferral",
+    "Lending", "LiveMatch", "Load", "MultilevelOrder", "NewTokenRatio", "Order", "Outcome", "Placement",
+    "PreemptionGuard", "PrefixIndex", "Quota", "Quotas", "RankedOrder", "ReplicaName", "Report", "Role",
+    "RoutedRequest", "Router", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost",
+    "StepModel", "StepReserve", "StepSample", "StepsReport", "Switch", "TagAffinity", "Ticket", "TooLate", "Urgent",
+    "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named", "by_arrival", "by_deadline",
+    "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first",
+    "choose_victim", "choose_victims", "decode_first", "default_order", "deserving", "fair_share", "order_named",
+    "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

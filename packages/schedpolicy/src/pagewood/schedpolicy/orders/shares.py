@@ -33,16 +33,21 @@ class ShareOrder(Generic[W]):
 
     Invariant: `_active` is sorted, and has exactly the groups with a waiting or parked request, each with its service.
 
+    With `charges_at_stop`, generated tokens are charged when their request stops, so a pass does not read all running
+    requests; for thousands of them this matters more than the delay.
+
     Bound: as long as two groups both have waiting requests that are not parked, and the engine admits in this order,
     their services differ by at most 2 * max(largest charge of an admission, largest output charge of the requests of
-    one group that run at once), divided by the smaller weight. So no group with a waiting request starves.
+    one group that run at once), divided by the smaller weight. So no group with a waiting request starves. (With
+    `charges_at_stop` this holds for the service that has been charged.)
 
     Source: the virtual token counter of VTC (Sheng et al., arXiv 2401.00588), Theorem 4.4 and its weighted form.
     """
 
     __slots__ = (
-        "_active", "_admission_cost", "_group_of", "_groups", "_idle", "_last_service", "_make_order", "_num_changes",
-        "_num_members", "_num_running", "_orders", "_output_cost", "_parked", "_running", "_service", "_weights",
+        "_active", "_admission_cost", "_charges_at_stop", "_group_of", "_groups", "_idle", "_last_service",
+        "_make_order", "_num_changes", "_num_members", "_num_running", "_orders", "_output_cost", "_parked",
+        "_running", "_service", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +58,7 @@ class ShareOrder(Generic[W]):
         weights: Mapping[str, float],
         admission_cost: Callable[[W], float],
         output_cost: float,
+        charges_at_stop: bool = False,
     ) -> None:
         """Start with no groups.
 
@@ -62,6 +68,7 @@ class ShareOrder(Generic[W]):
             weights: Shares of groups, > 0 and finite; 1 for groups that are not named.
             admission_cost: Returns the charge for admitting a request, >= 0; called when it is admitted.
             output_cost: Charge for one generated token, >= 0.
+            charges_at_stop: Whether generated tokens are charged only when their request stops.
 
         Raises:
             ValueError: A weight or `output_cost` is out of range.
@@ -78,6 +85,7 @@ class ShareOrder(Generic[W]):
         self._weights = dict(weights)
         self._admission_cost = admission_cost
         self._output_cost = output_cost
+        self._charges_at_stop = charges_at_stop
         self._num_changes = 0  # of the waiting requests; written by: add, remove, admit, park, update
         self._orders: dict[str, Order[W]] = {}  # of groups with a waiting or parked request; written by: _enter, _leave
         self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, remove, admit, park
@@ -255,7 +263,7 @@ class ShareOrder(Generic[W]):
 
     def _settle(self) -> None:
         """Charge running requests for the tokens generated since they were last charged."""
-        if self._output_cost:
+        if self._output_cost and not self._charges_at_stop:
             for arrival, (request, group, num_paid) in self._running.items():
                 num_generated = request.num_generated
                 if num_generated != num_paid:
@@ -287,6 +295,7 @@ def fair_share(
     weights: Mapping[str, float] | None = None,
     prefill_cost: float = 1.0,
     output_cost: float = 2.0,
+    charges_at_stop: bool = False,
     make_order: Callable[[], Order[T]] | None = None,
 ) -> ShareOrder[T]:
     """Return an order in which tenants share by tokens: uncached prompt tokens and generated tokens.
@@ -297,6 +306,7 @@ def fair_share(
         weights: Shares of tenants; 1 for tenants that are not named.
         prefill_cost: Charge for a prompt token that is not cached, >= 0.
         output_cost: Charge for a generated token, >= 0; the default ratio of 2 to 1 is that of VTC.
+        charges_at_stop: Whether generated tokens are charged only when their request stops; see `ShareOrder`.
         make_order: Makes the order within a tenant; by default by priority, then arrival.
     """
     require_real("prefill_cost", prefill_cost)
@@ -312,6 +322,7 @@ def fair_share(
         weights=weights or {},
         admission_cost=admission_cost,
         output_cost=output_cost,
+        charges_at_stop=charges_at_stop,
     )
 
 

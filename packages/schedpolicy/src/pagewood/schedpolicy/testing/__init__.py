@@ -1,4 +1,4 @@
-"""Conformance checks and an oracle for your own orders, and requests for tests; they need no test framework.
+"""Conformance checks and oracles for your own orders and routers, and requests for tests; they need no test framework.
 
 A test passes a function that makes empty orders, and a random generator; every seed gives different traffic:
 
@@ -12,15 +12,20 @@ With hypothesis, `@given(st.randoms(use_true_random=False))` gives generators wh
 from pagewood.schedpolicy.testing.one_step import OneStep
 from pagewood.schedpolicy.testing.oracles import Naive, by
 from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
+from pagewood.schedpolicy.testing.routing import FakeRouted, NaiveRouter, RouterTraffic, check_router
 from pagewood.schedpolicy.testing.traffic import Traffic, check_order, check_same_order
 
 __all__ = [
     "FakeRequest",
+    "FakeRouted",
     "Naive",
+    "NaiveRouter",
     "OneStep",
+    "RouterTraffic",
     "Traffic",
     "by",
     "check_order",
+    "check_router",
     "check_same_order",
     "random_request",
 ]

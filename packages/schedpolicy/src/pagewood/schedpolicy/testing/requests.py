@@ -11,9 +11,9 @@ class FakeRequest:
     arrival: int
     arrived_s: float = 0.0
     priority: int = 0  # written by: traffic
-    num_tokens: int = 64  # written by: traffic
-    num_matched: int = 0  # written by: traffic
-    num_generated: int = 0  # written by: traffic
+    num_tokens: int = 64  # written by: traffic, testing.routing
+    num_matched: int = 0  # written by: traffic, testing.routing, router
+    num_generated: int = 0  # written by: traffic, testing.routing
     max_new_tokens: int = 16
     tenant: str = ""  # written by: traffic
     deadline_s: float = float("inf")  # written by: traffic
