@@ -3,11 +3,11 @@
 from functools import cache
 
 from pagewood.schedpolicy import budget_named
+from pagewood.schedpolicy.simulation.choosers import chooser_named
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.policies import policies_named
 from pagewood.schedpolicy.simulation.presets import H100_8B
 from pagewood.schedpolicy.simulation.report import Objective, Summary, summarise
-from pagewood.schedpolicy.simulation.router import router_named
 from pagewood.schedpolicy.simulation.workloads import generate
 
 
@@ -21,7 +21,7 @@ def mixed_load(name: str) -> Summary:
         trace,
         fleet,
         make_policies=lambda replica: policies_named("fcfs", page_size=64, budget=budget),
-        router=router_named("round-robin", seed=0),
+        router=chooser_named("round-robin", seed=0),
     )
     return summarise(observed, Objective())
 

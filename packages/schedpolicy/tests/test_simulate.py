@@ -138,3 +138,27 @@ def test_help_names_the_policies(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "dfs-weight" in capsys.readouterr().out
+
+
+def test_a_fleet_behind_the_router(capsys: pytest.CaptureFixture[str]):
+    common = ["--workload", "bursty", "--requests", "60", "--rate", "30", "--policy", "fcfs", "--router", "fleet"]
+    many = ["--replicas", "3", "--prefill-replicas", "1", "--mean-life", "8", "--restart-after", "1", "--places", "8"]
+    assert main([*common, *many, "--max-running-per-tenant", "9"]) == 0
+    assert "fcfs: num_deaths" in capsys.readouterr().out
+    assert main([*common, "--autoscale", "0", "4", "--startup", "1", "--json"]) == 0
+    fleets = json.loads(capsys.readouterr().out)["run"]["fleets"]
+    assert fleets["fcfs"]["most_replicas"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--places", "4"], "--router must be fleet with --places, got round-robin"),
+        (["--router", "fleet", "--restart-after", "4"], "--mean-life must be given with --restart-after"),
+        (["--router", "fleet", "--startup", "4"], "--autoscale must be given with --startup"),
+        (["--router", "fleet", "--autoscale", "4", "2"], "max_replicas must be >= 4, got 2"),
+    ],
+)
+def test_options_of_the_fleet_are_checked(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["--workload", "poisson", "--requests", "2", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -9,13 +9,13 @@ from pagewood.schedpolicy.admission.deadlines import Feasibility
 from pagewood.schedpolicy.admission.quotas import Quota, Quotas
 from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
 from pagewood.schedpolicy.orders.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.simulation.choosers import CHOOSERS, LeastLoaded, PowerOfTwo, PrefixAware, chooser_named
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome
 from pagewood.schedpolicy.simulation.policies import Policies, policies_named
 from pagewood.schedpolicy.simulation.presets import H100_8B
 from pagewood.schedpolicy.simulation.report import Objective, overtaken_s, records_of, summarise
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.simulation.router import ROUTERS, LeastLoaded, PowerOfTwo, PrefixAware, router_named
 from pagewood.schedpolicy.simulation.workloads import generate
 
 ONE = Fleet(machine=H100_8B, num_pages=14_304, page_size=64)
@@ -86,7 +86,7 @@ def test_a_quota_holds(monkeypatch: pytest.MonkeyPatch):
     assert max(highest.values()) == 3
 
 
-@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("router", CHOOSERS)
 def test_all_requests_of_a_fleet_are_served_where_they_were_sent(router: str):
     trace = generate("multi-turn", num_requests=600, rate=60, seed=0)
     fleet = replace(ONE, num_pages=2000, num_replicas=8)
@@ -94,7 +94,7 @@ def test_all_requests_of_a_fleet_are_served_where_they_were_sent(router: str):
         trace,
         fleet,
         make_policies=lambda replica: policies_named("lpm", page_size=64, seed=replica),
-        router=router_named(router, seed=0),
+        router=chooser_named(router, seed=0),
     )
     records = records_of(observed)
     assert [record.arrival for record in records] == list(range(600))
@@ -110,7 +110,7 @@ def test_a_prefix_aware_router_hits_more_than_round_robin():
             trace,
             replace(ONE, num_replicas=8),
             make_policies=lambda _: policies_named("fcfs", page_size=64),
-            router=router_named(router, seed=0),
+            router=chooser_named(router, seed=0),
         )
         return summarise(observed, Objective()).hit_rate
 
@@ -120,7 +120,7 @@ def test_a_prefix_aware_router_hits_more_than_round_robin():
 def test_routers():
     keys = (1, 2, 3)
     assert LeastLoaded().choose(keys, [3, 1, 1]) == 1
-    robin = router_named("round-robin", seed=0)
+    robin = chooser_named("round-robin", seed=0)
     assert [robin.choose(keys, [0, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
     two = PowerOfTwo(Random(0))
     counts = Counter(two.choose(keys, [9, 0, 9, 9]) for _ in range(4000))
@@ -131,7 +131,7 @@ def test_routers():
     assert aware.choose((1, 2, 9, 10), [0, 3]) == 0
     assert aware.choose((4,), [5, 6]) == 0
     with pytest.raises(ValueError, match=r"router must be one of round-robin, .*, got 'nearest'"):
-        router_named("nearest", seed=0)
+        chooser_named("nearest", seed=0)
     with pytest.raises(ValueError, match="factor must be >= 1"):
         PrefixAware(factor=0.5)
     with pytest.raises(ValueError, match="slack must be >= 0"):

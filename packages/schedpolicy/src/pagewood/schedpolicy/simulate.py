@@ -3,15 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 from pagewood.schedpolicy.admission.deadlines import Feasibility
 from pagewood.schedpolicy.admission.quotas import Quota, Quotas
 from pagewood.schedpolicy.orders.names import ORDERS
+from pagewood.schedpolicy.routing.autoscaler import Autoscaler
+from pagewood.schedpolicy.routing.router import Router
+from pagewood.schedpolicy.simulation.choosers import CHOOSERS, chooser_named
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine, load_machine
 from pagewood.schedpolicy.simulation.metrics import Observations
+from pagewood.schedpolicy.simulation.operations import Failures, Operations, Scaling
 from pagewood.schedpolicy.simulation.policies import (
     EXTRAS,
     SGLANG_ORDERS,
@@ -22,7 +27,8 @@ from pagewood.schedpolicy.simulation.policies import (
 )
 from pagewood.schedpolicy.simulation.presets import PRESETS, preset_named
 from pagewood.schedpolicy.simulation.report import Objective, Summary, json_of, row_of, summarise, table_of
-from pagewood.schedpolicy.simulation.router import ROUTERS, router_named
+from pagewood.schedpolicy.simulation.routed import FleetObservations, default_router, simulate_routed
+from pagewood.schedpolicy.simulation.routed_request import RoutedSimRequest
 from pagewood.schedpolicy.simulation.trace import Trace, scaled
 from pagewood.schedpolicy.simulation.trace_file import MOONCAKE_BLOCK_SIZE, load_trace, save_trace
 from pagewood.schedpolicy.simulation.workloads import WORKLOADS, generate
@@ -30,6 +36,10 @@ from pagewood.schedpolicy.steps.budget import MIXINGS, Budget, budget_named
 
 _DEFAULT_REQUESTS = 1000
 _DEFAULT_RATE = 4.0
+_FLEET = "fleet"
+"""The router of this package; the others are `CHOOSERS`."""
+_OF_FLEET = ("places", "prefill_replicas", "mean_life", "restart_after", "restart_every", "autoscale", "startup")
+"""Options that need `--router fleet`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         page_size=options.page_size,
         num_replicas=options.replicas,
     )
+    _check_fleet_options(options)
     objective = Objective(first_token_s=options.slo_ttft, per_token_s=options.slo_itl)
     budget = _budget(options)
     feasibility = Feasibility(model=machine.model, chunk_tokens=options.step_tokens) if options.refuse_late else None
@@ -67,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
             page_size=options.page_size,
             budget=budget,
             victim=options.victim,
-            quotas=None if limited is None else Quotas({}, default=Quota(max_running=limited)),
+            quotas=None if limited is None or options.router == _FLEET else _quotas(limited),
             feasibility=feasibility,
             seed=options.seed + replica,
         )
@@ -75,15 +86,25 @@ def _run(options: argparse.Namespace) -> None:
     names = _names(options.policy)
     if options.save_trace is not None:
         save_trace(trace, options.save_trace)
-    observed: dict[str, list[Observations]] = {
-        name: simulate(
-            trace,
-            fleet,
-            make_policies=lambda replica, name=name: policies(name, replica),
-            router=router_named(options.router, seed=options.seed),
-        )
-        for name in names
-    }
+    observed: dict[str, list[Observations]] = {}
+    fleets: dict[str, FleetObservations] = {}
+    for name in names:
+        if options.router == _FLEET:
+            fleets[name] = simulate_routed(
+                trace,
+                fleet,
+                _operations(options),
+                make_policies=lambda replica, name=name: policies(name, replica),
+                router=_router(options),
+            )
+            observed[name] = fleets[name].replicas
+        else:
+            observed[name] = simulate(
+                trace,
+                fleet,
+                make_policies=lambda replica, name=name: policies(name, replica),
+                router=chooser_named(options.router, seed=options.seed),
+            )
     summaries = {name: summarise(observations, objective) for name, observations in observed.items()}
     if options.json:
         run: dict[str, object] = {
@@ -96,13 +117,62 @@ def _run(options: argparse.Namespace) -> None:
             "router": options.router,
             "seed": options.seed,
         }
+        if fleets:
+            run["fleets"] = {name: _counts_of(fleets[name]) for name in names}
         print(json_of(run, summaries), end="")
     else:
         _print_table(trace, fleet, options.router, summaries)
+        for name, one in fleets.items():
+            print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in _counts_of(one).items()))
     if options.plot is not None:
         from pagewood.schedpolicy.simulation.plots import draw
 
         draw(options.plot, observed, num_pages=fleet.num_pages, title=trace.name)
+
+
+def _quotas(max_running: int) -> Quotas:
+    return Quotas({}, default=Quota(max_running=max_running))
+
+
+def _check_fleet_options(options: argparse.Namespace) -> None:
+    if options.router != _FLEET:
+        for name in _OF_FLEET:
+            if getattr(options, name) is not None:
+                raise ValueError(f"--router must be {_FLEET} with --{name.replace('_', '-')}, got {options.router}")
+    if options.mean_life is None and options.restart_after is not None:
+        raise ValueError("--mean-life must be given with --restart-after")
+    if options.autoscale is None and options.startup is not None:
+        raise ValueError("--autoscale must be given with --startup")
+
+
+def _operations(options: argparse.Namespace) -> Operations:
+    num_places = options.max_running if options.places is None else options.places
+    failures, scaling = None, None
+    if options.mean_life is not None:
+        restart_s = 30.0 if options.restart_after is None else options.restart_after
+        failures = Failures(mean_s=options.mean_life, restart_s=restart_s)
+    if options.autoscale is not None:
+        least, most = options.autoscale
+        autoscaler = Autoscaler(min_replicas=least, max_replicas=most, num_places=num_places)
+        scaling = Scaling(autoscaler=autoscaler, startup_s=60.0 if options.startup is None else options.startup)
+    return Operations(
+        num_places=num_places,
+        num_prefill=options.prefill_replicas or 0,
+        failures=failures,
+        restart_every_s=options.restart_every,
+        scaling=scaling,
+        seed=options.seed,
+    )
+
+
+def _router(options: argparse.Namespace) -> Router[RoutedSimRequest] | None:
+    if options.max_running_per_tenant is None:
+        return None
+    return default_router(options.page_size, options.seed, quotas=_quotas(options.max_running_per_tenant))
+
+
+def _counts_of(observed: FleetObservations) -> dict[str, float]:
+    return {field.name: getattr(observed, field.name) for field in fields(observed) if field.name != "replicas"}
 
 
 def _budget(options: argparse.Namespace) -> Budget:
@@ -203,7 +273,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     where.add_argument("--page-size", type=int, default=64, metavar="T", help="tokens per page")
     where.add_argument("--replicas", type=int, default=1, metavar="N", help="1 to 1,000")
-    where.add_argument("--router", choices=ROUTERS, default=ROUTERS[0], help="how to choose a replica")
+    where.add_argument(
+        "--router",
+        choices=(*CHOOSERS, _FLEET),
+        default=CHOOSERS[0],
+        help=f"how to choose a replica; {_FLEET} is the router of this package, the next options are for it",
+    )
+    where.add_argument("--places", type=int, metavar="N", help="requests of a replica at once; default: --max-running")
+    where.add_argument("--prefill-replicas", type=int, metavar="N", help="replicas that only compute prompts")
+    where.add_argument("--mean-life", type=float, metavar="S", help="replicas die, after S on average")
+    where.add_argument("--restart-after", type=float, metavar="S", help="another starts after S; default: 30")
+    where.add_argument("--restart-every", type=float, metavar="S", help="the oldest replica is replaced every S")
+    where.add_argument(
+        "--autoscale", type=int, nargs=2, metavar=("MIN", "MAX"), help="the number of replicas follows the load"
+    )
+    where.add_argument("--startup", type=float, metavar="S", help="a new replica takes S to start; default: 60")
     policy = parser.add_argument_group("policies")
     orders = ", ".join((*ORDERS, *SGLANG_ORDERS))
     policy.add_argument(
@@ -231,7 +315,12 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument(
         "--victim", choices=VICTIMS, default=VICTIMS[0], help="which request to preempt when memory runs out"
     )
-    policy.add_argument("--max-running-per-tenant", type=int, metavar="N", help="quota of every tenant")
+    policy.add_argument(
+        "--max-running-per-tenant",
+        type=int,
+        metavar="N",
+        help="quota of every tenant: on each replica, or with --router fleet on all together",
+    )
     policy.add_argument("--refuse-late", action="store_true", help="refuse requests that would miss their deadline")
     out = parser.add_argument_group("results")
     out.add_argument("--slo-ttft", type=float, default=2.0, metavar="S", help="served well: first token within")

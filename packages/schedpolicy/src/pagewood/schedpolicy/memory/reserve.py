@@ -87,10 +87,10 @@ class NewTokenRatio:
         """Whether ends before the limit are expected: some requests have ended, and no steps of caution are left."""
         return not self._num_held and bool(self._latest)
 
-    def on_step(self) -> None:
-        """Record a step without preemption."""
+    def on_step(self, num_steps: int = 1) -> None:
+        """Record steps without preemption."""
         if self._num_held:
-            self._num_held -= 1
+            self._num_held = max(0, self._num_held - num_steps)
 
     def on_preempt(self) -> None:
         """Record that memory ran out and requests were preempted."""

@@ -81,9 +81,11 @@ class BlockCache:
     Source: block hashing of vLLM's prefix caching, with the leaf order of RadixAttention (arXiv 2312.07104).
     """
 
-    __slots__ = ("_awaiting", "_clock", "_leaves", "_nodes", "_num_locked", "_resting")
+    __slots__ = ("_awaiting", "_clock", "_events", "_leaves", "_nodes", "_num_locked", "_resting")
 
-    def __init__(self) -> None:
+    def __init__(self, *, records_events: bool = False) -> None:
+        """Start empty; `records_events`: whether `take_events` is called."""
+        self._events: list[tuple[str, list[int]]] | None = [] if records_events else None
         self._nodes: dict[int, _Node] = {}
         self._leaves: list[tuple[int, int]] = []  # heap of (used, key), stale entries included
         self._clock = 0
@@ -124,6 +126,8 @@ class BlockCache:
         assert parent is not None
         parent.used = used
         self._queue_if_evictable(parent)
+        if self._events is not None:
+            self._record("BlockStored", keys[num_cached:num_pages])
         if self._awaiting:
             self._move([w for key in keys[num_cached:num_pages] for w in self._awaiting.pop(key, ())], self._resting)
         return num_pages - num_cached
@@ -178,9 +182,19 @@ class BlockCache:
                     self._queue_if_evictable(parent)
                     break
                 node = parent
+        if self._events is not None:
+            self._record("BlockRemoved", evicted)
         if self._resting:
             self._move([w for key in evicted for w in self._resting.pop(key, ())], self._awaiting)
         return len(evicted)
+
+    def take_events(self) -> list[tuple[str, list[int]]]:
+        """Return the KV events since the last call, in the form of `PrefixIndex`.
+
+        Pages with negative names are left out: no other request can share them (`Trace.page_names`).
+        """
+        events, self._events = self._events or [], []
+        return events
 
     def watch(self, keys: Sequence[int], on_change: Callable[[], None]) -> MatchWatch:
         """Return a live match, which lasts until `unwatch`; `on_change` is called whenever it has changed."""
@@ -193,6 +207,11 @@ class BlockCache:
         """Stop updating a live match."""
         self._lift(watch, self._resting)
         self._lift(watch, self._awaiting)
+
+    def _record(self, kind: str, keys: Sequence[int]) -> None:
+        names = [key for key in keys if key >= 0]
+        if names and self._events is not None:
+            self._events.append((kind, names))
 
     def _queue_if_evictable(self, node: _Node) -> None:
         if not node.num_children and not node.num_locks:

@@ -7,13 +7,13 @@ from math import inf
 
 from pagewood.schedpolicy.counts import require_count
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.choosers import Chooser, RoundRobin
 from pagewood.schedpolicy.simulation.decisions import OnDecision
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import Policies
 from pagewood.schedpolicy.simulation.replica import Replica
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.simulation.router import RoundRobin, Router
 from pagewood.schedpolicy.simulation.trace import Trace
 
 MAX_REPLICAS = 1000
@@ -48,7 +48,7 @@ def simulate(
     fleet: Fleet,
     *,
     make_policies: Callable[[int], Policies],
-    router: Router | None = None,
+    router: Chooser | None = None,
     make_cache: Callable[[], PrefixCache] = BlockCache,
     on_decision: OnDecision | None = None,
 ) -> list[Observations]:

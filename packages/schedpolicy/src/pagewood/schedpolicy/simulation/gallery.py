@@ -11,13 +11,13 @@ from pathlib import Path
 from pagewood.schedpolicy.admission.deadlines import Feasibility
 from pagewood.schedpolicy.admission.quotas import Quota, Quotas
 from pagewood.schedpolicy.orders.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.simulation.choosers import CHOOSERS, chooser_named
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import DEFAULT_BUDGET, Policies, policies_named
 from pagewood.schedpolicy.simulation.presets import H100_8B
 from pagewood.schedpolicy.simulation.report import Objective, Summary, summarise
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.simulation.router import ROUTERS, router_named
 from pagewood.schedpolicy.simulation.trace import Trace
 from pagewood.schedpolicy.simulation.workloads import generate
 
@@ -83,7 +83,7 @@ class Case:
                 trace,
                 fleet,
                 make_policies=lambda replica, way=way: way.tune(policies_named(way.policy, page_size=64, seed=replica)),
-                router=router_named(way.router, seed=0),
+                router=chooser_named(way.router, seed=0),
             )
             for name, way in self.ways.items()
         }
@@ -244,7 +244,7 @@ CASES: tuple[Case, ...] = (
         rate=900,
         num_pages=3000,
         num_replicas=64,
-        ways={router: Way(policy="lpm", router=router) for router in ROUTERS},
+        ways={router: Way(policy="lpm", router=router) for router in CHOOSERS},
         columns=(*TTFT, HITS, ("busy", lambda summary: f"{summary.busy:.0%}"), GOODPUT),
         wins_by="median time to first token",
         score=lambda summary: -summary.ttft.p50,

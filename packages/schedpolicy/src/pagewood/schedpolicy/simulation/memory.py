@@ -111,6 +111,16 @@ class Memory:
         self.cache.unlock(request.keys, request.num_leased)
         request.num_leased = num_pages
 
+    def receive(self, request: SimRequest, num_pages: int) -> None:
+        """Cache the first `num_pages` pages of a request, computed by another replica, as far as there is room."""
+        cache, keys = self.cache, request.keys
+        num_cached = cache.match(keys[:num_pages])
+        cache.lock(keys, num_cached)
+        num_new = min(num_pages - num_cached, self.num_available)
+        self.take(num_new)
+        self._num_private -= cache.insert(keys, num_cached + num_new)
+        cache.unlock(keys, num_cached)
+
     def release(self, request: SimRequest, num_tokens: int) -> None:
         """Publish the computed pages, and free everything that the request holds."""
         self.publish(request, num_tokens)

@@ -117,7 +117,7 @@ class Observations:
 
     def __init__(self) -> None:
         """Start with no observations."""
-        self.records: list[RequestRecord] = []  # written by: recorder
+        self.records: list[RequestRecord] = []  # written by: recorder, routed
         self.gaps = DurationHistogram()
         """Times between two tokens of one request, preemptions included."""  # written by: recorder
         self.timeline = Timeline()  # written by: recorder

@@ -90,6 +90,17 @@ class Queue:
         self._waiting[request.arrival] = request
         self._enter(request)
 
+    def remove(self, request: SimRequest) -> None:
+        """Remove a waiting request that will not run here."""
+        if request in self._order:
+            self._order.remove(request)
+            self._leave(request)
+        elif self._deferral is not None:
+            self._deferral.discard(request)
+            self._lending.take_back(request)
+            self._order.stop(request)
+        del self._waiting[request.arrival]
+
     def defer(self, request: SimRequest) -> bool:
         """Return whether a request waits for a prompt in progress that it repeats; then call `park` after the pass."""
         if self._deferral is None or not self._deferral.defer(request):

@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 from pagewood.schedpolicy.admission.deadlines import Load
 from pagewood.schedpolicy.admission.quotas import Quotas
@@ -25,6 +26,9 @@ from pagewood.schedpolicy.steps.latency import pairs_of
 
 _PARTS_OF_STEP = 8
 """Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, as in pagewood-engine."""
+OnRequest: TypeAlias = Callable[[SimRequest], None]
+"""Gets a request of a replica at the end of a step; it does not call the replica."""
+
 _ANY_NUMBER = 1 << 30
 """More prompt tokens than any step can have."""
 
@@ -51,8 +55,8 @@ class Replica:
 
     __slots__ = (
         "_completing", "_decoding", "_inbox", "_index", "_is_decoding", "_machine", "_memory", "_num_run_steps",
-        "_on_decision", "_policies", "_preempted", "_prefilling", "_prefills", "_queue", "_recorder",
-        "_run_started_s", "_running", "end_s",
+        "_on_computed", "_on_decision", "_on_end", "_policies", "_preempted", "_prefilling", "_prefills", "_queue",
+        "_recorder", "_run_started_s", "_running", "_withdrawn", "end_s",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +69,8 @@ class Replica:
         page_size: int,
         make_cache: Callable[[], PrefixCache] = BlockCache,
         on_decision: OnDecision | None = None,
+        on_computed: OnRequest | None = None,
+        on_end: OnRequest | None = None,
     ) -> None:
         """Start idle, with an empty cache.
 
@@ -76,6 +82,8 @@ class Replica:
             page_size: Tokens per page, >= 1.
             make_cache: Makes the empty prefix cache.
             on_decision: Gets every decision; None to record none.
+            on_computed: Gets every request whose prompt has been computed.
+            on_end: Gets every request that has all its output or was refused.
 
         Raises:
             ValueError: `num_pages` or `page_size` is out of range.
@@ -84,6 +92,8 @@ class Replica:
             require_count(name, value, least=1)
         self._index = index
         self._on_decision = on_decision
+        self._on_computed = on_computed
+        self._on_end = on_end
         self._recorder = Recorder(index)
         self._policies = policies
         self._machine = machine
@@ -96,6 +106,7 @@ class Replica:
         self._preempted: list[SimRequest] = []  # in the present step, not in the queue yet
         self._completing: list[SimRequest] = []  # lack only their last prompt token, computed like a decode
         self._inbox: list[SimRequest] = []  # arrived since the last event
+        self._withdrawn: list[SimRequest] = []  # leave when the present step ends
         self._run_started_s = 0.0
         self._num_run_steps = 0
         self._is_decoding = False  # whether requests decode in the present steps
@@ -112,6 +123,16 @@ class Replica:
         """Requests sent here that have not ended."""
         return len(self._inbox) + len(self._queue) + len(self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to run."""
+        return len(self._queue)
+
+    @property
+    def kv_use(self) -> float:
+        """Part of the pages that running requests hold."""
+        return self._memory.num_used / self._memory.num_pages
+
     def arrive(self, request: SimRequest, now_s: float) -> None:
         """Accept a request; it is considered when the present step ends.
 
@@ -120,13 +141,37 @@ class Replica:
         self._inbox.append(request)
         if self.end_s == inf:
             self._run_started_s = self.end_s = now_s  # an event now, after all requests that arrive at this time
-        elif self._num_run_steps > 1:
-            # End the run of decode steps with the present step.
-            decoding, elapsed_s = self._decoding, now_s - self._run_started_s
-            num_steps = self._machine.num_decode_steps(
-                elapsed_s, decoding.num_requests, decoding.kv_tokens, at_most=self._num_run_steps
-            )
-            self._set_run(max(1, num_steps))
+        else:
+            self._end_run_with_step(now_s)
+
+    def receive(self, request: SimRequest, num_pages: int) -> None:
+        """Cache the first pages of a request, which another replica has computed."""
+        self._memory.receive(request, num_pages)
+
+    def withdraw(self, request: SimRequest, now_s: float) -> None:
+        """Stop a request when the present step ends; its end is not recorded. What it has computed stays cached."""
+        self._withdrawn.append(request)
+        self._end_run_with_step(now_s)
+
+    def progress(self, request: SimRequest, now_s: float) -> tuple[int, float]:
+        """Return the tokens that a request has generated until now, and the time of the last of them."""
+        if not request.is_decoding:
+            return request.num_generated, request.last_token_s
+        num_steps, decoding = 0, self._decoding
+        if self._is_decoding and not self._prefills and not self._completing:
+            args = decoding.num_requests, decoding.kv_tokens
+            elapsed_s = now_s - self._run_started_s
+            num_steps = self._machine.num_decode_steps(elapsed_s, *args, at_most=self._num_run_steps)
+            num_steps -= num_steps > 0 and self._machine.decode_s(num_steps, *args) > elapsed_s
+        last_token_s = self._run_started_s + self._machine.decode_s(
+            num_steps, decoding.num_requests, decoding.kv_tokens
+        )
+        return min(request.num_generated + num_steps, request.num_output - 1), last_token_s
+
+    def take_events(self) -> list[tuple[str, list[int]]]:
+        """Return the KV events since the last call; only a `BlockCache` has any."""
+        cache = self._memory.cache
+        return cache.take_events() if isinstance(cache, BlockCache) else []
 
     def finish_run(self) -> None:
         """End the present steps at `end_s`, and start the next."""
@@ -145,8 +190,7 @@ class Replica:
         if self._is_decoding:
             # The pages of the first step were taken when it began, and the reserve has counted it.
             self._memory.take_singly(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
-            for _ in range(num_steps - 1):
-                self._policies.reserve.on_step()
+            self._policies.reserve.on_step(num_steps - 1)
             decoding.advance(num_steps)
             while (request := decoding.pop_ended()) is not None:
                 ended[request.arrival] = request
@@ -158,11 +202,13 @@ class Replica:
                 self._computed(request, 1, now_s)
         for request, num_tokens in self._prefills:
             self._computed(request, num_tokens, now_s)
+        if self._withdrawn:
+            self._drop_withdrawn()
         for request in self._inbox:
             request.arrived_s = now_s
             refusal = self._refusal(request, now_s)
             if refusal:
-                self._recorder.ended(request, now_s, refused=refusal)
+                self._note_end(request, now_s, refused=refusal)
             else:
                 self._enqueue(request)
         self._inbox.clear()
@@ -248,6 +294,42 @@ class Replica:
             self._policies.reserve.on_preempt()
         else:
             self._policies.reserve.on_step()
+
+    def _end_run_with_step(self, now_s: float) -> None:
+        """End a run of decode steps with the step that runs now."""
+        if self._num_run_steps > 1:
+            decoding, elapsed_s = self._decoding, now_s - self._run_started_s
+            num_steps = self._machine.num_decode_steps(
+                elapsed_s, decoding.num_requests, decoding.kv_tokens, at_most=self._num_run_steps
+            )
+            self._set_run(max(1, num_steps))
+
+    def _drop_withdrawn(self) -> None:
+        """Remove the withdrawn requests that have not ended in the last step."""
+        for request in self._withdrawn:
+            if request in self._inbox:
+                self._inbox.remove(request)
+            elif self._running.get(request.arrival) is request:
+                if request.is_decoding:
+                    num_computed = self._stop_decoding(request)
+                else:
+                    self._prefilling.remove(request)
+                    num_computed = request.num_computed
+                self._memory.release(request, num_computed)
+                del self._running[request.arrival]
+                self._leave_batch(request)
+            elif request in self._queue:
+                self._queue.remove(request)
+                self._recorder.observed.service.leave(request.tenant)
+        self._withdrawn.clear()
+
+    def _note_end(self, request: SimRequest, now_s: float, *, refused: str = "") -> None:
+        if request in self._withdrawn:
+            return
+        if request.is_recorded:
+            self._recorder.ended(request, now_s, refused=refused)
+        if self._on_end is not None:
+            self._on_end(request)
 
     def _set_run(self, num_steps: int) -> None:
         """Start a run of `num_steps` steps in which requests only decode."""
@@ -502,6 +584,8 @@ class Replica:
         num_computed = request.num_tokens
         request.generate_one()
         self._recorder.token_after_prompt(request, now_s)
+        if self._on_computed is not None and request not in self._withdrawn:
+            self._on_computed(request)
         if request.num_generated == request.num_output:
             self._end(request, num_computed, now_s)
         else:
@@ -551,7 +635,7 @@ class Replica:
         del self._running[request.arrival]
         self._leave_batch(request)
         self._policies.reserve.on_end(request)
-        self._recorder.ended(request, now_s)
+        self._note_end(request, now_s)
 
     def _leave_batch(self, request: SimRequest) -> None:
         self._queue.stop(request)

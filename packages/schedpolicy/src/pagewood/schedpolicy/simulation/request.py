@@ -28,7 +28,7 @@ class SimRequest:
 
     __slots__ = (
         "_clock", "_num_generated", "_num_prompt_pages", "_page_size", "_prefix", "_since", "admitted_s", "arrival",
-        "arrived_s", "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens",
+        "arrived_s", "deadline_s", "end_step", "first_token_s", "is_recorded", "keys", "last_token_s", "max_new_tokens",
         "num_computed", "num_hit", "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions",
         "num_private", "num_prompt", "num_recomputed", "own_priority", "priority", "sent_s", "service_class", "tag",
         "tenant", "watch",
@@ -85,6 +85,8 @@ class SimRequest:
         self.first_token_s = _NEVER_S  # written by: recorder
         self.last_token_s = _NEVER_S
         """Time of its last token; not updated while it decodes."""  # written by: recorder
+        self.is_recorded = True
+        """Whether its end is recorded: not if it only computes a prompt for another replica."""  # written by: routed
         self._clock: DecodeClock | None = None
         self._num_generated = 0
         self._since = 0
@@ -124,6 +126,14 @@ class SimRequest:
         mine, theirs = self.keys, other.keys
         num_pages = min(self._num_prompt_pages, other._num_prompt_pages)
         return self._page_size * bisect_left(range(num_pages), True, key=lambda page: mine[page] != theirs[page])
+
+    def resume(self, before: "SimRequest", num_generated: int, last_token_s: float) -> None:
+        """Go on where another replica has stopped, as after a preemption."""
+        self._num_generated = num_generated
+        self.admitted_s, self.num_hit = before.admitted_s, before.num_hit
+        self.first_token_s, self.last_token_s = before.first_token_s, last_token_s
+        self.num_preemptions = before.num_preemptions + (before.num_hit >= 0)
+        self.num_recomputed = before.num_recomputed
 
     def generate_one(self) -> None:
         """Add the token that follows a prompt."""

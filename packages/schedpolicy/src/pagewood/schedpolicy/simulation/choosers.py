@@ -1,4 +1,4 @@
-"""Routers, which choose a replica for each request."""
+"""Simple ways to choose a replica for each request, for comparisons: the request is sent at once, and waits there."""
 
 from collections.abc import Sequence
 from random import Random
@@ -7,7 +7,7 @@ from typing import Protocol
 from pagewood.schedpolicy.counts import require_count, require_real
 
 
-class Router(Protocol):
+class Chooser(Protocol):
     """Chooses a replica for each request, in the order of their arrival."""
 
     def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
@@ -113,11 +113,11 @@ class PrefixAware:
         return chosen
 
 
-ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "power-of-two")
+CHOOSERS = ("round-robin", "least-loaded", "prefix-aware", "power-of-two")
 
 
-def router_named(name: str, *, seed: int) -> Router:
-    """Return a router by name, with default parameters.
+def chooser_named(name: str, *, seed: int) -> Chooser:
+    """Return a chooser by name, with default parameters.
 
     Raises:
         ValueError: The name is unknown.
@@ -132,4 +132,4 @@ def router_named(name: str, *, seed: int) -> Router:
         case "power-of-two":
             return PowerOfTwo(Random(f"power-of-two/{seed}"))
         case _:
-            raise ValueError(f"router must be one of {', '.join(ROUTERS)}, got {name!r}")
+            raise ValueError(f"router must be one of {', '.join(CHOOSERS)}, got {name!r}")
