@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.steps.plan import Planner
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import StepReserve
@@ -43,6 +44,7 @@ def states(seed: int, mix: str) -> list[Any]:
             for one in state.running
         ]
         waiting = [(one.request_id, one.num_matched, state.waiting.is_parked(one)) for one in state.by_id.values()]
+        assert isinstance(kv, KVSpace)
         cached = kv.cache.dump() if isinstance(kv.cache, RadixCache) else ""
         found.append((running, waiting, kv.num_free, kv.num_retained, cached))
 

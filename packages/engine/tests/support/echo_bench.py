@@ -12,6 +12,7 @@ from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Samp
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
 from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
@@ -51,7 +52,7 @@ class EchoBench:
         memory = np.empty(num_pages * PAGE, np.uint64)
         config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
 
-        def make_runner(kv: KVSpace) -> Runner:
+        def make_runner(kv: AnyKV) -> Runner:
             runner = EchoRunner(
                 num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE,
                 vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
@@ -73,7 +74,9 @@ class EchoBench:
             outbox=self.outbox,
             clock=clock or (lambda: self.now_s),
         )  # fmt: skip
-        self.kv = self.engine._kv  # pyright: ignore[reportPrivateUsage]
+        kv = self.engine._kv  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(kv, KVSpace)
+        self.kv: KVSpace = kv
         self.state = self.engine._state  # pyright: ignore[reportPrivateUsage]
         self.pending: Pending | None = None
         self.deltas: dict[str, list[Delta]] = {}

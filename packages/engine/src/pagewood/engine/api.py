@@ -744,6 +744,11 @@ class EngineConfig:
     """JSON file that says which processes have which experts, with `expert_parallel`: `{"layers": {"3": [0, 1, [0, 1],
     ...]}}`, for a layer the process of each expert, or the processes that have a copy of it. None, and for layers that
     are not in it: consecutive experts."""
+    enable_dp_attention: bool = False
+    """Whether these processes divide attention by request instead of by heads, on a CPU: each has the whole weights of
+    attention, and the KV memory of its own requests. So the KV memory of latent attention, whose latents cannot be
+    divided among heads, is not held by every process. A request then fits if it fits the memory of one process. Layers
+    with a window keep the KV of all positions."""
     expert_load: ExpertLoadDetail = "off"
     """Whether rows of experts are counted, on a CPU, for the metrics. ranks: by process, with a measure of imbalance;
     experts: also by layer and expert, which are many."""
@@ -998,6 +1003,7 @@ class EngineConfig:
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_ranks()
         self._check_experts()
+        self._check_dp_attention()
         self._check_needs()
         self._check_tiers()
         self._check_retention()
@@ -1056,6 +1062,27 @@ class EngineConfig:
             raise ValueError(
                 f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}, got {self.num_threads}"
             )
+
+    def _check_dp_attention(self) -> None:
+        """Refuse what attention by request cannot be combined with."""
+        if not self.enable_dp_attention:
+            return
+        if self.tensor_parallel_size == 1:
+            raise ValueError("enable_dp_attention must be False with tensor_parallel_size 1, got True")
+        if self.device == "cuda":
+            raise ValueError("enable_dp_attention must be False with device cuda, got True")
+        if self.speculative not in (known := ("off", "ngram", "suffix")):
+            raise ValueError(
+                f"speculative must be one of {', '.join(known)} with enable_dp_attention, got {self.speculative}"
+            )
+        values: dict[str, object] = {
+            "host_cache_gb": self.host_cache_gb,  # lower tiers come with it
+            "preemption_threshold": self.preemption_threshold,
+            "decision_log": self.decision_log,
+        }
+        for name, value in values.items():
+            if value is not None:
+                raise ValueError(f"{name} must be None with enable_dp_attention, got {value!r}")
 
     def _check_experts(self) -> None:
         if self.expert_load not in (known := get_args(ExpertLoadDetail)):

@@ -11,12 +11,13 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
-from pagewood.engine.assembly.policies import Policies, chosen
+from pagewood.engine.assembly.policies import ChosenPolicies, Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
 from pagewood.engine.core.memory.retention import Retention
@@ -57,7 +58,7 @@ def assemble(
     config: EngineConfig,
     *,
     info: EngineInfo,
-    make_runner: Callable[[KVSpace], Runner],
+    make_runner: Callable[[AnyKV], Runner],
     make_cache: Callable[[], PrefixCache] | None = None,
     allocator: PageAllocator | PageGroups | None = None,
     drafting: Drafting | None = None,
@@ -113,27 +114,40 @@ def assemble(
         make_cache = None if make_cache is None else log.recorder.caches(make_cache)
         drafting = None if drafting is None else log.recorder.drafting(drafting)
         compiler = None if compiler is None else log.recorder.compiler(compiler)
-    if allocator is None:
+    if allocator is None and info.num_pools == 1:
         allocator = page_allocator(config, info)
     groups = allocator if isinstance(allocator, PageGroups) else None
-    kv = KVSpace(
-        make_cache=make_cache
-        or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
-        notes=observer,
-        allocator=allocator,
-        page_size=page_size,
-        num_rows=config.num_rows,
-        retention=Retention(
-            num_pages=info.num_pages if groups is None else groups.num_ids,
-            max_pages=int(info.num_pages * config.retained_share),
-            max_s=config.max_retain_s,
+    free_rows = list(range(config.num_rows - 1, -1, -1))
+
+    def make_space(own: PageAllocator | PageRange | PageGroups) -> KVSpace:
+        return KVSpace(
+            make_cache=make_cache
+            or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
+            notes=observer,
+            allocator=own,
             page_size=page_size,
-            clock=clock,
-            groups=groups,
+            num_rows=config.num_rows,
+            free_rows=free_rows,
+            retention=Retention(
+                num_pages=info.num_pages if groups is None else groups.num_ids,
+                max_pages=int(own.num_pages * config.retained_share),
+                max_s=config.max_retain_s,
+                page_size=page_size,
+                clock=clock,
+                groups=groups,
+            )
+            if config.retained_share
+            else None,
         )
-        if config.retained_share
-        else None,
-    )
+
+    kv: AnyKV
+    if allocator is not None:
+        kv = make_space(allocator)
+    else:
+        _check_pools(info, policy)
+        num_pages = info.num_pages // info.num_pools
+        first_pages = range(0, info.num_pages, num_pages)
+        kv = DividedKV([make_space(PageRange(PageAllocator(num_pages), first=first)) for first in first_pages])
     quotas = _quotas(config)
     waiting = WaitingQueue(
         order=policy.order,
@@ -224,6 +238,18 @@ def assemble(
     )
 
 
+def _check_pools(info: EngineInfo, policy: ChosenPolicies) -> None:
+    """Check what an engine needs whose pages are divided among ranks by request."""
+    if info.num_pages % info.num_pools:
+        raise ValueError(f"num_pages must be a multiple of num_pools {info.num_pools}, got {info.num_pages}")
+    if info.windows != (None,):
+        raise ValueError(f"layers must have no window where pages are divided among ranks, got {info.windows}")
+    num_tokens = info.num_pages // info.num_pools * info.page_size
+    if info.max_length > num_tokens:
+        raise ValueError(f"max_length must be at most {num_tokens}, the tokens of one rank, got {info.max_length}")
+    policy.check_pools()
+
+
 def page_allocator(config: EngineConfig, info: EngineInfo) -> PageAllocator | PageGroups:
     """Return what hands out pages: whole ones, or, where layers have windows, their frames in groups of layers.
 
@@ -259,7 +285,7 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
     return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
 
 
-def _priority_preemption(kv: KVSpace, threshold: int, notes: Notes | None) -> PriorityPreemption:
+def _priority_preemption(kv: AnyKV, threshold: int, notes: Notes | None) -> PriorityPreemption:
     guard = PreemptionGuard[Request]()
 
     def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:

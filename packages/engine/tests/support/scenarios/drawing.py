@@ -14,6 +14,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.schedpolicy import ORDERS
+from pagewood.schedpolicy.orders.names import MATCH_ORDERS
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 
 
@@ -81,6 +82,25 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
         eager_steps=frozenset(rng.sample(range(60), rng.randint(0, 30))),
         leaves_out=num_pages % 2 == 0,
         long_step_tokens=(0, 1, 6)[max_length % 3],
+    )
+
+
+def with_pools(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with pages that two or three ranks divide by request; a request just fits each of them."""
+    config, num_pools = scenario.config, rng.choice((2, 2, 3))
+    fewest_pages = -(-scenario.max_length // config.page_size)
+    return replace(
+        scenario,
+        config=replace(
+            config,
+            max_running=rng.randint(2, 9),
+            schedule_policy="fcfs" if config.schedule_policy in MATCH_ORDERS else config.schedule_policy,
+            eviction_policy="lru",
+            tensor_parallel_size=num_pools,
+            enable_dp_attention=True,
+        ),
+        num_pages=rng.choice((fewest_pages, fewest_pages, scenario.num_pages)) * num_pools,
+        num_pools=num_pools,
     )
 
 

@@ -30,7 +30,8 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
-from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.divided_kv import AnyKV
+from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -186,11 +187,12 @@ class _Run:
             eos_token_ids=(_EOS,),
             num_pages=scenario.num_pages,
             page_size=scenario.config.page_size,
+            num_pools=scenario.num_pools,
             windows=scenario.windows,
             vector_size=STATE_SIZE,
             long_step_tokens=scenario.long_step_tokens,
         )
-        allocator = page_allocator(scenario.config.resolved(), info)
+        allocator = None if scenario.num_pools > 1 else page_allocator(scenario.config.resolved(), info)
         make_cache = None if make_caches is None else make_caches(self._memory, page_size)
         if make_framed_caches is not None:
             assert isinstance(allocator, PageGroups)
@@ -273,7 +275,7 @@ class _Run:
             self._interrupted.add(self._step)
             return None  # no step is in flight
 
-    def _make_runner(self, kv: KVSpace) -> Runner:
+    def _make_runner(self, kv: AnyKV) -> Runner:
         if self._make_other_runner is not None:
             self._runner = self._make_other_runner(self._scenario)
             return self._runner
@@ -282,6 +284,7 @@ class _Run:
             num_rows=self._scenario.config.num_rows,
             max_length=self._scenario.max_length,
             num_pages=self._scenario.num_pages * len(self._scenario.windows),
+            num_pools=self._scenario.num_pools,
             windows=self._scenario.windows,
             page_size=self._scenario.config.page_size,
             vocab_size=VOCAB_SIZE,
@@ -383,7 +386,7 @@ class _Run:
         self._most_retained = max(self._most_retained, num_retained)
         assert num_retained <= scenario.num_pages * scenario.config.retained_share
         kept = self._engine._kv  # pyright: ignore[reportPrivateUsage]
-        assert kept.num_retained <= kept.cache.num_locked
+        assert kept.num_retained <= kept.num_locked
 
     def _collect(self) -> None:
         for delta in self._outbox.take():

@@ -62,6 +62,8 @@ class Scenario:
     num_ranks: int = 1
     """Runners that compute every step, each in a thread of its own, as if they were ranks of a model. With several, the
     scenario has no faults, and no drafts beside grammars."""
+    num_pools: int = 1
+    """Ranks among which pages are divided by request."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

@@ -79,6 +79,18 @@ class ChosenPolicies:
     skip_ahead: SkipAhead
     deferral: Deferral | None
 
+    def check_pools(self) -> None:
+        """Check that the policies fit KV memory that is divided among ranks by request.
+
+        Raises:
+            ValueError: one of them reads the matches of waiting requests.
+        """
+        if self.is_watching:
+            raise ValueError(
+                "schedule_policy and eviction_policy must not read the matches of waiting requests with "
+                "enable_dp_attention, because each rank has matches of its own"
+            )
+
 
 def chosen(config: EngineConfig, own: Policies, *, page_size: int) -> ChosenPolicies:
     """Return the caller's own policies, and otherwise those that a configuration names.

@@ -31,7 +31,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.masks.constrain import Compiler
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.processors import processors_refusal
 from pagewood.engine.core.pooling import Pool
@@ -84,7 +84,7 @@ class Intake:
         self,
         *,
         state: EngineState,
-        kv: KVSpace,
+        kv: AnyKV,
         keys: CacheKeys,
         max_length: int,
         vocab_size: int,

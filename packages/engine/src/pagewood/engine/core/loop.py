@@ -13,7 +13,8 @@ from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Inbo
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.masks.constrain import fill_masks, open_masks
 from pagewood.engine.core.masks.shared_work import SharedWork
-from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
+from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch, num_masks
 from pagewood.engine.core.messages.result import StepResult
@@ -200,6 +201,9 @@ class EngineInfo:
     num_pages: int
     """Pages that fit, with their memory in all layers."""
     page_size: int
+    num_pools: int = 1
+    """Ranks among which pages are divided by request, in the order of their ids: the first rank has the lowest. A
+    request has pages of one rank only."""
     windows: tuple[int | None, ...] = (None,)
     """How many positions a token sees in each group of layers, itself included; None: all. Groups have equal sizes, and
     those without a window come first. One group without a window: a page is its memory in all layers."""
@@ -246,6 +250,8 @@ class Counters:
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
+    free_pages_by_rank: tuple[int, ...] = ()
+    """Where pages are divided among ranks by request, those that are free on each."""
     num_retained_pages: int = 0
     """Cached pages that are kept from eviction because they are likely to return."""
     speculation: SpeculationCounts | None = None
@@ -281,7 +287,7 @@ class Engine:
         intake: Intake,
         planner: Planner,
         speculation: Speculation | None = None,
-        kv: KVSpace,
+        kv: AnyKV,
         builder: BatchBuilder,
         runner: Runner,
         inbox: Inbox,
@@ -389,6 +395,7 @@ class Engine:
     @property
     def prefix_cache(self) -> PrefixCache:
         """The current prefix cache, to be read in the engine's thread; it is replaced if it is found broken."""
+        assert not isinstance(self._kv, DividedKV), "each rank has a cache"
         return self._kv.cache
 
     @property
@@ -413,6 +420,7 @@ class Engine:
             num_pages=self._kv.num_pages,
             num_free_pages=self._kv.num_free,
             num_cached_pages=self._kv.num_cached,
+            free_pages_by_rank=self._kv.num_free_by_rank,
             num_retained_pages=self._kv.num_retained,
             speculation=None if self._speculation is None else self._speculation.counts(),
         )

@@ -118,13 +118,16 @@ class Request:
 
     num_matched: int = 0
     """Leading tokens whose KV is cached; kept up to date while it waits, fixed when it is admitted."""
-    # written by: waiting, kv, deadlines
+    # written by: waiting, kv, divided_kv, deadlines
     num_cached: int = -1
     """Tokens found in the cache when it was first admitted; -1 before that."""  # written by: kv
     cached_prefix: CachedPrefix | None = None
     """Why the cached prefix was not longer; None: the request does not ask."""  # written by: kv
     admitted_s: float = 0.0
     """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
+    kv_rank: int = 0
+    """The rank that has its pages, where ranks divide them by request; while it waits, the one chosen last."""
+    # written by: divided_kv
     row: int = -1
     """Its row in the device tables; -1 if it has none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: _NO_PAGES)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.pooling import Float32, Pool
@@ -32,7 +32,7 @@ _NO_VECTOR = Refusal(
 
 def retire(
     state: EngineState,
-    kv: KVSpace,
+    kv: AnyKV,
     grants: Sequence[Grant],
     result: StepResult,
     *,
@@ -67,7 +67,7 @@ def retire(
 
 
 def _retire(
-    state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: StepResult, has_grammar: bool | None
+    state: EngineState, kv: AnyKV, grants: Sequence[Grant], result: StepResult, has_grammar: bool | None
 ) -> list[Delta]:
     """Apply a finished step to the requests with a grammar, to those without, or to all (None)."""
     deltas: list[Delta] = []
@@ -147,7 +147,7 @@ def _retire(
 
 
 def _advance(
-    state: EngineState, kv: KVSpace, grant: Grant, tokens: tuple[int, ...], logprobs: Logprobs | None, first: int
+    state: EngineState, kv: AnyKV, grant: Grant, tokens: tuple[int, ...], logprobs: Logprobs | None, first: int
 ) -> list[Delta]:
     """Append the tokens of a grant to its request.
 
@@ -184,7 +184,7 @@ def _advance(
     return [_answer(state, kv, request, tokens, reason, None, entries)]
 
 
-def _end_without_token(state: EngineState, kv: KVSpace, request: Request, *, is_excluded: bool) -> Delta:
+def _end_without_token(state: EngineState, kv: AnyKV, request: Request, *, is_excluded: bool) -> Delta:
     """End a request whose grant should have yielded a token, without publishing: its KV may not be numbers either.
 
     Args:
@@ -203,7 +203,7 @@ def _end_without_token(state: EngineState, kv: KVSpace, request: Request, *, is_
 
 
 def end(
-    state: EngineState, kv: KVSpace, request: Request, reason: FinishReason, *, refusal: Refusal | None = None
+    state: EngineState, kv: AnyKV, request: Request, reason: FinishReason, *, refusal: Refusal | None = None
 ) -> Delta:
     """End a request in any state; its row and pages are released when no launched step reads them any more."""
     return _answer(state, kv, request, (), reason, refusal)
@@ -223,7 +223,7 @@ def _score(request: Request, start: int, entries: tuple[TokenLogprob, ...]) -> N
 
 
 def _pool(
-    state: EngineState, kv: KVSpace, request: Request, pool: Pool, end_: int, total: Float32 | None, num: int
+    state: EngineState, kv: AnyKV, request: Request, pool: Pool, end_: int, total: Float32 | None, num: int
 ) -> list[Delta]:
     """Add the sum of `num` hidden states, the next ones of a request, whose KV is computed up to `end_`.
 
@@ -297,7 +297,7 @@ def _broken_grammar(reason: str) -> Refusal:
 
 def _answer(
     state: EngineState,
-    kv: KVSpace,
+    kv: AnyKV,
     request: Request,
     tokens: tuple[int, ...],
     finish: FinishReason | None,
@@ -340,7 +340,7 @@ def _answer(
     return delta
 
 
-def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReason) -> None:
+def _leave(state: EngineState, kv: AnyKV, request: Request, finish: FinishReason) -> None:
     request.finish = finish
     del state.by_id[request.request_id]
     state.num_constrained -= request.matcher is not None
@@ -365,7 +365,7 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
         kv.release(request)
 
 
-def release_drained(state: EngineState, kv: KVSpace) -> None:
+def release_drained(state: EngineState, kv: AnyKV) -> None:
     """Release the ended requests whose last launched step has been retired."""
     if not state.draining:
         return

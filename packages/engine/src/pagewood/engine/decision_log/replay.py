@@ -12,7 +12,7 @@ import numpy as np
 
 from pagewood.engine.api import Command, Delta, Grammar, Refusal
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.logprobs import Logprobs
@@ -141,7 +141,7 @@ class _Replay:
 
     # As a runner.
 
-    def _as_runner(self, kv: KVSpace) -> _Replay:
+    def _as_runner(self, kv: AnyKV) -> _Replay:
         return self
 
     def launch(self, batch: Batch) -> _ReplayedStep:

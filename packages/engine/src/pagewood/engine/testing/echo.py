@@ -117,6 +117,8 @@ class EchoRunner:
         vocab_size: token ids are below it.
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
+        num_pools: ranks among which pages are divided, as in `EngineInfo.num_pools`. A row's KV is in the memory of the
+            rank of its first page; a page of another rank means the page with the same number there.
         windows: of the groups of layers, as in `EngineInfo.windows`; there are as many frames in each as pages. Every
             layer has the same KV, so that it changes the tokens if a group lacks any of it. Windows must be equal.
         broken: returns the grants of a batch that get wrong KV and yield no token. None: no grants.
@@ -138,6 +140,7 @@ class EchoRunner:
         vocab_size: int,
         held_pages: Callable[[], Int32] | None = None,
         memory: _UInt64 | None = None,
+        num_pools: int = 1,
         windows: Sequence[int | None] = (None,),
         broken: Callable[[Batch], Sequence[int]] | None = None,
         guess_quality: float = 0.5,
@@ -149,6 +152,8 @@ class EchoRunner:
         self._requests = requests
         self._answer = answer
         self._page_size = page_size
+        self._pool_pages = num_pages // num_pools if num_pools > 1 else None
+        """Pages of a rank; None: all ranks have all."""
         self._vocab_size = vocab_size
         self._held_pages = held_pages
         self._broken = broken
@@ -474,6 +479,9 @@ class EchoRunner:
         pages = self._pages[row, positions // self._page_size].astype(np.int64)
         if self._held_pages is not None:
             assert np.isin(pages, self._held_pages()).all(), f"row {row} touches a free page"
+        if self._pool_pages is not None:
+            first = int(self._pages[row, 0]) // self._pool_pages * self._pool_pages
+            pages = first + pages % self._pool_pages
         return pages * self._page_size + positions % self._page_size
 
 

@@ -12,7 +12,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.draft_control import draft_control
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.masks.constrain import Compiler
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.made_up_tokens import MadeUpTokens
@@ -82,7 +82,7 @@ def simulated_engine(
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     device: list[SimulatedDevice] = []
 
-    def make_runner(_: KVSpace) -> Runner:
+    def make_runner(_: AnyKV) -> Runner:
         if model == "echo":
             runner = EchoRunner(
                 num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=page_size,

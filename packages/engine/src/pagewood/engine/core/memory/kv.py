@@ -282,6 +282,7 @@ class KVSpace:
         allocator: where fresh pages come from; `PageGroups` where layers have windows.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
+        free_rows: rows that no request has, if other spaces give them to their requests too; None: all `num_rows`.
         retention: retains prefixes that are likely to return; None: they are evicted like others.
         notes: gets the reasons of evictions, and every admitted request is then explained; None: no reasons are kept.
     """
@@ -298,6 +299,7 @@ class KVSpace:
         allocator: PageAllocator,
         page_size: int,
         num_rows: int,
+        free_rows: list[int] | None = None,
         retention: Retention | None = None,
         notes: Notes | None = None,
     ) -> None:
@@ -310,10 +312,10 @@ class KVSpace:
         self._allocator = allocator
         self.groups = allocator if isinstance(allocator, PageGroups) else None
         """The frames of pages; None: a page is its memory in all layers."""
-        self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
+        self._free_rows = list(range(num_rows - 1, -1, -1)) if free_rows is None else free_rows  # written by: kv
         self.page_size = page_size
         self.epoch = 0
-        """Increases whenever pages are added to or removed from the cache."""  # written by: kv, waiting
+        """Increases whenever pages are added to or removed from the cache."""  # written by: kv
         self.num_evicted = 0
         """Cached pages that were evicted to make room."""  # written by: kv
 
@@ -339,6 +341,16 @@ class KVSpace:
         return num_pages if self.groups is None else self.groups.num_cached(num_pages)
 
     @property
+    def num_locked(self) -> int:
+        """Cached pages that cannot be evicted."""
+        return self.cache.num_locked
+
+    @property
+    def num_free_by_rank(self) -> tuple[int, ...]:
+        """Nothing: pages are not divided among ranks by request."""
+        return ()
+
+    @property
     def num_available(self) -> int:
         """Free pages, and cached ones that no request is using."""
         num_evictable = self.cache.num_evictable
@@ -350,6 +362,14 @@ class KVSpace:
     def num_free_rows(self) -> int:
         """Requests that can still be given a row."""
         return len(self._free_rows)
+
+    def place(self, request: Request) -> KVSpace:
+        """Return where a waiting request gets its memory."""
+        return self
+
+    def beside(self, request: Request, others: Sequence[Request]) -> Sequence[Request]:
+        """Return those of some requests whose pages could become those of `request`: all."""
+        return others
 
     def tier_counts(self) -> dict[str, int]:
         """Return the counts of the lower tiers by their names; empty if there are none."""
@@ -396,6 +416,10 @@ class KVSpace:
             self._allocator.free(self.cache.evict(n - self.groups.num_free_ids))
             self.epoch += 1
         return self.groups.alloc_for_hit(n)
+
+    def note_recalled(self) -> None:
+        """Note that a recall has given pages to the cache."""
+        self.epoch += 1
 
     def poll(self) -> None:
         """Let copies between tiers continue, and take back what they no longer need, while no request runs."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.memory.kv import KVSpace, private_pages
+from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
+from pagewood.engine.core.memory.kv import private_pages
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
@@ -52,7 +53,7 @@ class OutlinedCache(Protocol):
 
 
 def view_requests(
-    state: EngineState, kv: KVSpace, now_s: float, *, max_requests: int, sign: int, wanted: Sequence[str] = ()
+    state: EngineState, kv: AnyKV, now_s: float, *, max_requests: int, sign: int, wanted: Sequence[str] = ()
 ) -> list[RequestView]:
     """Return up to `max_requests` requests: those with a row, then those that wait, by priority and arrival.
 
@@ -84,7 +85,7 @@ def view_requests(
     return found
 
 
-def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
+def view_pool(state: EngineState, kv: AnyKV, held_pages: Int32) -> PoolView:
     """Return which requests have the pages. Cost: a pass over the pool in numpy, and two short arrays for each row.
 
     The counts are exact. In the cells, pages that are locked only because a request has duplicates of them are cached.
@@ -103,7 +104,7 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
     counts = np.stack([np.count_nonzero(grid == kind, axis=1) for kind in (_CACHED, _LOCKED, _PRIVATE)], axis=1)
     shares = -(-counts * 255 // per_cell)  # rounded up, so that one page is seen
     num_private = int(counts[:, -1].sum())
-    num_locked = kv.cache.num_locked
+    num_locked = kv.num_locked
     return PoolView(
         num_pages=kv.num_pages,
         page_size=kv.page_size,
@@ -116,7 +117,7 @@ def view_pool(state: EngineState, kv: KVSpace, held_pages: Int32) -> PoolView:
     )
 
 
-def view_tree(kv: KVSpace, hits: Int32 | None, *, shows_tokens: bool) -> TreeView | None:
+def view_tree(kv: AnyKV, hits: Int32 | None, *, shows_tokens: bool) -> TreeView | None:
     """Return the largest branches of the prefix cache; None: it cannot be listed.
 
     Args:
@@ -124,7 +125,7 @@ def view_tree(kv: KVSpace, hits: Int32 | None, *, shows_tokens: bool) -> TreeVie
         hits: `[num_pages] int32`, how often each page was found in the cache; None: this is not known.
         shows_tokens: whether branches have their first token ids.
     """
-    if not isinstance(kv.cache, OutlinedCache):
+    if isinstance(kv, DividedKV) or not isinstance(kv.cache, OutlinedCache):
         return None
     found = kv.cache.outline(max_branches=_MAX_BRANCHES, max_visited=_MAX_VISITED)
     size = kv.page_size
@@ -179,7 +180,7 @@ def _held_stage(request: Request, *, is_paused: bool) -> RequestStage:
     return "paused" if is_paused or request.pause != "no" else "running"
 
 
-def _queued_stage(request: Request, state: EngineState, kv: KVSpace, *, is_first: bool) -> tuple[RequestStage, str]:
+def _queued_stage(request: Request, state: EngineState, kv: AnyKV, *, is_first: bool) -> tuple[RequestStage, str]:
     """Return where a request without a row stands, and why."""
     if request.compiling is not None:
         return "compiling", "Its grammar is being compiled."

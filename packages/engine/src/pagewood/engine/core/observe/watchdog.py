@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.queue.state import EngineState
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Watchdog:
         self.is_stuck = False
         self.stuck_s = 0.0
 
-    def nothing_planned(self, state: EngineState, kv: KVSpace, now_s: float) -> None:
+    def nothing_planned(self, state: EngineState, kv: AnyKV, now_s: float) -> None:
         """Note a pass without a grant."""
         waiting = state.waiting
         is_free = kv.num_available > 0 and kv.num_free_rows > 0

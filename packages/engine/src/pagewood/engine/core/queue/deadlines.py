@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from pagewood.engine.api import Refusal
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
 
@@ -40,7 +40,7 @@ class Deadlines:
 
     __slots__ = ("_ahead", "_forecast", "_is_by_deadline", "_kv", "_state")
 
-    def __init__(self, state: EngineState, kv: KVSpace, forecast: Forecast, *, is_by_deadline: bool) -> None:
+    def __init__(self, state: EngineState, kv: AnyKV, forecast: Forecast, *, is_by_deadline: bool) -> None:
         """Refuse by `forecast`; `is_by_deadline`: whether waiting requests are admitted by their deadlines."""
         self._state = state
         self._kv = kv

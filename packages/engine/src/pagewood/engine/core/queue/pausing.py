@@ -6,7 +6,7 @@ cannot lose its pages, so one that is retracted keeps them until that step has b
 
 from __future__ import annotations
 
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
 
@@ -58,7 +58,7 @@ def retract_all(state: EngineState) -> None:
         request.pause = "retract"
 
 
-def settle(state: EngineState, kv: KVSpace) -> int:
+def settle(state: EngineState, kv: AnyKV) -> int:
     """Take the memory of the held requests that give it back and have no step in flight; return how many."""
     leaving = [request for request in state.held if request.pause == "retract" and request.row >= 0]
     ready = [request for request in leaving if not request.num_in_flight]
@@ -69,13 +69,18 @@ def settle(state: EngineState, kv: KVSpace) -> int:
     return len(ready)
 
 
-def give_back(state: EngineState, kv: KVSpace) -> bool:
+def give_back(state: EngineState, kv: AnyKV, *, to: Request | None = None) -> bool:
     """Take the memory of the request that was paused in place last, for others that lack it.
+
+    Args:
+        state: has the requests that are paused alone.
+        kv: releases the memory.
+        to: the request that lacks pages; None: any, or it is a row that is lacking.
 
     Returns:
         Whether there was one whose steps have all been retired.
     """
-    for request in reversed(state.held):
+    for request in reversed(state.held if to is None else kv.beside(to, state.held)):
         if request.row >= 0 and not request.num_in_flight:
             request.pause = "retract"
             kv.release(request)

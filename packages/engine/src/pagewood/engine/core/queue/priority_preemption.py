@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
@@ -24,7 +24,7 @@ class PriorityPreemption:
 
     def __init__(
         self,
-        kv: KVSpace,
+        kv: AnyKV,
         choose: WorthPreempting,
         *,
         able: Callable[[Request, Sequence[Request]], Sequence[Request]],
@@ -110,7 +110,7 @@ class PriorityPreemption:
         return max(1, (num_pages - self._kv.num_available) * self._kv.page_size)
 
 
-def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:
+def stop_all(state: EngineState, kv: AnyKV, requests: Iterable[Request]) -> int:
     """Move the running requests of `requests` without a step in flight to the queue; return how many."""
     ready = [request for request in requests if not request.num_in_flight]
     for request in ready:

@@ -8,7 +8,8 @@ from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
+from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes, Reason
@@ -190,7 +191,7 @@ class WaitingQueue:
         notes: gets the reasons of decisions; None: no reasons are kept.
 
     Raises:
-        ValueError: `is_watching`, and the cache has no watches.
+        ValueError: `is_watching`, and the cache has no watches, or there is one for each of several ranks.
     """
 
     __slots__ = (
@@ -202,7 +203,7 @@ class WaitingQueue:
         self,
         *,
         order: Order,
-        kv: KVSpace,
+        kv: AnyKV,
         deferral: Deferral | None,
         is_watching: bool,
         lending: Lending | None = None,
@@ -434,8 +435,8 @@ class WaitingQueue:
             request: of this pass.
             num_reserved: as for `KVSpace.admit`.
         """
-        tiers, entry = self._kv.tiers, self._entries[request.arrival]
-        if tiers is None or (entry.is_looked_up and entry.recall is None):
+        kv, tiers, entry = self._kv, self._kv.tiers, self._entries[request.arrival]
+        if isinstance(kv, DividedKV) or tiers is None or (entry.is_looked_up and entry.recall is None):
             return False
         tokens = request.reusable_tokens()
         if not entry.is_looked_up:
@@ -445,14 +446,14 @@ class WaitingQueue:
                 return False
 
         def take(n: int) -> Int32 | None:
-            num_missing = self._kv.num_missing(request, self._kv.peek(request))
-            return self._kv.take(n, num_available=num_missing + num_reserved)
+            num_missing = kv.num_missing(request, kv.peek(request))
+            return kv.take(n, num_available=num_missing + num_reserved)
 
         self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
             self._end_recall(request)
-            self._kv.epoch += 1  # the tokens that have arrived can be matched
+            kv.note_recalled()
         return is_coming
 
     def admitted(self, request: Request) -> None:
@@ -564,6 +565,8 @@ class WaitingQueue:
     def _new_group(self) -> WatchGroup | None:
         if not self._is_watching:
             return None
+        if isinstance(self._kv, DividedKV):
+            raise ValueError("is_watching must be False where KV memory is divided among ranks, got True")
         if not isinstance(self._kv.cache, WatchedCache):
             raise ValueError(f"make_cache must make a cache with watches, got {type(self._kv.cache).__name__}")
         return self._kv.cache.watch_group()

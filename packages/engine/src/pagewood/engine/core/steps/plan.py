@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.queue.pausing import give_back, settle
 from pagewood.engine.core.queue.priority_preemption import PriorityPreemption, stop_all
@@ -214,7 +215,7 @@ class Planner:
     def __init__(
         self,
         *,
-        kv: KVSpace,
+        kv: AnyKV,
         budget: Budget,
         reserve: Reserve,
         victim: Victim,
@@ -471,12 +472,13 @@ class Planner:
         self._skip_ahead.begin_step(waiting)
         # Whether declining a request has no effect, except that its cached prefix counts as used.
         is_plain = self._notes is None and self._preemption is None and kv.tiers is None and not kv.num_retained
+        last_space: KVSpace | None = None  # where the last request was placed; None: look again
         reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
         claims: list[Claim] = []
         claims_of: int | None = None  # `claims` are those above this priority; None: look them up again
         is_declined = False
-        num_available = kv.num_available
+        num_available = 0
         for request in waiting.examine(now_s, first=self._preemption and self._preemption.favoured):
             if prompts.left and prompts.left[-1].priority >= request.priority:
                 self._plan_prompts(prompts, budget, grants, shortage, least=request.priority)
@@ -486,7 +488,7 @@ class Planner:
                     break
                 has_tokens = budget.offer_prefill(1) > 0
                 has_place = budget.can_admit and kv.num_free_rows > 0
-                reserve, num_available = None, kv.num_available
+                last_space = None
                 waiting.match(request)  # pages of its match may have been taken for the prompts
             if self._skip_ahead.is_barred(request):
                 break
@@ -521,18 +523,22 @@ class Planner:
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
+            space = kv.place(request)
+            if space is not last_space:
+                last_space, reserve, num_available = space, None, space.num_available
             if reserve is None:
-                reserve = self._open_reserve(state.running, claims, all_decode=num_decodes == len(state.running))
+                running = kv.beside(request, state.running)
+                reserve = self._open_reserve(running, claims, all_decode=num_decodes == len(state.running))
             num_matched = waiting.num_usable(request)
-            num_wanted = kv.num_missing(request, num_matched)
+            num_wanted = space.num_missing(request, num_matched)
             if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
                 is_declined = True
                 if request.num_matched:
-                    kv.touch(request)
+                    space.touch(request)
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
-            num_reserved = reserve.num_reserved(request, num_available=kv.num_available)
+            num_reserved = reserve.num_reserved(request, num_available=space.num_available)
             if waiting.recall(request, num_reserved=num_reserved):
                 claims_of = None
                 if self._notes is not None:
@@ -544,7 +550,7 @@ class Planner:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
                 break
-            count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
+            count = space.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
                 is_declined = True
                 if self._preemption is not None:
@@ -555,7 +561,7 @@ class Planner:
                 is_passed_over = self._skip_ahead.pass_over(request)
                 if self._notes is not None:
                     reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
-                    self._notes.note(reason, request, None, num_wanted, num_reserved, kv.num_available)
+                    self._notes.note(reason, request, None, num_wanted, num_reserved, space.num_available)
                 if is_passed_over:
                     continue
                 break
@@ -568,7 +574,7 @@ class Planner:
                 self._notes.note(Reason.ADMITTED, request, None, request.num_matched, count, num_wanted)
             budget.take_prefill(count, ends=request.num_matched + count == request.num_known)
             budget.admit()
-            reserve.admit(request, num_to_complete=kv.num_to_complete(request))
+            reserve.admit(request, num_to_complete=space.num_to_complete(request))
             waiting.admitted(request)
             self._skip_ahead.admitted(request)
             state.run(request)
@@ -577,7 +583,7 @@ class Planner:
             grants.append(Grant(request, start, count, request.num_promised_at(start + count), is_admitted=True))
             has_tokens = budget.offer_prefill(1) > 0
             has_place = budget.can_admit and kv.num_free_rows > 0
-            num_available = kv.num_available
+            num_available = space.num_available
         waiting.end_pass(admitted)
         if is_declined and state.held:  # only after the pass, because the order must not change during it
             give_back(state, kv)
@@ -618,15 +624,15 @@ class Planner:
 class Shortage:
     """Finds pages when none are left, within one step. Invariant: an excluded request gets no grant in this step."""
 
-    __slots__ = ("_is_relief_coming", "_kv", "_notes", "_state", "_victim", "excluded", "preempted", "revoked")
+    __slots__ = ("_kv", "_notes", "_relieved", "_state", "_victim", "excluded", "preempted", "revoked")
 
-    def __init__(self, state: EngineState, kv: KVSpace, victim: Victim, notes: Notes | None = None) -> None:
+    def __init__(self, state: EngineState, kv: AnyKV, victim: Victim, notes: Notes | None = None) -> None:
         self._notes = notes
         self._state = state
         self._kv = kv
         self._victim = victim
-        self._is_relief_coming = False
-        """Whether a victim was found that can be preempted in the next step only."""  # written by: grow
+        self._relieved: set[int] = set()
+        """Ranks where a victim was found that can be preempted in the next step only."""  # written by: grow
         self.excluded: list[Request] = []
         """Requests that were preempted, will be in the next step, or could not get a page."""  # written by: grow, plan
         self.preempted: list[Request] = []
@@ -637,20 +643,20 @@ class Shortage:
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give a request pages for its first `num_tokens` positions, preempting worse-ranked ones if needed."""
         while not self._kv.grow(request, num_tokens):
-            if give_back(self._state, self._kv):
+            if give_back(self._state, self._kv, to=request):
                 continue
-            if self._is_relief_coming:
+            if request.kv_rank in self._relieved:
                 self.excluded.append(request)
                 if self._notes is not None:
                     self._notes.note(Reason.NO_PAGE, request)
                 return False
-            victim = self._victim(self._without_grant(grants)) or request
+            victim = self._victim(self._without_grant(request, grants)) or request
             if victim is request and (lower := self._victim(self._lower_with_grant(request, grants))):
                 victim = lower
                 self.revoked.append(victim)
             self.excluded.append(victim)
             if victim.num_in_flight:
-                self._is_relief_coming = True
+                self._relieved.add(request.kv_rank)
                 if self._notes is not None:
                     self._notes.note(Reason.MUST_LEAVE, victim, request)
                 if victim is not request:
@@ -666,13 +672,13 @@ class Shortage:
                 return False
         return True
 
-    def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
-        taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
-        return [request for request in self._state.running if id(request) not in taken]
+    def _without_grant(self, request: Request, grants: Sequence[Grant]) -> list[Request]:
+        taken = {id(grant.request) for grant in grants} | {id(one) for one in self.excluded}
+        return [one for one in self._kv.beside(request, self._state.running) if id(one) not in taken]
 
     def _lower_with_grant(self, request: Request, grants: Sequence[Grant]) -> list[Request]:
         granted = [grant.request for grant in grants if grant.request.priority < request.priority]
-        return [one for one in granted if one not in self.excluded]
+        return [one for one in self._kv.beside(request, granted) if one not in self.excluded]
 
 
 def _is_in_progress(request: Request, *, prefill_first: bool) -> bool:

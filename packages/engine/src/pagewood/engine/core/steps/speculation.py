@@ -12,7 +12,7 @@ from itertools import accumulate
 from time import perf_counter
 from typing import Protocol
 
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps.plan import Grant
@@ -144,7 +144,7 @@ class Speculation:
         self,
         *,
         drafting: Drafting,
-        kv: KVSpace,
+        kv: AnyKV,
         drafts_constrained: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:

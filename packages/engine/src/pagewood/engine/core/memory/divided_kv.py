@@ -1,0 +1,249 @@
+"""KV memory that is divided among ranks by request: a pool of pages, and a prefix cache, for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.page_groups import PageAllocator
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.request import Request
+
+
+class PageRange:
+    """Hands out pages whose ids begin at a number. Invariant: they are those of an allocator, and `first` more.
+
+    Args:
+        pages: hands out ids from 0 on.
+        first: the lowest id.
+    """
+
+    __slots__ = ("_first", "_pages")
+
+    def __init__(self, pages: PageAllocator, *, first: int) -> None:
+        self._pages = pages
+        self._first = np.int32(first)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in all."""
+        return self._pages.num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `alloc` can hand out."""
+        return self._pages.num_free
+
+    def alloc(self, n: int, *, out: Int32 | None = None) -> Int32:
+        """Return `[n]` page ids, written to `out` if it is given; the caller owns them."""
+        pages = self._pages.alloc(n, out=out)
+        pages += self._first
+        return pages
+
+    def free(self, pages: Int32) -> None:
+        """Take pages back."""
+        self._pages.free(pages - self._first)
+
+    def held_pages(self) -> Int32:
+        """Return the ids of the pages that are not free."""
+        return self._pages.held_pages() + self._first
+
+
+class DividedKV:
+    """Gives requests rows and pages of one rank each, and takes them back; see `KVSpace` for what it does not explain.
+
+    A request is on one rank from its admission until its memory is released; if it was preempted, it may come back on
+    another. Each rank has a space of its own: pages, cached prefixes, and what is evicted, reserved and refused there.
+    Only rows are common to all.
+
+    Invariant: the pages of rank r have the ids `[r * num_pages / R, (r + 1) * num_pages / R)`, and all pages of a
+    request are of its rank.
+
+    Args:
+        spaces: of the ranks, in their order, with equal numbers of pages and the same free rows.
+    """
+
+    __slots__ = ("spaces",)
+
+    tiers = None
+    groups = None
+
+    def __init__(self, spaces: Sequence[KVSpace]) -> None:
+        self.spaces = tuple(spaces)
+
+    @property
+    def page_size(self) -> int:
+        """Positions per page."""
+        return self.spaces[0].page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all ranks."""
+        return sum(space.num_pages for space in self.spaces)
+
+    @property
+    def num_ids(self) -> int:
+        """The ids of pages are below it."""
+        return self.num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages without an owner."""
+        return sum(space.num_free for space in self.spaces)
+
+    @property
+    def num_free_by_rank(self) -> tuple[int, ...]:
+        """The same, of each rank."""
+        return tuple(space.num_free for space in self.spaces)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that caches own."""
+        return sum(space.num_cached for space in self.spaces)
+
+    @property
+    def num_locked(self) -> int:
+        """Cached pages that cannot be evicted."""
+        return sum(space.num_locked for space in self.spaces)
+
+    @property
+    def num_available(self) -> int:
+        """Free pages, and cached ones that no request is using."""
+        return sum(space.num_available for space in self.spaces)
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached pages that were evicted to make room."""
+        return sum(space.num_evicted for space in self.spaces)
+
+    @property
+    def num_retained(self) -> int:
+        """Cached pages that are kept from eviction because they are likely to return."""
+        return sum(space.num_retained for space in self.spaces)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that can still be given a row."""
+        return self.spaces[0].num_free_rows
+
+    @property
+    def epoch(self) -> int:
+        """Increases whenever pages are added to or removed from a cache."""
+        return sum(space.epoch for space in self.spaces)
+
+    def place(self, request: Request) -> KVSpace:
+        """Choose the rank of a waiting request; return its space, and correct `num_matched`.
+
+        It is the rank with its longest cached prefix, among equal ones the one with most pages available. Ranks without
+        room for its known tokens come behind those that have it, because it could wait long for a prefix there.
+        """
+        matched = [space.peek(request) for space in self.spaces]
+
+        def worth(rank: int) -> tuple[bool, int, int]:
+            space, num_matched = self.spaces[rank], matched[rank]
+            num_available = space.num_available
+            return space.num_missing(request, num_matched) <= num_available, num_matched, num_available
+
+        request.kv_rank = rank = max(range(len(self.spaces)), key=worth)
+        request.num_matched = matched[rank]
+        return self.spaces[rank]
+
+    def beside(self, request: Request, others: Sequence[Request]) -> Sequence[Request]:
+        """Return those of some requests that are on the rank of `request`: only their pages could become its own."""
+        return [other for other in others if other.kv_rank == request.kv_rank]
+
+    def peek(self, request: Request) -> int:
+        """Return how many leading tokens of a waiting request are cached on the rank that has most of them."""
+        return max(space.peek(request) for space in self.spaces)
+
+    def num_missing(self, request: Request, num_matched: int) -> int:
+        """Return the pages that a waiting request needs at most for its known tokens, beyond its cached prefix."""
+        return self.spaces[0].num_missing(request, num_matched)
+
+    def num_to_complete(self, request: Request) -> int:
+        """Return the pages that a running request still needs at most for tokens already known."""
+        return self._of(request).num_to_complete(request)
+
+    def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
+        """Give a running request pages for its first `num_tokens` positions, or decline and change nothing."""
+        return self._of(request).grow(request, num_tokens, num_reserved=num_reserved)
+
+    def add_page_to_each(self, requests: Sequence[Request]) -> bool:
+        """Give each running request one more page without evicting, or decline and change nothing."""
+        parts = [[request for request in requests if request.kv_rank == rank] for rank in range(len(self.spaces))]
+        if any(len(part) > space.num_free for part, space in zip(parts, self.spaces, strict=True)):
+            return False
+        return all(space.add_page_to_each(part) for part, space in zip(parts, self.spaces, strict=True))
+
+    def publish(self, request: Request) -> None:
+        """Let the cache of its rank adopt the computed whole pages that it lacks."""
+        self._of(request).publish(request)
+
+    def pass_windows(self, requests: Iterable[Request]) -> None:
+        """Do nothing: no layer has a window."""
+
+    def release(self, request: Request) -> None:
+        """Publish, then take back row, lease and private pages. No step in flight may use them."""
+        self._of(request).release(request)
+
+    def retain(self, tokens: Int32, key: Key, seconds: float) -> int | None:
+        """Retain the cached prefix of some tokens, where it is longest; see `KVSpace.retain`."""
+        longest = max(self.spaces, key=lambda space: space.cache.peek(tokens, key).num_tokens)
+        return longest.retain(tokens, key, seconds)
+
+    def drop(self, tokens: Int32, key: Key) -> int:
+        """Drop what only the cached prefixes of some tokens need; return how many pages that are."""
+        return sum(space.drop(tokens, key) for space in self.spaces)
+
+    def flush(self) -> int:
+        """Drop the cached pages that no request uses; return how many there were."""
+        return sum(space.flush() for space in self.spaces)
+
+    def heal(self) -> None:
+        """Forget all cached prefixes and free every page. No request may wait or hold a row."""
+        for space in self.spaces:
+            space.heal()
+
+    def tier_counts(self) -> dict[str, int]:
+        """Return nothing: there are no lower tiers."""
+        return {}
+
+    def poll(self) -> None:
+        """Do nothing: there are no lower tiers."""
+
+    def close(self) -> None:
+        """Do nothing: there are no lower tiers."""
+
+    def held_pages(self) -> Int32:
+        """Return the ids of the pages that are not free; reads all pools, for audits."""
+        return np.concatenate([space.held_pages() for space in self.spaces])
+
+    def held_frames(self) -> Int32:
+        """Return the ids by which runners know the memory of the pages that are not free, for audits."""
+        return self.held_pages()
+
+    def violation(self, holders: Iterable[Request], *, is_recalling: bool = False) -> str | None:
+        """Return a description of how the invariant is broken, or None if it holds; see `KVSpace.violation`."""
+        holders, first = list(holders), 0
+        for rank, space in enumerate(self.spaces):
+            own, end = [request for request in holders if request.kv_rank == rank], first + space.num_pages
+            for request in own:
+                pages = request.pages[: request.num_pages]
+                if len(pages) and not first <= pages.min() <= pages.max() < end:
+                    return f"rank {rank}: a request has a page that is not in [{first}, {end})"
+            found = space.violation(own, is_recalling=is_recalling)
+            if found is not None:
+                return f"rank {rank}: {found}"
+            first = end
+        return None
+
+    def _of(self, request: Request) -> KVSpace:
+        return self.spaces[request.kv_rank]
+
+
+AnyKV: TypeAlias = KVSpace | DividedKV
+"""The KV memory of one engine."""
