@@ -46,6 +46,11 @@ def test_options_of_cuda() -> None:
     assert parse("--disable-cuda-graph") == EngineConfig(cuda_graph=False)
 
 
+def test_options_of_ranks() -> None:
+    options = ["--tensor-parallel-size", "2", "--expert-parallel", "--enable-dp-attention"]
+    assert parse(*options) == EngineConfig(tensor_parallel_size=2, expert_parallel=True, enable_dp_attention=True)
+
+
 def test_options_of_weights() -> None:
     options = ["--weights", "bfloat16", "--activations", "bfloat16"]
     assert parse(*options) == EngineConfig(weights="bfloat16", activations="bfloat16")

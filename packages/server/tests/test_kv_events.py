@@ -431,5 +431,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         config(kv_events_replay="tcp://*:5558")
     with pytest.raises(ValueError, match="prefix_cache must be true for kv_events"):
         config(kv_events="tcp://*:5557", engine=EngineConfig(prefix_cache=False))
+    with pytest.raises(ValueError, match=r"kv_events must be None with enable_dp_attention, got 'tcp://\*:5557'"):
+        config(kv_events="tcp://*:5557", engine=EngineConfig(tensor_parallel_size=2, enable_dp_attention=True))
     with pytest.raises(ValueError, match="kv_events_form must be map or array, got 'xml'"):
         config(kv_events="tcp://*:5557", kv_events_form="xml")

@@ -378,6 +378,26 @@ async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryS
     status.incarnation = 0  # not ours
 
 
+async def test_free_pages_are_shown_by_rank_where_ranks_divide_them(
+    server: MemoryServer, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    assert "pagewood_kv_rank_free_pages" not in (await scrape(server)).names()
+    assert "free_pages_by_rank" not in (await server.client.get("/ready")).json()
+    own = MemoryServer(model_folder, tokenizer, limit=8, num_pages=100, num_pools=2)
+    await own.start()
+    try:
+        await ask(own, "one " * 20, max_tokens=2)
+        await own.until(lambda: own.service.status.counters["num_cached_pages"] > 0)
+        await own.until_idle()
+        found, ready = await scrape(own), (await own.client.get("/ready")).json()
+    finally:
+        await own.stop()
+    num_free = [found.value("pagewood_kv_rank_free_pages", rank=rank) for rank in "01"]
+    assert num_free == ready["free_pages_by_rank"]
+    assert num_free[0] < num_free[1] == 50
+    assert ready["engine"]["num_free_pages"] == sum(num_free)
+
+
 async def test_rows_of_experts_are_shown_where_they_are_counted(
     server: MemoryServer, model_folder: Path, tokenizer: Tokenizer
 ) -> None:

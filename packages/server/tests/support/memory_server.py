@@ -21,7 +21,7 @@ from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.loop import EngineInfo, StepHandle
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.steps.speculation import Drafting
@@ -144,6 +144,7 @@ class MemoryServer:
         grammars: bool = False,
         max_length: int = MAX_LENGTH,
         num_pages: int = NUM_PAGES,
+        num_pools: int = 1,
         retained_share: float = 0.0,
         recipe: VectorRecipe | None = None,
         makes_vectors: bool = True,
@@ -161,6 +162,7 @@ class MemoryServer:
         self._script = script
         self._max_length = max_length
         self._num_pages = num_pages
+        self._num_pools = num_pools
         self._retained_share = retained_share
         self._makes_vectors = makes_vectors
         self._grammar_folder = folder if grammars else None
@@ -308,15 +310,17 @@ class MemoryServer:
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=(EOS_ID,),
             num_pages=self._num_pages,
+            num_pools=self._num_pools,
             page_size=16,
             vector_size=STATE_SIZE if self._makes_vectors else 0,
         )
 
-        def make_runner(kv: KVSpace) -> GatedRunner:
+        def make_runner(kv: AnyKV) -> GatedRunner:
             runner = EchoRunner(
                 num_rows=NUM_ROWS,
                 max_length=self._max_length,
                 num_pages=self._num_pages,
+                num_pools=self._num_pools,
                 page_size=16,
                 vocab_size=self.tokenizer.vocab_size,
                 held_pages=kv.held_pages,

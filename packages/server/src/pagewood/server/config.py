@@ -124,6 +124,8 @@ class ServeConfig:
             raise ValueError(f"inference_objectives must have different names, none empty, got {', '.join(names)!r}")
         if self.kv_events is not None and not self.engine.prefix_cache:
             raise ValueError("prefix_cache must be true for kv_events")
+        if self.kv_events is not None and self.engine.enable_dp_attention:
+            raise ValueError(f"kv_events must be None with enable_dp_attention, got {self.kv_events!r}")
         for name in ("kv_events", "kv_events_replay"):
             address = getattr(self, name)
             if address is not None and not _EVENTS_ADDRESS.fullmatch(address):

@@ -62,6 +62,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """Live requests, and those whose end the engine has not confirmed yet."""
     engine: dict[str, int]
     """Counters of its last pulse."""
+    free_pages_by_rank: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Where ranks divide KV memory by request, the free pages of each."""
     incidents: dict[str, int]
     """What went wrong since the server was started: restarts, requests that were lost, sent again or refused."""
     speculation: wire.Speculation | msgspec.UnsetType = msgspec.UNSET
@@ -196,6 +198,7 @@ class Frontend:
             model=self.service.model_name,
             requests={"live": live.num_live, "ending": live.num_ending},
             engine=status.counters,
+            free_pages_by_rank=status.free_pages_by_rank or msgspec.UNSET,
             incidents=live.incidents.totals(),
             speculation=msgspec.UNSET if status.speculation is None else status.speculation,
             seconds_since_pulse=None if silent_s is None else round(silent_s, 3),

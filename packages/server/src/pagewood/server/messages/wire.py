@@ -278,6 +278,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     incarnation: int
     model: Model
     counters: dict[str, int]
+    free_pages_by_rank: tuple[int, ...] = ()
+    """Where ranks divide KV memory by request, the free pages of each."""
     speculation: Speculation | None = None
     """None: the engine does not speculate."""
     measurement: Measurement | None = None

@@ -102,6 +102,11 @@ def _memory(families: Families, facts: Facts) -> None:
             ({"state": "private"}, max(0, num_pages - num_free - num_cached)),
         ],
     )
+    if facts.status.free_pages_by_rank:
+        families.gauge(
+            "kv_rank_free_pages", "Free pages of each rank, where ranks divide KV memory by request.",
+            [({"rank": str(rank)}, num) for rank, num in enumerate(facts.status.free_pages_by_rank)],
+        )  # fmt: skip
     families.gauge("kv_page_tokens", "Tokens of a page.", model.page_size)
     config = model.config
     families.gauge(

@@ -32,6 +32,9 @@ _LOOP = "pagewood.engine.core.loop"
 _DEVICE_CALLS = {("_finish", "wait"), ("_launch_plan", "launch"), ("_constrain", "drafts")}
 """Functions of the engine's loop, and the runner's functions that they call."""
 
+_NOT_COUNTS = ("speculation", "free_pages_by_rank")
+"""Fields of the engine's counters that are no numbers; messages have fields of their own for them."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +54,8 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
             config=shown_config(engine.config),
         ),
         frozen_s=engine.frozen_s,
-        counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name != "speculation"},
+        counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name not in _NOT_COUNTS},
+        free_pages_by_rank=counters.free_pages_by_rank,
         speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),
         measurement=None if found is None else msgspec.convert(found, Measurement, from_attributes=True),
     )

@@ -47,6 +47,8 @@ class EngineStatus:
     """The engine process that counts; messages of earlier ones are dropped."""
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
+    free_pages_by_rank: tuple[int, ...] = ()
+    """Where ranks divide KV memory by request, the free pages of each."""  # written by: take, lost
     speculation: wire.Speculation | None = None  # written by: take, lost
     """Counts of speculation; None: the engine does not speculate, or has sent no pulse."""
     measurement: Measurement | None = None  # written by: take, lost
@@ -81,6 +83,7 @@ class EngineStatus:
                 self.loading = None
                 self.model = message.model
                 self.counters = message.counters
+                self.free_pages_by_rank = message.free_pages_by_rank
                 self.speculation = message.speculation
                 self.measurement = message.measurement
                 self.pulse_s = self.clock()
@@ -93,6 +96,7 @@ class EngineStatus:
         """Note that the engine process died, and expect the next one."""
         self.incarnation = next_incarnation
         self.counters = {}
+        self.free_pages_by_rank = ()
         self.speculation = None
         self.measurement = None
         self.loading = None

@@ -82,6 +82,13 @@ def add_model_options(page: Page) -> None:
         "copy of it. It needs --expert-parallel.",
     )
     model.add(
+        "--enable-dp-attention",
+        action="store_true",
+        help="divide attention among these processes by request",
+        more="Each then has all weights of attention, and the KV memory of its own requests, instead of a part of all "
+        "heads. For latent attention (DeepSeek), whose KV memory every process would otherwise hold. On a CPU only.",
+    )
+    model.add(
         "--expert-load",
         choices=get_args(ExpertLoadDetail),
         default=DEFAULTS.expert_load,
