@@ -21,12 +21,15 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import expert_layers
 from seeded_faults import seed_fault
 
+BY_REQUEST = ("qwen3-moe", "deepseek3")
 FEW = ("olmo2", "qwen3-moe")
 MIXTURES = [
     name for name, case in DIVIDED.items()
     if any(kind in case.kind for kind in ("Moe", "Mixtral", "GptOss", "Llama4", "DeepseekV", "MiniMax"))
     and "dense" not in name
 ]  # fmt: skip
+ONE: dict[str, Any] = {}
+TWO_BY_REQUEST: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
 
 
@@ -45,6 +48,39 @@ def test_tokens_are_those_of_one_process(name: str, tmp_path: Path, monkeypatch:
         config = EngineConfig(
             model=str(tmp_path), num_threads=2, tensor_parallel_size=count, max_running=4, chunked_prefill_size=16,
             page_size=4, max_total_tokens=1024,
+        )  # fmt: skip
+        found.append(answered(config))
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("name", [name if name in BY_REQUEST else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in DIVIDED])  # fmt: skip
+def test_attention_by_request(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two ranks has the whole attention, and pages of its own."""
+    build(DIVIDED[name], tmp_path)
+    ranks_are_threads(monkeypatch)
+    found: list[list[list[int]]] = []
+    for options in ONE, TWO_BY_REQUEST:
+        config = EngineConfig(
+            model=str(tmp_path), num_threads=2, max_running=4, chunked_prefill_size=16, page_size=4,
+            max_total_tokens=1024, **options,
+        )  # fmt: skip
+        found.append(answered(config))
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_attention_by_request_with_whole_experts(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latents in eight bits; with four ranks some have no row."""
+    build(DIVIDED["deepseek3"], tmp_path)
+    ranks_are_threads(monkeypatch)
+    found: list[list[list[int]]] = []
+    ranks: dict[str, Any] = {"tensor_parallel_size": count, "enable_dp_attention": True, "expert_parallel": True}
+    ranks["expert_map"] = mapping(tmp_path, count)
+    for options in ONE, ranks:
+        config = EngineConfig(
+            model=str(tmp_path), num_threads=4, max_running=4, chunked_prefill_size=16, page_size=4,
+            max_total_tokens=1024, kv_cache_dtype="int8", **options,
         )  # fmt: skip
         found.append(answered(config))
     assert found[1] == found[0]

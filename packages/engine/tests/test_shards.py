@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "every rank adds the bias behind a sum": (
         "llama-biases", (attention, "read_linear", "bias if adds_bias else None", "bias"),
     ),
-    "parts are not summed": ("llama", (Layer, "_summed", "x if self._is_whole else", "x if True else")),
+    "parts are not summed": ("llama", (Layer, "_fed", "fed if self._is_whole", "fed if True")),
     "a norm of all heads sees those of its rank": (
         "olmo2", (torch_ops, "norm_over_ranks", "sum_ranks(means) / split.num_ranks", "means"),
     ),

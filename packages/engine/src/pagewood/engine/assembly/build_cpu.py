@@ -18,8 +18,9 @@ from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights
@@ -72,8 +73,10 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             f"got {weights_bytes / 1e9:.1f} GB of weights in {config.weights.replace('auto', 'the form of its files')}"
         )
     num_ranks = config.tensor_parallel_size
+    if config.enable_dp_attention:
+        chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
     if num_ranks > 1:
-        model_config.for_shard(Shard(0, num_ranks))  # what cannot be divided is refused before processes are started
+        model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     num_threads = config.num_threads or _num_cores()
     if num_threads < num_ranks:
         raise ValueError(
@@ -125,7 +128,7 @@ def _engine(
             parts.folder,
             parts.digest,
             num_threads=parts.num_threads // num_ranks,
-            shard=Shard(0, num_ranks),
+            shard=_shard(config),
             exchange=None if group is None else group.segment.exchange(0),
             progress=progress,
         )
@@ -133,7 +136,9 @@ def _engine(
     rank.compile(progress)
     num_pages, max_length = rank.num_pages(1) if group is None else _agreed_sizes(rank, group)
     rank.allocate(num_pages)
-    page_bytes = rank.page_bytes * num_ranks
+    num_pools = num_ranks if config.enable_dp_attention else 1
+    num_pages *= num_pools
+    page_bytes = rank.page_bytes * (num_ranks // num_pools)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -147,6 +152,7 @@ def _engine(
         vector_size=parts.model.hidden_size,
         generates=not parts.model.is_encoder,
         page_bytes=page_bytes,
+        num_pools=num_pools,
         long_step_tokens=-(-_LONG_STEP * parts.num_threads // (parts.num_weights - parts.model.num_idle_parameters)),
     )
     _log.info(
@@ -160,11 +166,11 @@ def _engine(
         "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
         parts.num_threads,
-        "" if group is None else f" in {num_ranks} processes",
+        "" if group is None else f" in {num_ranks} processes{', attention by request' * (num_pools > 1)}",
     )
     control = draft_control(config, are_cores_taken=TakenCores())
 
-    def make_runner(kv: KVSpace) -> Runner:
+    def make_runner(kv: AnyKV) -> Runner:
         watch = None if group is None else StepNotes(group.segment, 0)
         with threads_on(cores):
             runner = rank.make_runner(max_length=max_length, processors=parts.processors, watch=watch)
@@ -186,7 +192,7 @@ def _engine(
     memory, beside = rank.memory, rank.beside
     if group is not None and config.host_cache_gb is not None:
         memory, beside = rank.joined_memory(num_pages, group.kv_memory)
-    allocator = page_allocator(config.resolved(), info)
+    allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
@@ -202,6 +208,11 @@ def _engine(
         outbox=outbox,
         expert_rows=rank.expert_rows,
     )
+
+
+def _shard(config: EngineConfig) -> Shard:
+    """Return the first rank."""
+    return Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
 
 
 def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide_rows
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -128,6 +129,8 @@ class CPURank:
             )
             variants |= self._drafter.variants
             units |= dict.fromkeys(self._drafter.units)
+        if config.enable_dp_attention:
+            units |= {ROW_EXCHANGE: None}
         self._variants, self._units = variants, units
         self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
         """The groups of layers, each of which gives memory back on its own."""
@@ -189,12 +192,25 @@ class CPURank:
             drafter=drafter.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,
+            host=(divide_rows,) if self._config.enable_dp_attention else (),
             progress=progress,
         )
 
     def num_pages(self, num_ranks: int) -> tuple[int, int]:
-        """Return how many pages fit into the memory of the machine, which all ranks share, and the longest request."""
-        return host_pages(self._config, self._max_position, self.groups, self.page_bytes * num_ranks)
+        """Return how many pages each rank has in the memory of the machine, which all share, and the longest request.
+
+        Raises:
+            ValueError: `max_total_tokens`, or the longest request, does not fit.
+        """
+        config = self._config
+        if config.enable_dp_attention:  # each rank has its part of the requests, and of their tokens
+            num_tokens = config.max_total_tokens
+            config = replace(
+                config,
+                max_running=-(-config.num_rows // num_ranks),
+                max_total_tokens=None if num_tokens is None else num_tokens // num_ranks,
+            )
+        return host_pages(config, self._max_position, self.groups, self.page_bytes * num_ranks)
 
     def allocate(self, num_pages: int, *, shared: int | None = None) -> None:
         """Allocate the KV memory.
@@ -278,12 +294,18 @@ class CPURank:
             max_drafts=0 if found is None else self._config.speculative_num_tokens,
             processors=processors,
             groups=self.groups,
+            exchange=self._exchange if self._config.enable_dp_attention else None,
             watch=watch,
         )
         for one in (self.memory, self._beside):
             if one is not None:
-                runner = PopulatingRunner(runner, Populator(one))
+                runner = PopulatingRunner(runner, Populator(one), first=self._first_page(one))
         return runner
+
+    def _first_page(self, memory: PageMemory) -> int | None:
+        """Return the id of the first page in the memory of this rank; None: it has all pages, or its part of each."""
+        by_request = self._config.enable_dp_attention
+        return self.loaded.model.shard.rank * memory.num_pages if by_request else None
 
     def _measured_page(self) -> int:
         num_groups, drafter = len(self.groups.windows), self._drafter
@@ -337,6 +359,9 @@ def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
 
 def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:
     """Return the groups of layers whose memory is given back apart."""
+    whole = model.groups(max_length=1)  # one, in which layers may share the memory of others
+    if config.enable_dp_attention:
+        return whole
     groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
     if groups.windows == (None,):
         return groups
@@ -347,7 +372,7 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
         reason = "a drafter has its own of all of them"
     if reason is not None:
         _log.info("layers with a window keep the KV of all positions, because %s", reason)
-        return LayerGroups.whole(model.num_layers)
+        return whole
     num_whole = groups.windows.count(None)
     _log.info(
         "KV memory: %d groups of %d layers need all positions, %d groups the last %d",

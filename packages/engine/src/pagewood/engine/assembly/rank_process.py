@@ -164,7 +164,7 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: 
         folder,
         digest,
         num_threads=(config.num_threads or begin.count) // begin.count,
-        shard=Shard(begin.rank, begin.count),
+        shard=Shard(begin.rank, begin.count, by_request=begin.config.enable_dp_attention),
         exchange=segment.exchange(begin.rank),
         progress=progress,
     )

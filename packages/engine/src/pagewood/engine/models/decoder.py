@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, RowDivision, Step, Weights
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.layer_inputs import LayerInputs
@@ -113,6 +113,7 @@ class Decoder(Generic[A]):
         wanted: A,
         *,
         captured: Sequence[int] = (),
+        division: RowDivision[A] | None = None,
     ) -> tuple[A, list[A]]:
         """Compute a step up to the input of the output projection, and keep hidden states of all its tokens.
 
@@ -125,9 +126,11 @@ class Decoder(Generic[A]):
             wanted: tokens whose last state is wanted.
             captured: numbers of states: i in [0, num_layers] is the residual stream after the first i layers (0: the
                 embeddings), and num_layers + 1 is the input of the output projection, after the last norm.
+            division: of tokens among ranks: `tokens` are then those of all, and the other arguments those of this rank;
+                nothing may be captured. None: this rank has all.
 
         Returns:
-            `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
+            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order.
         """
         ops, last = self._ops, len(self._layers) - 1
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
@@ -135,10 +138,15 @@ class Decoder(Generic[A]):
         residual, pending = self.embedding(tokens), None
         if self.config.embedding_multiplier != 1:
             residual = ops.scale(residual, self.config.embedding_multiplier)
+        inputs = None if self._inputs is None else self._inputs(tokens, residual)
+        if division is not None:
+            residual = division.own(residual)
+            inputs = None if inputs is None else division.own(inputs)
         step = Step(
             rotations=dict(zip(self.config.position_configs, rotations, strict=True)),
             attention=attention,
-            inputs=None if self._inputs is None else self._inputs(tokens, residual),
+            inputs=inputs,
+            division=division,
         )
         if self._positions is not None:
             numbers = step.rotations[PositionNumbers(length=self.config.max_position)]
@@ -154,6 +162,8 @@ class Decoder(Generic[A]):
         if not narrows:
             states[last + 1], states[last + 2] = residual, x
             x = ops.take(x, wanted)
+        if division is not None:
+            x = division.gather(x)
         return x, [states[state] for state in captured]
 
 

@@ -416,6 +416,28 @@ class Attention(Protocol[A]):
         ...
 
 
+class RowDivision(Protocol[A]):
+    """How the rows of a step are divided among ranks: each has those of its own requests, and some have none.
+
+    Rows are tokens, or the wanted ones of a step. All ranks call the same methods in the same order.
+    """
+
+    def own(self, x: A) -> A:
+        """Return the rows of this rank of the rows `x` of all ranks."""
+        ...
+
+    def gather(self, x: A) -> A:
+        """Return the rows of all ranks, in the order of the step; `x` are those of this one."""
+        ...
+
+    def sum_own(self, x: A) -> A:
+        """Return the sums over ranks of the rows of this rank, added in the order of ranks; `x` are parts of all rows.
+
+        A row's sum has the same bits whichever rank gets it.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[A]):
     """The data about the tokens of a step that the parts of all layers share."""
@@ -426,6 +448,8 @@ class Step(Generic[A]):
     attention: Attention[A]
     inputs: A | None = None
     """`[T, n]`, what layers add of each token beside its embedding, side by side; None: they add nothing."""
+    division: RowDivision[A] | None = None
+    """How the tokens are divided among ranks; None: every rank has all."""
 
 
 class Weights(Protocol):

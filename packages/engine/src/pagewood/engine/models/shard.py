@@ -9,6 +9,10 @@ beside those of its layers. A table that is both is read as two: a rank then hol
 Inputs of layers are divided by columns and gathered too, once a step. Experts beside a feed-forward need another
 exchange a layer, because the sum of each has a norm.
 
+With `by_request`, attention is whole on every rank, which computes it for the tokens of its own requests only. Its
+rows are then gathered before a divided part, and the sums of a part are given to the rank whose rows they are; see
+`Ops` and `RowDivision`.
+
 Everything else is whole on every rank: norms, routers, gates, latents and embeddings of positions.
 
 Logits differ in their last bits from those of one rank: a sum over inputs is then a sum of sums, one for each rank.
@@ -36,6 +40,8 @@ class Shard:
     rank: int = 0
     count: int = 1
     """Ranks that compute the model together; 1: the model is whole."""
+    by_request: bool = False
+    """Whether attention is divided by request, and so whole on every rank."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -45,12 +51,17 @@ class Shard:
 
     def __str__(self) -> str:
         """Return as in "rank 1 of 4"."""
-        return f"rank {self.rank} of {self.count}"
+        return f"rank {self.rank} of {self.count}{' by request' if self.by_request else ''}"
 
     @property
     def is_whole(self) -> bool:
         """Whether one rank computes everything."""
         return self.count == 1
+
+    @property
+    def of_mixers(self) -> Shard:
+        """The shard of the parts that let tokens see earlier ones."""
+        return WHOLE if self.by_request else self
 
     def part(self, name: str, whole: int) -> range:
         """Return the rank's part of `whole` units, an equal one for every rank.

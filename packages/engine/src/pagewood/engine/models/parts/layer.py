@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from pagewood.engine.models.ops import A, Norm, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Norm, Ops, RowDivision, Step, Weights
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
@@ -96,7 +96,9 @@ class LayerConfig:
         Raises:
             ValueError: a part cannot be divided among the ranks.
         """
-        return replace(self, mixer=self.mixer.for_shard(shard), feed_forward=self.feed_forward.for_shard(shard))
+        return replace(
+            self, mixer=self.mixer.for_shard(shard.of_mixers), feed_forward=self.feed_forward.for_shard(shard)
+        )
 
 
 class Layer(Generic[A]):
@@ -107,8 +109,8 @@ class Layer(Generic[A]):
     """
 
     __slots__ = ("_behind_feed_forward", "_behind_mixer", "_feed_forward", "_feed_forward_norm", "_input",
-                 "_is_parallel", "_is_whole", "_mixer", "_multiplier", "_norms_sums", "_ops", "_scalar",
-                 "_sums_itself", "input_norm")  # fmt: skip
+                 "_is_parallel", "_is_whole", "_mixer", "_mixer_is_whole", "_multiplier", "_norms_sums", "_ops",
+                 "_scalar", "_sums_itself", "input_norm")  # fmt: skip
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class Layer(Generic[A]):
         self._is_parallel = frame.is_parallel
         self._norms_sums = frame.norms_sums
         self._is_whole = shard.is_whole
+        self._mixer_is_whole = shard.of_mixers.is_whole
         self._sums_itself = isinstance(config.feed_forward, ExpertsBesideConfig)
         """Whether the feed-forward returns a sum over ranks."""
         self._multiplier = config.residual_multiplier
@@ -154,7 +157,7 @@ class Layer(Generic[A]):
             f"{prefix}.{frame.mixer}.",
             hidden_size=hidden_size,
             inputs=mixer_inputs,
-            shard=shard,
+            shard=shard.of_mixers,
         )
         self._behind_mixer = norm(frame.behind_mixer)
         self._feed_forward_norm = norm(frame.before_feed_forward)
@@ -194,10 +197,10 @@ class Layer(Generic[A]):
         if wanted is not None:
             residual = self._ops.take(residual, wanted)
         if self._is_parallel:
-            return self._beside(mixed, x, residual, wanted), residual
-        pending, residual = self._leave(self._summed(mixed), residual, self._behind_mixer)
-        x = self._feed_forward(add_and_norm(self._ops, pending, residual, self._feed_forward_norm))
-        x = x if self._sums_itself else self._summed(x)
+            return self._beside(mixed, x, residual, wanted, step.division), residual
+        mixed = mixed if self._mixer_is_whole else self._ops.sum_ranks(mixed)
+        pending, residual = self._leave(mixed, residual, self._behind_mixer)
+        x = self._fed(add_and_norm(self._ops, pending, residual, self._feed_forward_norm), step.division)
         pending, residual = self._leave(x, residual, self._behind_feed_forward)
         if self._input is not None:
             self._input(residual, step, wanted)
@@ -205,11 +208,15 @@ class Layer(Generic[A]):
             residual = self._ops.scale(residual, self._scalar)
         return pending, residual
 
-    def _summed(self, x: A) -> A:
-        """Return the sum over ranks of a part's result."""
-        return x if self._is_whole else self._ops.sum_ranks(x)
+    def _fed(self, x: A, division: RowDivision[A] | None) -> A:
+        """Return the feed-forward's result, the sum over ranks, for rows that may be divided among them."""
+        if division is not None:
+            fed = self._feed_forward(division.gather(x))
+            return division.own(fed) if self._sums_itself else division.sum_own(fed)
+        fed = self._feed_forward(x)
+        return fed if self._is_whole or self._sums_itself else self._ops.sum_ranks(fed)
 
-    def _beside(self, mixed: A, x: A, residual: A, wanted: A | None) -> A:
+    def _beside(self, mixed: A, x: A, residual: A, wanted: A | None, division: RowDivision[A] | None) -> A:
         """Add the mixer's result to the residual after the feed-forward's input was made; return the pending addition.
 
         Args:
@@ -217,18 +224,18 @@ class Layer(Generic[A]):
             x: the mixer's input, for all tokens.
             residual: for the tokens that go on.
             wanted: which tokens these are; None: all.
+            division: of the tokens that go on.
         """
         if self._feed_forward_norm is not None:
             x = self._ops.norm(residual, self._feed_forward_norm)
         elif wanted is not None:
             x = self._ops.take(x, wanted)
-        fed = self._feed_forward(x)
-        if self._is_whole:
+        if self._mixer_is_whole:
             self._ops.add(self._scaled(mixed), residual)
-        else:
-            self._ops.add(mixed, fed)  # before the sum over ranks, so that there is one of both parts
-            fed = self._summed(fed)
-        return self._scaled(fed)
+            return self._scaled(self._fed(x, division))
+        fed = self._feed_forward(x)
+        self._ops.add(mixed, fed)  # before the sum over ranks, so that there is one of both parts
+        return self._scaled(self._ops.sum_ranks(fed))
 
     def _scaled(self, x: A) -> A:
         """Return a part's result times the multiplier."""

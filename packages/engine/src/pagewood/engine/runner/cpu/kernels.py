@@ -30,6 +30,7 @@ def warm_up(
     drafter: int | MultiHeadLayout | LatentLayout | None = None,
     packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     others: Iterable[Unit] = (),
+    host: Iterable[Kernel] = (),
     progress: Progress | None = None,
 ) -> StepKernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.
@@ -42,6 +43,7 @@ def warm_up(
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
         others: kernels that only some models need, see `CPUOps.units`.
+        host: kernels that only some models need on the host, before a step.
         progress: called with what is being loaded or compiled.
     """
     units, memories = [*COMMON], [memory] if drafter is None else [memory, drafter]
@@ -60,7 +62,7 @@ def warm_up(
         units.append(DRAFTING)
     drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
-    kernels = (*tables, *drafts, *(unit.kernel for unit in units), step)
+    kernels = (*tables, *host, *drafts, *(unit.kernel for unit in units), step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -11,7 +11,10 @@ import os
 import sys
 import threading
 
+import numpy as np
+
 from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.kvpool.memory import PageMemory
 
@@ -54,6 +57,11 @@ class Populator:
             return
         self._thread = threading.Thread(target=self._run, name="kv-memory", daemon=True)
         self._thread.start()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the memory."""
+        return self._memory.num_pages
 
     @property
     def num_populated(self) -> int:
@@ -112,13 +120,21 @@ def _populate_function() -> ctypes._NamedFuncPointer | None:  # pyright: ignore[
 
 
 class PopulatingRunner:
-    """A runner that reports to a populator which pages its batches bring into use."""
+    """A runner that reports to a populator which pages its batches bring into use.
 
-    __slots__ = ("_populator", "_runner")
+    Args:
+        runner: computes.
+        populator: of its memory.
+        first: the id of the first page there, if pages with other ids are in the memory of other ranks; None: all are
+            there.
+    """
 
-    def __init__(self, runner: Runner, populator: Populator) -> None:
+    __slots__ = ("_first", "_populator", "_runner")
+
+    def __init__(self, runner: Runner, populator: Populator, *, first: int | None = None) -> None:
         self._runner = runner
         self._populator = populator
+        self._first = first
 
     @property
     def inner(self) -> Runner:
@@ -128,8 +144,13 @@ class PopulatingRunner:
     def launch(self, batch: Batch) -> StepHandle:
         """Launch a batch on the runner."""
         if len(batch.page_ids) > 0:
-            self._populator.reach(int(batch.page_ids.max()))
+            self._populator.reach(int(batch.page_ids.max()) if self._first is None else self._highest(batch.page_ids))
         return self._runner.launch(batch)
+
+    def _highest(self, pages: Int32) -> int:
+        """Return the highest number of those pages that are in this memory; -1: none is."""
+        numbers = pages - np.int32(self._first or 0)
+        return int(numbers.max(where=numbers < self._populator.num_pages, initial=-1))
 
     def close(self) -> None:
         """Close the runner and end the populator's thread."""

@@ -37,7 +37,8 @@ from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
 from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.program.attention import attention_over
-from pagewood.engine.runner.cpu.program.exchange import StepWatch
+from pagewood.engine.runner.cpu.program.division import RequestDivision
+from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.processing import Processing, integers_at
 from pagewood.engine.runner.cpu.program.spans import RunnerSpans
@@ -207,9 +208,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_latest", "_lookup", "_model", "_now",
-        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans", "_watch",
-        "_worker", "_writer",
+        "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_latest", "_lookup",
+        "_model", "_now", "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans",
+        "_watch", "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -226,6 +227,7 @@ class CPURunner:
         max_drafts: int = 0,
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
+        exchange: Exchange | None = None,
         watch: StepWatch | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
@@ -245,6 +247,8 @@ class CPURunner:
             processors: functions that requests name to change their logits; None: no functions.
             groups: of the layers, which share `storage`; None: all layers are one group. If there are several, the
                 drafter of `make_drafter` has memory of its own, by page id, and batches must announce pages.
+            exchange: with the other ranks, if rows are divided among them by request: each has `storage.num_pages`
+                pages, see `RequestDivision`. None: this rank has the pages of all requests, or its part of them.
             watch: gets what each step has computed, if the model is divided among ranks.
         """
         config, page_size = model.config, storage.layout.page_size
@@ -274,6 +278,9 @@ class CPURunner:
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
+        self._division = None  # contents written by: the worker
+        if exchange is not None:
+            self._division = RequestDivision.over(exchange, self._rows, num_pages=storage.num_pages)
         self._writer = StepWriter(
             model=model,
             kernel=kernel,
@@ -281,6 +288,7 @@ class CPURunner:
             attention=self._attention,
             rotations=self._rotations,
             clock=self._clock,
+            division=self._division,
             witness=None if watch is None else watch.states,
         )
         self._watch = watch
@@ -547,6 +555,8 @@ class CPURunner:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
             update(*map(_writable, (*updates, *tokens)), rows.pages, rows.tokens, rows.lengths)
+            if self._division is not None:
+                self._division.note_pages(*updates)
         if len(batch.admitted) > 0:
             self._adjustments.begin(batch)
             self._rotations.admit(batch)
@@ -597,6 +607,8 @@ class CPURunner:
             drafter = self._now.drafter
             if drafter is not None and outcome != Outcome.BAD_TOKEN:
                 outcome = max(outcome, drafter.lay_out(scopes, counts, step.grants))
+            if outcome == Outcome.DONE and self._now.divided is not None:
+                outcome = self._now.divided.lay_out(program.inputs[1:], scopes, counts, step.grants)
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)

@@ -7,6 +7,7 @@ same bits, whenever each of them arrives. A thread makes system calls only in a 
 A lane is a sequence of pieces that one thread of each rank takes in turn. A lane has two places per rank, which it uses
 alternately. A rank that writes to a place again has seen all ranks arrive at the piece in between, so they have read
 what was there. All ranks have the same instructions with the same rows, so the counts of a lane agree by themselves.
+That holds where rows are divided among ranks too: pieces are those of the rows of all ranks.
 
 Legend: T tokens, R ranks, L lanes.
 """
@@ -24,6 +25,7 @@ from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit,
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel, strict
 from pagewood.engine.runner.cpu.compiled.machine.memory import (
     fetch_add,
+    integer_rows,
     integers,
     longs,
     read_shared,
@@ -53,22 +55,40 @@ def _place(places_at: Any, rank: Any, lane: Any, number: Any) -> Any:
 
 
 @inlined
-def _meet(
-    x_at: Any, num: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any, lane: Any
-) -> Any:
-    """Give `num` elements to all ranks and wait for theirs; return the number of the piece; -1: the group has ended."""
-    arrivals, own = longs(arrivals_at, 0), LINE * (rank * NUM_LANES + lane)
-    number = read_shared(arrivals, own)
-    x, place = vector(x_at, num), vector(_place(places_at, rank, lane, number), num)
-    for i in range(_U(num)):
-        place[i] = x[i]
-    fetch_add(arrivals, own, 1)
+def _number(arrivals_at: Any, rank: Any, lane: Any) -> Any:
+    """Return the number of the next piece that a rank gives in a lane."""
+    return read_shared(longs(arrivals_at, 0), LINE * (rank * NUM_LANES + lane))
+
+
+@inlined
+def _arrive(number: Any, rank: Any, count: Any, arrivals_at: Any, ended_at: Any, lane: Any) -> Any:
+    """Say that the piece of this rank is in its place, and wait for all others; return False if the group has ended."""
+    arrivals = longs(arrivals_at, 0)
+    fetch_add(arrivals, LINE * (rank * NUM_LANES + lane), 1)
     for other in range(count):
         if other != rank and not wait_for_rank(
             arrivals, LINE * (other * NUM_LANES + lane), number + 1, longs(ended_at, 1)
         ):
-            return -1
-    return number
+            return False
+    return True
+
+
+@inlined
+def _copy(x_at: Any, out_at: Any, num: Any) -> None:
+    """Copy `num` elements."""
+    x, out = vector(x_at, num), vector(out_at, num)
+    for i in range(_U(num)):
+        out[i] = x[i]
+
+
+@inlined
+def _meet(
+    x_at: Any, num: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any, lane: Any
+) -> Any:
+    """Give `num` elements to all ranks and wait for theirs; return the number of the piece; -1: the group has ended."""
+    number = _number(arrivals_at, rank, lane)
+    _copy(x_at, _place(places_at, rank, lane, number), num)
+    return number if _arrive(number, rank, count, arrivals_at, ended_at, lane) else -1
 
 
 @strict
@@ -141,6 +161,125 @@ def gather_ranks(
         start += NUM_LANES * PIECE
 
 
+@instruction(lanes)
+@inlined
+def gather_rows(
+    x_at: Any, owners_at: Any, out_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any,
+    ended_at: Any, num_rows: NumRows, part: Part,
+) -> None:  # fmt: skip
+    """Write the rows of all ranks to `out` `[T, size]`; `x` `[own rows, size]` are those of this rank.
+
+    Args:
+        x_at: of this rank, which may have no row; it takes part in all pieces nevertheless.
+        owners_at: `[T, 2] int32`, the rank that has each row, and the number of the row among those of its rank.
+        out_at: see above.
+        size: of a row.
+        rank: see `sum_ranks`, also for the rest.
+        count: R.
+        places_at: of pieces.
+        arrivals_at: counters.
+        ended_at: whether the group has ended.
+        num_rows: T.
+        part: the lane.
+    """
+    owners = integer_rows(owners_at, 0, 2)
+    start, end = part * PIECE, num_rows * size
+    while start < end:
+        num, number, at = min(PIECE, end - start), _number(arrivals_at, rank, part), 0
+        while at < num:
+            row, column = (start + at) // size, (start + at) % size
+            width = min(size - column, num - at)
+            if owners[row, 0] == rank:
+                own_at = x_at + 4 * (owners[row, 1] * size + column)
+                _copy(own_at, _place(places_at, rank, part, number) + 4 * at, width)
+                _copy(own_at, out_at + 4 * (start + at), width)
+            at += width
+        if not _arrive(number, rank, count, arrivals_at, ended_at, part):
+            break
+        at = 0
+        while at < num:
+            row, column = (start + at) // size, (start + at) % size
+            width = min(size - column, num - at)
+            if owners[row, 0] != rank:
+                _copy(_place(places_at, owners[row, 0], part, number) + 4 * at, out_at + 4 * (start + at), width)
+            at += width
+        start += NUM_LANES * PIECE
+
+
+@instruction(lanes)
+@inlined
+def sum_rows(
+    x_at: Any, owners_at: Any, out_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any,
+    ended_at: Any, num_rows: NumRows, part: Part,
+) -> None:  # fmt: skip
+    """Write the sums over ranks of the rows of this rank to `out` `[own rows, size]`; `x` `[T, size]` are parts.
+
+    A sum is added in the order of the ranks, whichever of them has the row. For the arguments see `gather_rows`.
+    """
+    owners = integer_rows(owners_at, 0, 2)
+    start, end = part * PIECE, num_rows * size
+    while start < end:
+        num = min(PIECE, end - start)
+        number = _meet(x_at + 4 * start, num, rank, count, places_at, arrivals_at, ended_at, part)
+        if number < 0:
+            break
+        at = 0
+        while at < num:
+            row, column = (start + at) // size, (start + at) % size
+            width = min(size - column, num - at)
+            if owners[row, 0] == rank:
+                own_at = out_at + 4 * (owners[row, 1] * size + column)
+                first, second = _place(places_at, 0, part, number), _place(places_at, 1, part, number)
+                _add(first + 4 * at, second + 4 * at, own_at, width)
+                for other in range(2, count):
+                    _add(own_at, _place(places_at, other, part, number) + 4 * at, own_at, width)
+            at += width
+        start += NUM_LANES * PIECE
+
+
+@kernel("void(i4[::1], i4[::1], i4[::1], i8, i8, i4[:,::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i8[::1])")
+def divide_rows(
+    owners: Any, nums: Any, kept: Any, rank: Any, count: Any, tokens: Any, kept_tokens: Any, places: Any,
+    kept_places: Any, own_kept: Any, num_own: Any,
+) -> None:  # fmt: skip
+    """Divide the tokens of a step among ranks by their grants.
+
+    Legend: G grants, T tokens, K kept tokens.
+
+    Args:
+        owners: `[G]`, the rank that has the tokens of each grant.
+        nums: `[G]`, tokens of each.
+        kept: `[K]`, tokens whose last state is wanted.
+        rank: this one.
+        count: R.
+        tokens: `[>= T, 2]`, written, see `gather_rows`.
+        kept_tokens: `[>= K, 2]`, written: the same for kept tokens.
+        places: `[>= T]`, written: the tokens of this rank.
+        kept_places: `[>= K]`, written: which of the kept tokens it has.
+        own_kept: `[>= K]`, written: the numbers of these among its tokens.
+        num_own: `[2]`, written: tokens and kept tokens of this rank.
+    """
+    counts = np.zeros(count, np.int32)
+    token = 0
+    for g in range(owners.shape[0]):
+        for _ in range(nums[g]):
+            owner = owners[g]
+            tokens[token, 0], tokens[token, 1] = owner, counts[owner]
+            if owner == rank:
+                places[counts[owner]] = token
+            counts[owner] += 1
+            token += 1
+    num_own[0] = counts[rank]
+    counts[:] = 0
+    for k in range(kept.shape[0]):
+        owner = tokens[kept[k], 0]
+        kept_tokens[k, 0], kept_tokens[k, 1] = owner, counts[owner]
+        if owner == rank:
+            kept_places[counts[owner]], own_kept[counts[owner]] = k, tokens[kept[k], 1]
+        counts[owner] += 1
+    num_own[1] = counts[rank]
+
+
 @instruction(one_part)
 @inlined
 def witness(x_at: Any, size: Any, out_at: Any, num_rows: NumRows) -> None:
@@ -153,6 +292,8 @@ def witness(x_at: Any, size: Any, out_at: Any, num_rows: NumRows) -> None:
 
 EXCHANGE = Unit("exchange", sum_ranks, gather_ranks, witness)
 """For models that are divided among ranks."""
+ROW_EXCHANGE = Unit("row_exchange", gather_rows, sum_rows)
+"""For those whose rows are divided too."""
 
 
 @kernel("b1(i8[::1], i8, i8, i8[::1])", is_long=True)

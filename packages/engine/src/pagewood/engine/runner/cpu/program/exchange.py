@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.cpu.compiled import exchange
-from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.compiled.instruction import Instruction
+from pagewood.engine.runner.cpu.program.tape import Buffer, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +45,27 @@ class Exchange:
             places=self.places, arrivals=self.arrivals, ended=self.ended,
         )  # fmt: skip
         return out
+
+    def gather_rows(self, x: Buffer, owners: Buffer) -> Buffer:
+        """Write the instruction that puts the rows of all ranks together; return them.
+
+        `owners` `[T, 2] int32` says whose each row is; see `compiled.exchange.gather_rows`.
+        """
+        out = x.tape.buffer(owners.rows, x.size)
+        self._write_rows(exchange.gather_rows, x, owners, out)
+        return out
+
+    def sum_rows(self, x: Buffer, owners: Buffer, own: Rows) -> Buffer:
+        """Write the instruction that adds the parts of all ranks; return the sums of the rows of this rank, `own`."""
+        out = x.tape.buffer(own, x.size)
+        self._write_rows(exchange.sum_rows, x, owners, out)
+        return out
+
+    def _write_rows(self, instruction: Instruction, x: Buffer, owners: Buffer, out: Buffer) -> None:
+        x.tape.write(
+            instruction, owners.rows, x=x, owners=owners, out=out, size=x.size, rank=self.rank, count=self.count,
+            places=self.places, arrivals=self.arrivals, ended=self.ended,
+        )  # fmt: skip
 
 
 class StepWatch(Protocol):

@@ -19,6 +19,7 @@ from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
+from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
@@ -41,6 +42,8 @@ class StepProgram:
     program: Program
     first_draw: int
     """The first instruction behind those that change logits."""
+    divided: DividedPass | None
+    """The same pass divided among ranks; None: this rank has all rows."""
     target_lines: slice
     """Instructions of the target, with those that accept drafts."""
     found: Int32
@@ -64,6 +67,8 @@ class StepWriter:
     rotations: Rotations
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
+    division: RequestDivision | None = None
+    """Of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
     witness: Int64 | None = None
     """[1], where programs write the sum of the bits of the last hidden states; None: they do not."""
 
@@ -81,6 +86,11 @@ class StepWriter:
             if drafter is not None:
                 tape.write(clock, one.scope.tokens, out=self.clock[moment])
 
+        divided = None
+        if self.division is not None:
+            divided = self.division.write(
+                tape, one, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size
+            )
         mark(0)
         held = None if drafter is None else drafter.record_drafts(tape, one)
         mark(1)
@@ -88,7 +98,8 @@ class StepWriter:
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
-            states = self.model.states(one.tokens, one.rotated(), self.attention, one.kept)[0]
+            own = one if divided is None else divided.part
+            states = self.model.states(one.tokens, own.rotated(), self.attention, own.kept, division=divided)[0]
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)
@@ -102,16 +113,20 @@ class StepWriter:
             mark(2)
             drafter.record_rest(tape, one, accepted)
             mark(3)
-        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes[: tape.num_row_kinds]]
+        num_sizes = tape.num_row_kinds if divided is None else NUM_KINDS  # a rank may have all rows of a step
+        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes[:num_sizes]]
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
         capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
         outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
-        program = tape.program(self.kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+        program = tape.program(
+            self.kernel, capacity, inputs=(one.tokens, *(() if divided is None else divided.inputs)), outputs=outputs
+        )
         found, num_found = (output.view(np.int32) for output in program.outputs[1:3])
         return StepProgram(
             drafter=drafter,
             main=one,
+            divided=divided,
             program=program,
             first_draw=first_draw,
             target_lines=target_lines,

@@ -1,0 +1,222 @@
+"""Attention that ranks divide by request: bits, seeded faults, what is refused, and real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asked_twice import outputs
+from families.case import build
+from families.registry import DIVIDED
+from group_in_threads import ranks_are_threads
+from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine, RunnerLostError
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.offline.llm import LLM
+from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
+from seeded_faults import Edit, seed_fault
+
+PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True, "num_threads": 2, "max_running": 8}
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+
+
+def mixed_sampling(num: int, max_tokens: int = 20) -> list[SamplingParams]:
+    return [
+        SamplingParams(max_tokens=max_tokens, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(num)
+    ]
+
+
+@pytest.fixture
+def deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a small model with latent attention and experts; ranks are threads."""
+    build(DIVIDED["deepseek3"], tmp_path)
+    ranks_are_threads(monkeypatch)
+    return tmp_path
+
+
+def small(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), num_threads=2, max_running=4, chunked_prefill_size=16, page_size=4, max_total_tokens=1024,
+        **options,
+    )  # fmt: skip
+
+
+def answered(config: EngineConfig) -> list[list[int]]:
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
+
+
+_DIVIDED = "    are_own, nothing ="
+"""Where the rows of a step have been divided."""
+FAULTS: dict[str, Edit] = {
+    "sums of a row go to another rank": (
+        DividedPass, "lay_out", _DIVIDED, "    of_tokens[: int(counts[whole.tokens.index]), 0] ^= 1\n" + _DIVIDED
+    ),
+    "page table of another rank": (
+        RequestDivision, "note_pages", "pages % np.int32(self.num_pages)", "pages // np.int32(2)"
+    ),
+    "request on two ranks": (
+        DividedPass, "lay_out", "    of_tokens, places", "    owners[0] = rank\n    of_tokens, places"
+    ),
+    "own rows in another order": (
+        DividedPass, "lay_out", _DIVIDED,
+        "    reverse = places[: num_own[0]][::-1]\n    places[: num_own[0]] = reverse.copy()\n" + _DIVIDED,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected_of_deepseek(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    folder = tmp_path_factory.mktemp("deepseek")
+    build(DIVIDED["deepseek3"], folder)
+    return answered(small(folder))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_seeded_faults_are_found(
+    name: str, deepseek: Path, expected_of_deepseek: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_fault([FAULTS[name]], monkeypatch)
+    with suppress(RunnerLostError):
+        assert answered(small(deepseek, tensor_parallel_size=2, enable_dp_attention=True)) != expected_of_deepseek
+
+
+def reports(
+    engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, prompts: list[list[int]], placed: list[tuple[int, ...]]
+) -> list[list[Any]]:
+    """Return tokens and log probabilities of some prompts, which come at once; note the free pages of ranks."""
+    for index, prompt in enumerate(prompts):
+        inbox.put(Submit(request_id=str(index), tokens=np.array(prompt, "<i4").tobytes(), sampling=GREEDY))
+    found: dict[str, list[Any]] = {str(index): [] for index in range(len(prompts))}
+    num_open, pending = len(prompts), None
+    while num_open or pending is not None:
+        pending = engine.advance(pending)
+        placed.append(engine.counters().free_pages_by_rank)
+        for delta in outbox.take():
+            found[delta.request_id] += [*delta.tokens, *delta.prompt_logprobs, *delta.logprobs]
+            num_open -= delta.finish is not None
+    return list(found.values())
+
+
+def test_bits_depend_neither_on_the_rank_nor_on_the_batch(deepseek: Path) -> None:
+    """Without a cache, equal prompts go to the ranks in turn."""
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    config = small(deepseek, tensor_parallel_size=2, enable_dp_attention=True, prefix_cache=False)
+    engine = build_engine(config, inbox=inbox, outbox=outbox)
+    prompt, placed = list(range(3, 25)), list[tuple[int, ...]]()
+    try:
+        [alone] = reports(engine, inbox, outbox, [prompt], placed)
+        others = reports(engine, inbox, outbox, [prompt, prompt, list(range(40, 57)), prompt, prompt], placed)
+    finally:
+        engine.close()
+    assert alone == others[0] == others[1] == others[3] == others[4]
+    assert others[2] != alone
+    assert len(alone) == 22 - 1 + 2 * 8
+    assert all(min(of_rank) < 128 for of_rank in zip(*placed, strict=True)), "one rank has not been used"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 1}, "enable_dp_attention must be False with tensor_parallel_size 1, got True"),
+        ({"device": "cuda"}, "enable_dp_attention must be False with device cuda, got True"),
+        ({"speculative": "draft"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got draft"),
+        ({"speculative": "eagle"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got eagle"),
+        ({"host_cache_gb": 1.0}, "host_cache_gb must be None with enable_dp_attention, got 1.0"),
+        ({"preemption_threshold": 0}, "preemption_threshold must be None with enable_dp_attention, got 0"),
+        ({"decision_log": "log"}, "decision_log must be None with enable_dp_attention, got 'log'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(options: dict[str, Any], message: str) -> None:
+    whole: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True, **options}
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**whole)
+
+
+@pytest.mark.parametrize("options", [{"schedule_policy": "lpm"}, {"eviction_policy": "queue-lru"}])
+def test_matches_of_waiting_requests_are_not_watched(options: dict[str, Any], deepseek: Path) -> None:
+    config = small(deepseek, tensor_parallel_size=2, enable_dp_attention=True, **options)
+    with pytest.raises(ValueError, match="schedule_policy and eviction_policy must not read the matches"):
+        build_engine(config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread of rank 1 ends
+def test_a_request_must_fit_the_memory_of_one_rank(deepseek: Path) -> None:
+    config = small(deepseek, tensor_parallel_size=2, enable_dp_attention=True, max_length=200)
+    with pytest.raises(ValueError, match=r"max_length must be at most 128 \(32 pages of 4 tokens"):
+        build_engine(replace(config, max_total_tokens=256), inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LLM]:
+    with LLM(**RANKS, speculative="ngram", max_total_tokens=1024, chunked_prefill_size=16) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    with LLM(num_threads=1, max_running=8) as llm:
+        yield llm
+
+
+def test_processes_have_the_tokens_of_one(ranks: LLM, alone: LLM) -> None:
+    """With drafts from the text, in chunks, and the second time after hits."""
+    prompts = PROMPTS * 2
+    expected = [one.tokens for one in alone.generate(prompts, mixed_sampling(len(prompts)))]
+    for _ in range(2):
+        assert [one.tokens for one in ranks.generate(prompts, mixed_sampling(len(prompts)))] == expected
+    counters = ranks.counters()
+    assert counters.num_cached_pages > 0
+    assert len(counters.free_pages_by_rank) == 2
+    assert sum(counters.free_pages_by_rank) == counters.num_free_pages < counters.num_pages
+    assert max(counters.free_pages_by_rank) < counters.num_pages // 2, "one rank has not been used"
+
+
+def test_grammars_reports_and_vectors(ranks: LLM, alone: LLM) -> None:
+    bound = SamplingParams(max_tokens=20, temperature=1.0, seed=3, grammar=Grammar(kind="regex", text="(ab|cd)+ef"))
+    reported = SamplingParams(max_tokens=5, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    found, expected = ([llm.generate(PROMPTS, one) for one in (bound, reported)] for llm in (ranks, alone))
+    assert [one.tokens for one in found[0]] == [one.tokens for one in expected[0]]
+    for one, other in zip(found[1], expected[1], strict=True):
+        for own, others in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+            assert own is not None
+            assert others is not None
+            assert [a.token for a in own if a] == [a.token for a in others if a]
+            np.testing.assert_allclose([a.logprob for a in own if a], [a.logprob for a in others if a], atol=1e-3)
+    vectors = [llm.embed(PROMPTS, PoolingParams(kind="mean")) for llm in (ranks, alone)]
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"num_threads": 4}, id="two threads each"),
+        pytest.param({"speculative": "suffix"}, id="suffix"),
+        pytest.param({"weights": "float32", "batch_invariant": True}, id="float32"),
+        pytest.param({"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7}, id="int8 KV, no overlap"),
+        pytest.param(
+            {"max_total_tokens": 320, "max_length": 80, "schedule_conservativeness": 0.05}, id="little memory"
+        ),
+        pytest.param({"num_continuous_decode_steps": 4}, id="several steps at once"),
+        pytest.param({"chunk_align": 8, "chunked_prefill_size": 16, "retained_share": 0.5}, id="aligned chunks"),
+    ],
+)
+@pytest.mark.slow
+def test_everything_else_works(options: dict[str, Any]) -> None:
+    prompts, outputs = PROMPTS * 2, list[list[Any]]()
+    for ranks in ({}, RANKS):
+        whole: dict[str, Any] = {"num_threads": 1, "max_running": 8, **options, **ranks}
+        with LLM(**whole) as llm:
+            outputs.append([])
+            for num in range(2):
+                found = llm.generate(prompts, mixed_sampling(len(prompts), 20 + num))
+                outputs[-1] += [one.tokens for one in found]
+    assert outputs[0] == outputs[1]
