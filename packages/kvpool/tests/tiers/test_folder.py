@@ -153,14 +153,15 @@ def test_unfinished_files_of_a_dead_process_are_deleted(tmp_path: Path) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_a_full_file_system_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["pwritev", "link"])
+def test_a_full_file_system_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     store = opened(tmp_path)
 
-    def fail(self: Path, target: Path) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", fail)
+        patch.setattr(os, call, fail)
         with pytest.raises(OSError, match="No space left"):
             store.put([key(1)], [page(1)])
     assert files(tmp_path) == []

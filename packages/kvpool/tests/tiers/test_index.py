@@ -75,6 +75,12 @@ class Engine:
                 if isinstance(lane, ManualLane):
                     lane.run(100)
 
+    def run_lane(self, name: str) -> None:
+        """Make the copies that a lane has queued."""
+        lane = getattr(self.lanes, name)
+        assert isinstance(lane, ManualLane)
+        lane.run(100)
+
     def contents(self, tokens: Int32, namespace: str | None = None) -> list[int]:
         """Return what the cached pages of these tokens hold."""
         pages = self.index.peek(tokens, namespace).pages
@@ -499,3 +505,78 @@ def test_pages_are_copied_before_they_lose_a_part() -> None:
     engine.evict()
     assert engine.host.num_held == 4
     assert engine.index.counters.num_demoted == 4
+
+
+def remote(folder: Path) -> SharedFolder:
+    return SharedFolder(folder, **SIZES)
+
+
+def test_pages_are_on_their_way_until_the_store_has_them(tmp_path: Path) -> None:
+    engine = Engine(remote=remote(tmp_path))
+    engine.compute(TOKENS)
+    index = engine.index
+    keys = index.keys_of(TOKENS)
+    assert len(keys) == 4
+    assert index.unstored() == set(keys)  # to the host
+    engine.run_lane("demote")
+    assert index.unstored() == set(keys)
+    index.poll()
+    assert index.unstored() == set(keys)  # to the store
+    engine.run_lane("store")
+    index.poll()
+    assert index.unstored() == set()
+    other = remote(tmp_path)
+    assert other.exists(keys) == [True] * 4
+
+
+def test_pages_whose_copy_fails_are_not_waited_for(tmp_path: Path) -> None:
+    engine = Engine(remote=remote(tmp_path))
+    engine.device.num_reads_failing = 1
+    engine.compute(TOKENS)
+    engine.run_lane("demote")
+    engine.index.poll()
+    assert engine.index.unstored() == set()
+    idle = Engine(remote=remote(tmp_path), write_policy=WritePolicy.WRITE_BACK)
+    idle.compute(TOKENS)
+    assert idle.index.unstored() == set()
+
+
+def test_a_probe_counts_all_tiers_and_copies_nothing(tmp_path: Path) -> None:
+    writer = Engine(remote=remote(tmp_path))
+    writer.compute(TOKENS)
+    writer.index.flush()
+    reader = Engine(remote=remote(tmp_path), lanes=manual_lanes())
+    probe = reader.index.probe(TOKENS)
+    assert reader.index.num_found(probe) is None
+    reader.run_lane("fetch")
+    assert reader.index.num_found(probe) == 8
+    longer = np.append(TOKENS, [50, 51, 52]).astype(np.int32)
+    probe = reader.index.probe(longer)
+    reader.run_lane("fetch")
+    assert reader.index.num_found(probe) == 8
+    probe = reader.index.probe(TOKENS, "another")
+    reader.run_lane("fetch")
+    assert reader.index.num_found(probe) == 0
+    reader.compute(TOKENS[:4])
+    assert reader.index.num_found(reader.index.probe(TOKENS[:5])) == 4  # nothing to ask the store
+    assert reader.index.peek(TOKENS).num_tokens == 4
+    reader.index.check()
+
+
+def test_a_store_that_says_nothing_counts_as_empty_after_a_time(tmp_path: Path) -> None:
+    engine = Engine(remote=remote(tmp_path), prefetch=PrefetchPolicy(base_s=2.0))
+    engine.compute(TOKENS[:4])
+    probe = engine.index.probe(TOKENS)
+    engine.now_s = 1.9
+    assert engine.index.num_found(probe) is None
+    engine.now_s = 2.0
+    assert engine.index.num_found(probe) == 4
+    engine.run_lane("fetch")
+    assert engine.index.num_found(probe) == 4
+
+
+def test_a_store_without_room_for_the_question_counts_as_empty(tmp_path: Path) -> None:
+    engine = Engine(remote=remote(tmp_path), lanes=manual_lanes(max_pending=1))
+    first, second = engine.index.probe(TOKENS), engine.index.probe(TOKENS)
+    assert engine.index.num_found(first) is None
+    assert engine.index.num_found(second) == 0

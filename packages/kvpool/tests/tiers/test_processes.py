@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagewood.kvpool.tiers import DiskTier, PageStore, SharedFolder
+from pagewood.kvpool.tiers import DiskTier, PageStore, SharedFolder, shared_memory
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 
 PAGE_BYTES = 50_000
@@ -27,6 +27,8 @@ def page(index: int) -> Bytes:
 
 def store(kind: str, folder: Path) -> PageStore:
     """Open a store with room for half of the pages."""
+    if kind == "memory":
+        return shared_memory("a", page_bytes=PAGE_BYTES, num_bytes=PAGE_BYTES * NUM_KEYS // 2, memory=folder)
     make = {"disk": DiskTier, "folder": SharedFolder}[kind]
     return make(folder / "store", page_bytes=PAGE_BYTES, num_bytes=PAGE_BYTES * NUM_KEYS // 2)
 
@@ -75,6 +77,27 @@ def test_processes_can_share_a_folder_while_one_is_killed(tmp_path: Path) -> Non
         assert process.returncode == 0
         assert int(num_found) > 0
     pages = store("folder", tmp_path)
+    assert check(pages, list(range(NUM_KEYS))) > 0
+    pages.close()
+
+
+def test_processes_share_memory_while_others_are_killed_again_and_again(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    others = [start("memory", tmp_path, seed=seed, seconds=3.0) for seed in (2, 3)]
+    while all(process.poll() is None for process in others):
+        victim = start("memory", tmp_path, seed=rng.randrange(1000), seconds=100)
+        time.sleep(rng.random() / 4)
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate()
+    for process in others:
+        num_found, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert int(num_found) > 0
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    limit = PAGE_BYTES * NUM_KEYS // 2
+    assert sum(path.stat().st_size for path in left) <= limit + 4 * limit // 16  # a sixteenth for each user at a time
+    assert {path.suffix for path in left} <= {".pages", ".tmp"}
+    pages = store("memory", tmp_path)
     assert check(pages, list(range(NUM_KEYS))) > 0
     pages.close()
 

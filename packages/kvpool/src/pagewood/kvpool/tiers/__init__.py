@@ -1,4 +1,5 @@
-"""KV pages outside the device: in host memory, on a disk, or in a folder that several processes share.
+"""KV pages outside the device: in host memory, on a disk, in a folder or in memory that several processes share, or on
+a server.
 
 Start at `TieredIndex`. These modules need numpy and xxhash; `device_pages` in `pagewood.kvpool.tiers.torch_pages`
 connects them to a `KVStorage`.
@@ -11,12 +12,14 @@ from pagewood.kvpool.tiers.pages.keys import KeyChain
 from pagewood.kvpool.tiers.stores.breaker import Breaker
 from pagewood.kvpool.tiers.stores.disk import DiskTier
 from pagewood.kvpool.tiers.stores.folder import SharedFolder
+from pagewood.kvpool.tiers.stores.redis import RedisPlace, RedisStore
+from pagewood.kvpool.tiers.stores.shared_memory import shared_memory
 from pagewood.kvpool.tiers.stores.store import PageStore
 from pagewood.kvpool.tiers.tier_log import PagesRemoved, PagesStored, TierLog
 from pagewood.kvpool.tiers.transfers.counters import TierCounters
 from pagewood.kvpool.tiers.transfers.lane import Lane, Lanes, ThreadLane, thread_lanes
 from pagewood.kvpool.tiers.transfers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.transfers.recall import Recall
+from pagewood.kvpool.tiers.transfers.recall import Probe, Recall
 from pagewood.kvpool.tiers.transfers.transfer import Transfer, TransferCancelled
 
 __all__ = [
@@ -36,7 +39,10 @@ __all__ = [
     "PagesStored",
     "PrefetchMode",
     "PrefetchPolicy",
+    "Probe",
     "Recall",
+    "RedisPlace",
+    "RedisStore",
     "SharedFolder",
     "ThreadLane",
     "TierCounters",
@@ -45,5 +51,6 @@ __all__ = [
     "Transfer",
     "TransferCancelled",
     "WritePolicy",
+    "shared_memory",
     "thread_lanes",
 ]

@@ -24,7 +24,7 @@ from pagewood.kvpool.tiers.transfers.counters import TierCounters
 from pagewood.kvpool.tiers.transfers.demotion import Demotion
 from pagewood.kvpool.tiers.transfers.lane import Lanes, thread_lanes
 from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.transfers.recall import Recall, Recalls, Take
+from pagewood.kvpool.tiers.transfers.recall import Probe, Recall, Recalls, Take
 
 
 class _All(Enum):
@@ -432,6 +432,27 @@ class TieredIndex:
         self._demotion.drop(dropped.tolist())
         self._host.clear()
         return np.concatenate([np.array(spare, np.int32), dropped])
+
+    def probe(self, tokens: Int32, namespace: Namespace = None) -> Probe:
+        """Ask device and tiers, the remote store too, how much of these tokens they have; copies nothing."""
+        return self._recalls.probe(tokens, namespace, self.keys_of(tokens, namespace))
+
+    def num_found(self, probe: Probe) -> int | None:
+        """Return the tokens of the longest prefix that a probe has found, never waiting.
+
+        None: the remote store has not answered, and has time left (`PrefetchPolicy.base_s`). Later its pages count as
+        absent.
+        """
+        num_pages = self._recalls.num_found(probe)
+        return None if num_pages is None else num_pages * self._page_size
+
+    def keys_of(self, tokens: Int32, namespace: Namespace = None) -> list[bytes]:
+        """Return the keys of the whole pages of these tokens, for `unstored`."""
+        return self._chain.extend(self._chain.root(namespace), tokens)
+
+    def unstored(self) -> set[bytes]:
+        """Return the keys of the pages that are on their way to the stores; those of a copy that failed are not."""
+        return self._demotion.unstored()
 
     def recall(self, tokens: Int32, namespace: Namespace = None, *, priority: int = 0) -> Recall | None:
         """Start to bring back pages of these tokens from the other tiers; return None if they have none.

@@ -1,6 +1,7 @@
 """A remote tier without a service: pages in files of a folder that several processes or machines can access."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -16,6 +17,7 @@ from pagewood.kvpool.tiers.stores.segments import (
     SUFFIX,
     UNFINISHED,
     Segments,
+    create,
     delete,
     is_damaged,
     num_pages_in,
@@ -24,6 +26,7 @@ from pagewood.kvpool.tiers.stores.segments import (
     write_segment,
 )
 
+_PREFIX = "pages-"
 # A process checks the size of the folder whenever it has written this share of the budget. Trimming leaves it free.
 _TRIM_SHARE = 1 / 16
 # The time of use of a segment is updated at most this often, so that reads rarely cause a write.
@@ -45,11 +48,19 @@ class SharedFolder:
     """
 
     __slots__ = (
-        "_copier", "_folder", "_lock", "_max_pages", "_num_bytes", "_num_untrimmed", "_page_bytes",
+        "_copier", "_folder", "_is_private", "_lock", "_max_pages", "_num_bytes", "_num_untrimmed", "_page_bytes",
         "_segments",
     )  # fmt: skip
 
-    def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        page_bytes: int,
+        num_bytes: int,
+        fingerprint: bytes = b"",
+        is_private: bool = False,
+    ) -> None:
         """Use the folder, and create it if it does not exist.
 
         Args:
@@ -59,15 +70,19 @@ class SharedFolder:
                 stay within it, plus up to a sixteenth for each user. A segment takes at most a sixteenth.
             fingerprint: Identifies the content of pages: model, dtype, layout. Pages of different fingerprints are kept
                 apart.
+            is_private: Whether only this user may read the folder, which is then for all fingerprints together:
+                `num_bytes` limits all files in it, and those of other fingerprints make room too. See
+                `shared_memory`.
 
         Raises:
-            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, or the folder cannot be
-                created or written.
+            ValueError: A size is not an integer >= 1, `num_bytes` is less than one page, the folder cannot be created
+                or written, or a private one belongs to another user or is open to others.
         """
         check_at_least_one(page_bytes=page_bytes)
         if require_whole("num_bytes", num_bytes) < page_bytes:
             raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
-        self._folder = Path(path) / f"pages-{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
+        self._folder = Path(path) / f"{_PREFIX}{FORM}-{fingerprint.hex() or 'any'}-{page_bytes}"
+        self._is_private = is_private
         self._page_bytes = page_bytes
         self._num_bytes = num_bytes
         self._lock = Lock()
@@ -77,7 +92,9 @@ class SharedFolder:
         # Bytes written since the size of the folder was last checked.
         self._num_untrimmed = num_bytes  # written by: _put_segment, _trim_if_due
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if is_private:
+                _make_private(Path(path))
+            self._folder.mkdir(mode=0o700 if is_private else 0o777, parents=not is_private, exist_ok=True)
             probe = self._segments.temporary()
             probe.touch()
             probe.unlink()
@@ -104,7 +121,7 @@ class SharedFolder:
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
         """Read and verify pages; a segment with a torn page is deleted, and one that cannot be read is left alone."""
-        found = self._segments.find(keys)
+        found = self._segments.find(keys, is_opened=True)
         with ExitStack() as stack:
             files = {name: self._open(name, stack) for name in {page.name for page in found if page is not None}}
             places = [
@@ -162,14 +179,13 @@ class SharedFolder:
                 self._segments.add(name, *table)
 
     def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        name, temporary = segment_name(keys), self._segments.temporary()
-        try:
-            with temporary.open("wb", buffering=0) as file:
-                checksums = write_segment(file.fileno(), self._copier, keys, pages)
-            temporary.replace(self._folder / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        name = segment_name(keys)
+        checksums = create(
+            self._folder / name,
+            self._segments.temporary(),
+            lambda file: write_segment(file, self._copier, keys, pages),
+            mode=0o600 if self._is_private else 0o666,
+        )
         self._segments.add(name, keys, checksums)
         with self._lock:
             self._num_untrimmed += len(keys) * self._page_bytes
@@ -181,26 +197,57 @@ class SharedFolder:
                 return
             self._num_untrimmed = 0
         now_s = time.time()
-        segments: list[tuple[str, os.stat_result]] = []
-        for entry, status in _files(self._folder):
-            if entry.name.endswith(SUFFIX):
-                segments.append((entry.name, status))
-            elif entry.name.endswith(UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
-                Path(entry).unlink(missing_ok=True)
-        excess = sum(self._num_bytes_of(status) for _, status in segments) - self._num_bytes
+        segments: list[tuple[Path, os.stat_result]] = []
+        num_bytes = 0
+        for folder in self._limited():
+            for entry, status in _files(folder):
+                path = Path(entry)
+                if entry.name.endswith(UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
+                    path.unlink(missing_ok=True)
+                    continue
+                if entry.name.endswith(SUFFIX):
+                    segments.append((path, status))
+                num_bytes += self._num_bytes_of(status)
+        excess = num_bytes - self._num_bytes
         if excess <= 0:
             return
         excess += int(self._num_bytes * _TRIM_SHARE)
-        for name, status in sorted(segments, key=lambda segment: (segment[1].st_mtime_ns, segment[0])):
+        for path, status in sorted(segments, key=lambda segment: (segment[1].st_mtime_ns, segment[0].name)):
             if excess <= 0:
                 return
-            self._segments.drop(name)
-            delete(self._folder / name, status, self._segments.temporary())
+            if path.parent == self._folder:
+                self._segments.drop(path.name)
+            delete(path, status, path.with_name(self._segments.temporary().name))
             excess -= self._num_bytes_of(status)
 
+    def _limited(self) -> list[Path]:
+        """Return the folders that `num_bytes` limits together."""
+        if not self._is_private:
+            return [self._folder]
+        with os.scandir(self._folder.parent) as entries:
+            return [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir()]
+
     def _num_bytes_of(self, status: os.stat_result) -> int:
-        """Return the size of the pages in a segment, in bytes."""
+        """Return the bytes of a file that count: those of its pages, or all if it may have pages of another size."""
+        if self._is_private:
+            return status.st_size
         return num_pages_in(status.st_size, self._page_bytes) * self._page_bytes
+
+
+def _make_private(path: Path) -> None:
+    """Make a folder that only this user can open.
+
+    Raises:
+        OSError: It cannot be made, or it is there and not such a folder.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise OSError(
+            f"it must be a folder of user {os.geteuid()} with the mode 0700, got {stat.filemode(status.st_mode)} of "
+            f"user {status.st_uid}"
+        )
 
 
 def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

@@ -11,24 +11,30 @@ A segment holds pages that were put together. It is written once, under a tempor
 A segment is never synced. After a crash a damaged segment has no mark at its end, or pages that do not match their
 checksums. The name of the file is a hash of its keys, so processes that put the same pages at the same time write the
 same file. The name of the folder contains the kind of checksum of its segments.
+
+While it is written, a segment has no name at all where the file system can do that: if the process is killed, the
+system takes the memory back. Elsewhere (NFS) it has a temporary name.
 """
 
+import errno
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.stores.checksum import checksum
 from pagewood.kvpool.tiers.stores.copier import PageCopier, read_rows, write_rows
+
+_T = TypeVar("_T")
 
 Table: TypeAlias = tuple[list[bytes], list[bytes]]
 """The keys and the checksums of the pages of a segment, in the order of the pages."""
@@ -40,6 +46,10 @@ _ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16)])
 # Changes within one tick of the file system's clock do not change a folder's modification time. So a folder that was
 # modified less than this long ago may change again without notice.
 _SETTLED_NS = 2_000_000_000
+# Opens a file without a name in a folder; only Linux has this flag.
+_UNNAMED: int | None = getattr(os, "O_TMPFILE", None)
+# How file systems say that they have no such files.
+_NAMED_ONLY = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL))
 
 
 def num_pages_in(num_bytes: int, page_bytes: int) -> int:
@@ -50,6 +60,58 @@ def num_pages_in(num_bytes: int, page_bytes: int) -> int:
 def segment_name(keys: Sequence[bytes]) -> str:
     """Return the file name of the segment of these pages."""
     return blake2b(b"".join(keys), digest_size=32).hexdigest() + SUFFIX
+
+
+def create(path: Path, temporary: Path, write: Callable[[int], _T], *, mode: int) -> _T:
+    """Write a file that appears under its name when it is complete, and return what `write` returns.
+
+    Args:
+        path: Path of the file; one that is there is replaced.
+        temporary: Path in the same folder that no file has.
+        write: Writes the contents to a file descriptor.
+        mode: Permissions of the file, less those of the process's mask.
+
+    Raises:
+        OSError: The file system is full or failed. No file is left behind.
+    """
+    file = _open_unnamed(path.parent, mode)
+    is_named = file is None
+    try:
+        if file is None:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        result = write(file)
+        if is_named or not _link(file, path):
+            if not is_named:
+                _link(file, temporary)
+            temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        if file is not None:
+            os.close(file)
+    return result
+
+
+def _link(file: int, path: Path) -> bool:
+    """Give an open file without a name its name; return whether no other file has that name."""
+    try:  # with a descriptor as the folder, Python follows the link in /proc to the file itself
+        os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _open_unnamed(folder: Path, mode: int) -> int | None:
+    """Open a file without a name for writing; None: the file system has none, or /proc cannot give it one."""
+    if _UNNAMED is None or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, os.O_WRONLY | _UNNAMED | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno in _NAMED_ONLY:
+            return None
+        raise
 
 
 def write_segment(file: int, copier: PageCopier, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bytes]:
@@ -166,13 +228,14 @@ class Segments:
         """Return a path in the folder that no process uses."""
         return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{UNFINISHED}"
 
-    def find(self, keys: Sequence[bytes]) -> list[PageInSegment | None]:
+    def find(self, keys: Sequence[bytes], *, is_opened: bool = False) -> list[PageInSegment | None]:
         """Return the place of each page, or None if no segment has it.
 
-        Lists the folder if a page is not known and the folder has changed.
+        Lists the folder if it has changed. If the pages are going to be opened, which notices that one is gone, only if
+        one is not known.
         """
         with self._lock:
-            if any(key not in self._pages for key in keys):
+            if not is_opened or any(key not in self._pages for key in keys):
                 self._look()
             return [self._pages.get(key) for key in keys]
 

@@ -38,6 +38,7 @@ class _WriteBehind:
 
     transfer: Transfer
     slots: list[int]
+    keys: list[bytes]
 
 
 class Demotion:
@@ -122,6 +123,13 @@ class Demotion:
     def key_of(self, page: int) -> bytes:
         """Return the key of a page that the device's cache owns."""
         return self._keys[page]
+
+    def unstored(self) -> set[bytes]:
+        """Return the keys of the pages on their way to the stores: those that the policy wants to copy, and copies that
+        have not ended."""
+        keys = {self._keys[page] for page in self._wanted}
+        keys.update(*(out.keys for out in self._out), self._unstored, *(write.keys for write in self._storing))
+        return keys
 
     def follow(self, log: TierLog) -> None:
         """From now on, report to a log which described pages are on the device."""
@@ -299,7 +307,7 @@ class Demotion:
             slots = [self._unstored.pop(key) for key in keys]
             transfer = self._lanes.store.submit(self._put(keys, slots), num_bytes)
             assert transfer is not None
-            self._storing.append(_WriteBehind(transfer=transfer, slots=slots))
+            self._storing.append(_WriteBehind(transfer=transfer, slots=slots, keys=keys))
 
     def _put(self, keys: list[bytes], slots: list[int]) -> Work:
         def work(_: Transfer) -> None:

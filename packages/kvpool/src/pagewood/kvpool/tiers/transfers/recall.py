@@ -103,6 +103,23 @@ class Recall:
         return self.transfer if self.stage is _Stage.LOADING else None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Probe:
+    """How much of a token sequence the device and the tiers have, before anything is copied.
+
+    Made by `TieredIndex.probe`. An engine polls it, and nothing waits for it.
+    """
+
+    num_near: int
+    """Leading pages on the device, on the host and on the disk."""
+    deadline_s: float
+    """Until when the remote store may answer, by the index's clock."""
+    transfer: Transfer | None
+    """The query of the remote store; None: there is nothing to ask it."""  # written by: Recalls
+    found: list[bool] = field(default_factory=list[bool])
+    """Its answer, for the pages after `num_near`."""  # written by: Recalls
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Abandoned:
     """Memory that a cancelled transfer may still access.
@@ -220,6 +237,29 @@ class Recalls:
         if recall.stage is _Stage.PLANNED:
             self._fetch(recall)
         return recall
+
+    def probe(self, tokens: Int32, namespace: Namespace, keys: list[bytes]) -> Probe:
+        """Ask what the tiers have of a sequence. A store without room for the question counts as empty."""
+        num_cached = self._cache.peek(tokens, namespace).num_tokens // self._page_size
+        num_near = num_cached + self.num_leading(keys[num_cached:])
+        remote, rest = self._remote, keys[num_near:]
+        deadline_s = self._clock() + self._policy.patience_s(0)
+        probe = Probe(num_near=num_near, deadline_s=deadline_s, transfer=None)
+        if remote is not None and rest:
+            probe.transfer = self._lanes.fetch.submit(lambda _: probe.found.extend(remote.exists(rest)), len(rest))
+        return probe
+
+    def num_found(self, probe: Probe) -> int | None:
+        """Return the leading pages that a probe has found; None: the remote store may still answer."""
+        transfer = probe.transfer
+        if transfer is None:
+            return probe.num_near
+        if transfer.is_done:
+            return probe.num_near + ((*probe.found, False).index(False) if transfer.error is None else 0)
+        if self._clock() < probe.deadline_s:
+            return None
+        transfer.cancel()
+        return probe.num_near
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
         """Return the number of leading pages of these that are on the host or on the disk, without a gap."""
