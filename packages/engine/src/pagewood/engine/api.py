@@ -41,6 +41,8 @@ class FinishReason(Enum):
     ABORT = "abort"
     REFUSED = "refused"
     ERROR = "error"
+    CACHE_THRESHOLD = "cache_threshold"
+    """Less of its prompt was cached than `RequestOptions.cache_hit_threshold` asks for, so nothing was computed."""
 
 
 class TokenLogprob(NamedTuple):
@@ -397,13 +399,26 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     no other cached sequence needs of it is dropped at its end. None: nothing is known."""
     is_paused: bool = False
     """Whether it begins paused: nothing is computed for it before a `ResumeRequest`."""
+    cache_hit_threshold: float = 0.0
+    """Share of what could come from the cache, all lower tiers included, below which it ends at once with
+    `CACHE_THRESHOLD`, in [0, 1]. What could come are the whole pages of its prompt without the last token. 0: it is
+    always computed. Not for a step of a search. Source: llm-d's connector for shared storage."""
+    handover: Literal["publish", "await"] | None = None
+    """What another engine with the same shared cache does for it. publish: that engine goes on with it, so its last
+    answer comes when the pages of its prompt are in the shared cache, or after ten seconds; `role` prefill does this
+    for all requests. await: that engine is computing its prompt, so it waits for pages while new ones come, at most two
+    seconds for each further one, and computes what is missing then. None: nothing."""
     names: tuple[str, ...] = ()
     """Other names under which its sender knows it, for the decision log; the engine does not read them."""
 
     def __post_init__(self) -> None:
-        """Check the time of retention."""
+        """Check the ranges."""
         if self.retain_s is not None:
             _check_retention("retain_s", self.retain_s)
+        if not 0 <= self.cache_hit_threshold <= 1:  # false of NaN
+            raise ValueError(f"cache_hit_threshold must be in [0, 1], got {self.cache_hit_threshold}")
+        if self.handover not in (None, "publish", "await"):
+            raise ValueError(f"handover must be publish, await or None, got {self.handover!r}")
 
 
 class Submit(RequestOptions, frozen=True, kw_only=True, tag="submit"):
@@ -657,6 +672,8 @@ WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
 """What a CPU multiplies weights with, see `EngineConfig.activations`."""
+Role: TypeAlias = Literal["both", "prefill", "decode"]
+"""What an engine of several with a shared cache does, see `EngineConfig.role`."""
 ExpertLoadDetail: TypeAlias = Literal["off", "ranks", "experts"]
 """How rows of experts are counted, see `EngineConfig.expert_load`."""
 Progress = Callable[[str, int, int], None]
@@ -810,13 +827,21 @@ class EngineConfig:
     disk_cache_gb: float | None = None
     """Largest total size of its files, in units of 1e9 bytes."""
     remote_cache: str | None = None
-    """Where engines share KV: a folder that all of them can write, `mooncake://HOST:PORT` of a `mooncake_master`, with
-    `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`, or `lmcache+URL`
-    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server); None: no KV is shared. It needs a host
+    """Where engines share KV: a folder that all of them can write; `shm:NAME`, memory that the engines of one user on
+    this machine share; `redis://HOST:PORT/DATABASE` of a server of the Redis protocol, with `?user=`, `password_file=`
+    and `timeout_s=` as in `pagewood.kvpool.tiers.RedisPlace`; `mooncake://HOST:PORT` of a `mooncake_master`, with
+    `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`; or `lmcache+URL`
+    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server). None: no KV is shared. It needs a host
     cache."""
     remote_cache_gb: float | None = None
-    """Largest total size of the folder's files, or the memory that this engine gives to the others, in units of 1e9
-    bytes; None for `lmcache+URL`, where the service decides."""
+    """Largest total size of the files or of the shared memory, or the memory that this engine gives to the others, in
+    units of 1e9 bytes; None for `redis://` and `lmcache+URL`, where the service decides."""
+    role: Role = "both"
+    """What this engine does of those that share KV. prefill: it computes prompts, ends each request with its first
+    token, and answers when the prompt's pages are in the shared cache, where they appear after each chunk. decode: it
+    goes on with requests whose prompts other engines have computed, takes what the shared cache has, and computes what
+    is missing. An engine that decodes computes as one for both does; the name is for routers. Both need
+    `remote_cache`."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
 
@@ -1215,13 +1240,26 @@ class EngineConfig:
                 raise ValueError(f"{name} must be > 0, got {value}")
         for place, size in (("disk_cache_path", "disk_cache_gb"), ("remote_cache", "remote_cache_gb")):
             found = getattr(self, place), getattr(self, size)
-            if place == "remote_cache" and str(found[0]).startswith("lmcache+"):
+            if place == "remote_cache" and str(found[0]).startswith(("lmcache+", "redis://")):
                 if found[1] is not None:
-                    raise ValueError(f"{size} must be None with {found[0]}, whose service decides it, got {found[1]}")
+                    raise ValueError(
+                        f"{size} must be None with {str(found[0]).partition('?')[0]}, whose service decides it, "
+                        f"got {found[1]}"
+                    )
             elif (found[0] is None) != (found[1] is None):
                 raise ValueError(f"{place} and {size} must be given together, got {found[0]!r} and {found[1]}")
             if found[0] is not None and self.host_cache_gb is None:
                 raise ValueError(f"{place} must come with host_cache_gb, got {found[0]!r} without it")
+        if self.role not in (known := get_args(Role)):
+            raise ValueError(f"role must be one of {', '.join(known)}, got {self.role!r}")
+        if self.role != "both" and self.remote_cache is None:
+            raise ValueError(f"role must be both without remote_cache, got {self.role!r}")
+        if self.role != "both" and self.decision_log is not None:
+            raise ValueError(f"role must be both with decision_log, which does not know shared KV, got {self.role!r}")
+        if self.role == "prefill" and self.cache_write_policy != "write_through":
+            raise ValueError(
+                f"cache_write_policy must be write_through with role 'prefill', got {self.cache_write_policy!r}"
+            )
         if self.host_cache_gb is not None and not self.prefix_cache:
             raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")
         if self.cache_write_policy not in ("write_through", "write_through_selective", "write_back"):

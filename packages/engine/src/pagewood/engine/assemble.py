@@ -24,6 +24,7 @@ from pagewood.engine.core.memory.retention import Retention
 from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.priority_preemption import PriorityPreemption
+from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.queue.waiting import WaitingQueue
@@ -159,6 +160,8 @@ def assemble(
         notes=observer,
     )
     state = EngineState(waiting=waiting, rank=deserving, on_end=policy.reserve.on_end)
+    has_shared = config.remote_cache is not None and kv.shared is not None
+    publishing = Publishing(lambda: kv.shared, clock) if has_shared else None
     pacing = deadlines = None
     if config.target_step_s is not None or config.refuse_late:
         chunk = MeasuredChunk(config, page_size)
@@ -200,6 +203,8 @@ def assemble(
         deadlines=deadlines,
         notes=observer,
         clock=clock,
+        publishing=publishing,
+        ends_early=config.role == "prefill",
     )
     runner = make_runner(kv)
     if log is not None:
@@ -235,6 +240,7 @@ def assemble(
         num_mask_helpers=_num_mask_helpers(),
         observer=observer,
         expert_rows=expert_rows,
+        publishing=publishing,
     )
 
 

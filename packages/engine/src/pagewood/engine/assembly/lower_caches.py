@@ -18,7 +18,17 @@ from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
+from pagewood.kvpool.tiers import (
+    DiskTier,
+    HostTier,
+    PageStore,
+    RedisPlace,
+    RedisStore,
+    SharedFolder,
+    TieredIndex,
+    WritePolicy,
+    shared_memory,
+)
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
@@ -104,10 +114,8 @@ class TieredCaches:
         if config.remote_cache is not None:
             place, budget_gb = config.remote_cache, config.remote_cache_gb
             num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
-            self._remote = _opened(
-                lambda identity: shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=identity),
-                fingerprint, layout=layout, name=f"the shared cache {place}",
-            )  # fmt: skip
+            make = shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes)
+            self._remote = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
 
     def make(self) -> TieredIndex:
@@ -131,44 +139,61 @@ class TieredCaches:
         return self._last
 
 
-def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: bytes) -> PageStore:
-    """Return the store that `EngineConfig.remote_cache` names.
+def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[bytes], PageStore]:
+    """Return a function that opens the store that `EngineConfig.remote_cache` names, for a fingerprint.
+
+    A server of the Redis protocol need not answer then: as long as it does not, it has no pages. The function raises
+    ValueError if another place cannot be used, or needs a package that is not installed.
 
     Args:
-        place: a folder, `mooncake://HOST:PORT?option=value`, or `lmcache+URL`.
-        num_bytes: size of the folder's files, or of the memory that this process gives; LMCache sets its own size.
+        place: a folder, `shm:NAME`, `redis://HOST:PORT/DATABASE?option=value`, `mooncake://HOST:PORT?option=value`, or
+            `lmcache+URL`.
+        num_bytes: size of the files, or of the memory that this process gives; Redis and LMCache set their own size.
         page_bytes: size of a page image, in bytes.
-        fingerprint: identifies the content of pages.
 
     Raises:
-        ValueError: the place is wrong, cannot be used, or needs a package that is not installed.
+        ValueError: the place is wrong.
     """
+    if place.startswith("shm:"):
+        name = place.removeprefix("shm:")
+        return lambda identity: shared_memory(name, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity)
     scheme, found, rest = place.partition("://")
     if not found:
-        return SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=fingerprint)
+        return lambda identity: SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity)
+    if scheme == "redis":
+        where = RedisPlace.parse(place)
+        return lambda identity: RedisStore(where, page_bytes=page_bytes, fingerprint=identity)
     is_lmcache = scheme.startswith("lmcache+")
     options = {} if is_lmcache else dict(parse_qsl(urlsplit(f"//{rest}").query))
     unknown = options.keys() - {"host", "protocol", "devices", "metadata"}
     if unknown or not (is_lmcache or scheme == "mooncake"):
         raise ValueError(
-            "remote_cache must be a folder, lmcache+URL, or mooncake://HOST:PORT with host, protocol, devices or "
-            f"metadata, got {place!r}"
+            "remote_cache must be a folder, shm:NAME, redis://HOST:PORT, lmcache+URL, or mooncake://HOST:PORT with "
+            f"host, protocol, devices or metadata, got {place!r}"
         )
-    try:
-        if is_lmcache:
-            from pagewood.kvpool.integrations.lmcache import LMCacheStore
 
-            return LMCacheStore(place.removeprefix("lmcache+"), page_bytes=page_bytes, fingerprint=fingerprint)
-        from pagewood.kvpool.integrations.mooncake import MooncakeStore
+    def open_client(identity: bytes) -> PageStore:
+        try:
+            if is_lmcache:
+                from pagewood.kvpool.integrations.lmcache import LMCacheStore
 
-        return MooncakeStore.connect(
-            urlsplit(f"//{rest}").netloc, page_bytes=page_bytes, fingerprint=fingerprint, num_bytes=num_bytes, **options
-        )
-    except ImportError as error:
-        package = "lmcache" if is_lmcache else "mooncake-transfer-engine"
-        raise ValueError(f"remote_cache {place!r} needs a package: pip install {package} ({error})") from error
-    except OSError as error:
-        raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
+                return LMCacheStore(place.removeprefix("lmcache+"), page_bytes=page_bytes, fingerprint=identity)
+            from pagewood.kvpool.integrations.mooncake import MooncakeStore
+
+            return MooncakeStore.connect(
+                urlsplit(f"//{rest}").netloc,
+                page_bytes=page_bytes,
+                fingerprint=identity,
+                num_bytes=num_bytes,
+                **options,
+            )
+        except ImportError as error:
+            package = "lmcache" if is_lmcache else "mooncake-transfer-engine"
+            raise ValueError(f"remote_cache {place!r} needs a package: pip install {package} ({error})") from error
+        except OSError as error:
+            raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
+
+    return open_client
 
 
 def tiered_cache(

@@ -37,6 +37,7 @@ from pagewood.engine.core.messages.processors import processors_refusal
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume, retract_all
+from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.quota_queue import Quotas
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
@@ -72,12 +73,15 @@ class Intake:
         deadlines: refuses requests that cannot end by their deadline; None: they wait.
         notes: gets the reasons of decisions; None: no reasons are kept.
         clock: source of the timings of requests that ask for them.
+        publishing: keeps last answers back until KV is in the shared cache; None: requests cannot ask for that, or wait
+            for such KV.
+        ends_early: whether every request ends with its first token, and publishes its KV.
     """
 
     __slots__ = (
-        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_generates", "_keys", "_kv",
-        "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed",
-        "_sign", "_state", "_vector_size", "_vocab_size",
+        "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh", "_generates",
+        "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors",
+        "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -101,7 +105,11 @@ class Intake:
         deadlines: Deadlines | None = None,
         notes: Notes | None = None,
         clock: Callable[[], float] = monotonic,
+        publishing: Publishing | None = None,
+        ends_early: bool = False,
     ) -> None:
+        self._publishing = publishing
+        self._ends_early = ends_early
         self._notes = notes
         self._clock = clock
         self._compiler = compiler
@@ -194,10 +202,12 @@ class Intake:
         max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         if pooling is not None:
             sampling, max_tokens = _NO_SAMPLING, 0
+        is_long = self._keys.is_long(len(prompt) + max_tokens)  # also on the engine that goes on with it
+        if self._ends_early:
+            max_tokens = min(max_tokens, 1)
         tokens = np.empty(len(prompt) + max_tokens, np.int32)
         tokens[: len(prompt)] = prompt
         self._num_arrivals += 1
-        is_long = self._keys.is_long(len(tokens))
         eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
         request = Request(
             request_id=submit.request_id,
@@ -226,6 +236,8 @@ class Intake:
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
             pool=None if pooling is None else Pool.of(pooling, len(prompt)),
+            threshold=submit.cache_hit_threshold,
+            awaits_kv=submit.handover == "await",
         )
         refusal = self._limit_refusal(request, now_s)
         if refusal is not None:
@@ -237,42 +249,57 @@ class Intake:
         self._state.num_reported += sampling.logprobs is not None
         if self._max_queue_s is not None:
             self._fresh.append(request)
-        if sampling.grammar is None or self._compiler is None:
-            self._queue(request)
-        else:
+        if self._publishing is not None and (submit.handover == "publish" or (self._ends_early and pooling is None)):
+            self._publishing.add(request)
+        if request.threshold:
+            request.probe = self._kv.probe(request)
+        if sampling.grammar is not None and self._compiler is not None:
             request.compiling = self._compiler.compile(
                 sampling.grammar, end_tokens=request.stop_ids, priority=request.priority
             )
+        if request.compiling is None and request.probe is None:
+            self._queue(request)
+        else:
             self._state.compiling.append(request)
         if submit.is_paused:
             pause(self._state, request, retract=False)
         return None
 
     def poll(self) -> list[Delta]:
-        """Queue the requests whose grammars have been compiled; return the answers to those that are refused."""
+        """Queue the requests whose grammars have been compiled and of which enough is cached; return the answers to
+        those that end instead."""
         deltas: list[Delta] = []
         for request in list(self._state.compiling):
-            if request.compiling is None or not request.compiling.done():
-                continue
-            result = request.compiling.result()
-            request.compiling = None
-            if isinstance(result, Refusal):
-                deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
-                continue
-            if request.num_before:
-                result.advance(request.tokens[request.output_start : request.num_prompt].tolist())
-                if result.is_finished:
-                    deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
+            if request.probe is not None:
+                share = self._kv.cached_share(request)
+                if share is None:
                     continue
-            request.matcher = result
+                request.probe = None
+                if share < request.threshold:
+                    deltas.append(end(self._state, self._kv, request, FinishReason.CACHE_THRESHOLD))
+                    continue
+            if request.compiling is not None:
+                if not request.compiling.done():
+                    continue
+                result = request.compiling.result()
+                request.compiling = None
+                if isinstance(result, Refusal):
+                    deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
+                    continue
+                if request.num_before:
+                    result.advance(request.tokens[request.output_start : request.num_prompt].tolist())
+                    if result.is_finished:
+                        deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
+                        continue
+                request.matcher = result
+                self._state.num_constrained += 1
+                if self._notes is not None:
+                    self._notes.note(Reason.COMPILED, request)
             self._state.compiling.remove(request)
-            self._state.num_constrained += 1
             if request.pause != "no":
                 pause_compiled(self._state, request)
             else:
                 self._queue(request)
-            if self._notes is not None:
-                self._notes.note(Reason.COMPILED, request)
         return deltas
 
     def expire(self, now_s: float) -> list[Delta]:
@@ -390,6 +417,16 @@ class Intake:
             return Refusal(
                 message=f"num_output must be in [0, {len(prompt)}), got {submit.num_output}", param="num_output"
             )
+        if submit.handover is not None and (
+            self._publishing is None or (submit.handover == "await" and self._ends_early)
+        ):
+            why = "has no shared cache, or logs its decisions" if self._publishing is None else "computes prompts only"
+            message = f"handover must be None, because this engine {why}, got {submit.handover!r}"
+            return Refusal(message=message, param="handover", code="no_shared_cache")
+        if submit.cache_hit_threshold and (submit.num_output is not None or not self._kv.can_probe):
+            why = "for a step of a search" if submit.num_output is not None else "with a log of decisions"
+            message = f"cache_hit_threshold must be 0 {why}, got {submit.cache_hit_threshold}"
+            return Refusal(message=message, param="cache_hit_threshold")
         if submit.pooling is not None:
             return self._pooling_refusal(submit.pooling, len(prompt))
         if not self._generates:
@@ -411,7 +448,7 @@ class Intake:
             refusal = processors_refusal(submit.sampling.logits_processors, self._processors)
             if refusal is not None:
                 return refusal
-        max_tokens = submit.sampling.max_tokens
+        max_tokens = 1 if self._ends_early else submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
         return None

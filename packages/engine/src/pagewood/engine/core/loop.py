@@ -36,6 +36,7 @@ from pagewood.engine.core.observe.measures import (
 from pagewood.engine.core.observe.step_record import StepRecord
 from pagewood.engine.core.observe.viewing import view_pool, view_requests, view_tree
 from pagewood.engine.core.observe.watchdog import Watchdog
+from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
@@ -274,8 +275,8 @@ class Engine:
 
     __slots__ = (
         "_builder", "_clock", "_expert_rows", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted",
-        "_num_steps", "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_record",
-        "_runner", "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
+        "_num_steps", "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_publishing",
+        "_record", "_runner", "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -297,7 +298,9 @@ class Engine:
         num_mask_helpers: int = 0,
         observer: Observer | None = None,
         expert_rows: ExpertRows | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
+        self._publishing = publishing
         self.config = config
         """The configuration it was built from. Values replace every "auto", and every None that was resolved."""
         self.info = info
@@ -336,6 +339,8 @@ class Engine:
         self._finish(pending)
         self._send([end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())])
         self._send(self._intake.drop_flushes())
+        if self._publishing is not None:
+            self._send(self._publishing.drop())
 
     def advance(self, last: Pending | None) -> Pending | None:
         """Do one step of the configured loop; pass its return value to the next call."""
@@ -543,11 +548,15 @@ class Engine:
                         self._speculation.report()
                 self._send(self._intake.flush_idle())
             self._kv.poll()
-            timeout_s = _IDLE_WAIT_S if self._was_idle else 0.0
+            timeout_s = self._idle_wait_s if self._was_idle else 0.0
         elif last is None and not self._state.running:
             self._kv.poll()  # waiting requests may need pages that a cancelled copy still holds
             if self._can_only_wait():
                 time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
+        elif self._publishing is not None:
+            self._kv.poll()  # pages go on to the shared cache while others are computed
+        if self._publishing is not None and self._publishing.is_holding:
+            self._send(self._publishing.ready())
         commands = self._inbox.receive(timeout_s=timeout_s)
         self._was_idle = idle and not commands
         if idle and self._measures is not None:
@@ -562,6 +571,12 @@ class Engine:
             self._send(self._intake.poll())
         if self.config.max_queue_s is not None:
             self._send(self._intake.expire(self._clock()))
+
+    @property
+    def _idle_wait_s(self) -> float:
+        """How long to wait for commands while nothing runs."""
+        is_holding = self._publishing is not None and self._publishing.is_holding
+        return _RECALL_WAIT_S if is_holding else _IDLE_WAIT_S
 
     def _can_only_wait(self) -> bool:
         """Return whether passes are useless now: a recall or a grammar must end first, or many have planned nothing."""
@@ -776,6 +791,8 @@ class Engine:
         return deltas
 
     def _send(self, deltas: Sequence[Delta]) -> None:
+        if self._publishing is not None and self._publishing.is_active:
+            deltas = self._publishing.pass_on(deltas)
         if deltas:
             self._outbox.send(deltas)
 

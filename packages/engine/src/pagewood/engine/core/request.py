@@ -113,6 +113,13 @@ class Request:
     """When its slow grammar last had its turn."""  # written by: mask_turns
     compiling: Compiling | None = None
     """Its grammar, while it is being compiled."""  # written by: intake
+    threshold: float = 0.0
+    """Share of what could come from the cache below which it ends before it is queued."""
+    probe: object = None
+    """The question to the cache what it has of the prompt, until it is answered; None: nothing is asked."""
+    # written by: intake
+    awaits_kv: bool = False
+    """Whether it waits for pages of its prompt that another engine publishes."""
     num_in_flight: int = 0
     """Launched steps that read or write its pages."""  # written by: loop
 

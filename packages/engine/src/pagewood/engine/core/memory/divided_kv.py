@@ -160,6 +160,28 @@ class DividedKV:
         """Return how many leading tokens of a waiting request are cached on the rank that has most of them."""
         return max(space.peek(request) for space in self.spaces)
 
+    @property
+    def shared(self) -> None:
+        """None: there are no lower tiers."""
+        return None
+
+    @property
+    def can_probe(self) -> bool:
+        """True: the cache of a rank is all that there is."""
+        return True
+
+    def probe(self, request: Request) -> object:
+        """Return what `cached_share` needs."""
+        return self
+
+    def cached_share(self, request: Request) -> float | None:
+        """Return the share of the whole pages of a request that the rank with most of it has."""
+        return max(space.cached_share(request) or 0.0 for space in self.spaces)
+
+    def num_reusable(self, request: Request) -> int:
+        """Return the tokens of a request that may come from the cache, whole pages."""
+        return self.spaces[0].num_reusable(request)
+
     def num_missing(self, request: Request, num_matched: int) -> int:
         """Return the pages that a waiting request needs at most for its known tokens, beyond its cached prefix."""
         return self.spaces[0].num_missing(request, num_matched)

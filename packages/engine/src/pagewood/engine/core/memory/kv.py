@@ -137,6 +137,27 @@ class TieredCache(PrefixCache, Protocol):
 
 
 @runtime_checkable
+class SharedCache(PrefixCache, Protocol):
+    """A prefix cache with lower tiers, some of which other engines may use too."""
+
+    def probe(self, tokens: Int32, namespace: Key = None) -> Any:
+        """Ask how much of these tokens the device and all tiers have; copies nothing."""
+        ...
+
+    def num_found(self, probe: Any) -> int | None:
+        """Return the tokens that a probe has found; None: a tier may still answer."""
+        ...
+
+    def keys_of(self, tokens: Int32, namespace: Key = None) -> list[bytes]:
+        """Return the keys of the whole pages of these tokens."""
+        ...
+
+    def unstored(self) -> set[bytes]:
+        """Return the keys of the pages that are on their way to tiers that other engines may use."""
+        ...
+
+
+@runtime_checkable
 class KeepingCache(PrefixCache, Protocol):
     """A prefix cache with lower tiers, to which parts of pages can be copied before they are given up."""
 
@@ -382,6 +403,33 @@ class KVSpace:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
         match = self.cache.peek(request.reusable_tokens(), request.key)
         return match.num_tokens if self.groups is None else self.groups.num_usable(match.pages) * self.page_size
+
+    @property
+    def shared(self) -> SharedCache | None:
+        """The cache, if it can say what lower tiers have; None too with a decision log, which does not keep that."""
+        return self.cache if self._notes is None and isinstance(self.cache, SharedCache) else None
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether `cached_share` knows of all tiers."""
+        return self.tiers is None or self.shared is not None
+
+    def probe(self, request: Request) -> object:
+        """Ask the cache how much of a request it has, for `cached_share`."""
+        shared = self.shared
+        return self if shared is None else shared.probe(request.reusable_tokens(), request.key)
+
+    def cached_share(self, request: Request) -> float | None:
+        """Return the share of the whole pages of a probed request that is cached; None: a tier may still answer."""
+        num_possible, shared = self.num_reusable(request), self.shared
+        num_found = self.peek(request) if shared is None else shared.num_found(request.probe)
+        if num_found is None:
+            return None
+        return min(1.0, num_found / num_possible) if num_possible else 1.0
+
+    def num_reusable(self, request: Request) -> int:
+        """Return the tokens of a request that may come from the cache, whole pages."""
+        return len(request.reusable_tokens()) // self.page_size * self.page_size
 
     def num_missing(self, request: Request, num_matched: int) -> int:
         """Return the pages that a waiting request needs at most for its known tokens, beyond its cached prefix."""

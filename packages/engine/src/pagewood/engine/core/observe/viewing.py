@@ -184,6 +184,8 @@ def _queued_stage(request: Request, state: EngineState, kv: AnyKV, *, is_first: 
     """Return where a request without a row stands, and why."""
     if request.compiling is not None:
         return "compiling", "Its grammar is being compiled."
+    if request.probe is not None:
+        return "recalling", "The shared cache is asked how much of it is there."
     if request.pause != "no":
         return "paused", "It is paused."
     if state.paused != "no":

@@ -26,7 +26,8 @@ class EngineState:
     on_end: Callable[[Request], None] | None = None
     """Called with each running request that ends by itself, before it leaves."""
     compiling: list[Request] = field(default_factory=list["Request"])
-    """Not queued yet, because their grammars are being compiled; in no order."""  # written by: intake, retire
+    """Not queued yet, because their grammars are being compiled, or the cache has not said how much it has of them; in
+    no order."""  # written by: intake, retire
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     num_reported: int = 0

@@ -22,6 +22,10 @@ _MAX_SET_ASIDE = 1024
 Claim = tuple[Request, int]
 """A waiting request that will be admitted when a prompt or copies of its prefix are done, and the pages that it needs
 then for its known tokens."""
+_LOOK_AGAIN_S = 0.02
+"""Seconds between two searches for pages that another engine publishes."""
+_NEXT_PAGE_S = 2.0
+"""A request that waits for such pages is computed if no further one has come for so long."""
 _MAX_PRIORITIES = 64
 """Priorities whose preemptions are counted by themselves."""
 
@@ -172,6 +176,13 @@ class _Entry:
     """The `KVSpace.epoch` at which `num_matched` was last looked up without a watch."""  # written by: waiting
     is_looked_up: bool = False
     """Whether the lower tiers have been searched for its prefix since it was queued."""  # written by: waiting
+    num_found: int = -1
+    """Most tokens that were cached when the lower tiers had been searched, if it waits for pages of another engine."""
+    # written by: waiting
+    looks_again_s: float = -inf
+    """When they are searched again."""  # written by: waiting
+    gives_up_s: float = -inf
+    """When it is computed without further pages of another engine."""  # written by: waiting
     recall: Any = None
     """Copy of its prefix from a lower tier that is in progress; None: no copy is in progress."""  # written by: waiting
 
@@ -425,7 +436,7 @@ class WaitingQueue:
         """Return the running request that a parked one waits for."""
         return None if self._deferral is None else self._deferral.leader_of(request)
 
-    def recall(self, request: Request, *, num_reserved: int) -> bool:
+    def recall(self, request: Request, *, num_reserved: int, now_s: float = 0.0) -> bool:
         """Copy the request's prefix back from lower tiers; return whether to admit it later, when the copy is done.
 
         The pages to copy to are taken under the condition under which `KVSpace.admit` accepts the request, so it finds
@@ -434,16 +445,19 @@ class WaitingQueue:
         Args:
             request: of this pass.
             num_reserved: as for `KVSpace.admit`.
+            now_s: time on the engine's clock, for requests that wait for pages of another engine.
         """
         kv, tiers, entry = self._kv, self._kv.tiers, self._entries[request.arrival]
-        if isinstance(kv, DividedKV) or tiers is None or (entry.is_looked_up and entry.recall is None):
+        if isinstance(kv, DividedKV) or tiers is None:
             return False
         tokens = request.reusable_tokens()
-        if not entry.is_looked_up:
+        if entry.recall is None:
+            if entry.is_looked_up and (now_s >= entry.gives_up_s or now_s < entry.looks_again_s):
+                return now_s < entry.gives_up_s
             entry.is_looked_up = True
             entry.recall = tiers.recall(tokens, request.key, priority=request.priority)
             if entry.recall is None:
-                return False
+                return self._awaits(request, entry, now_s)
 
         def take(n: int) -> Int32 | None:
             num_missing = kv.num_missing(request, kv.peek(request))
@@ -453,8 +467,23 @@ class WaitingQueue:
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
             self._end_recall(request)
-            kv.note_recalled()
+            kv.note_recalled()  # the tokens that have arrived can be matched
+            return self._awaits(request, entry, now_s)
         return is_coming
+
+    def _awaits(self, request: Request, entry: _Entry, now_s: float) -> bool:
+        """Return whether to look again for pages that another engine publishes, after all found ones have come."""
+        if not request.awaits_kv or request.num_cached >= 0:  # what it has computed itself is published by no other
+            return False
+        num_found = self._kv.peek(request)
+        if num_found > entry.num_found:
+            entry.num_found, entry.gives_up_s = num_found, now_s + _NEXT_PAGE_S
+        if num_found >= self._kv.num_reusable(request):
+            entry.gives_up_s = -inf
+            return False
+        entry.looks_again_s = now_s + _LOOK_AGAIN_S
+        self._recalling[request.arrival] = request, self._kv.num_missing(request, num_found)
+        return True
 
     def admitted(self, request: Request) -> None:
         """Note that a request of this pass has a row: its watch and recall end, and others may wait for its prompt."""
@@ -559,7 +588,7 @@ class WaitingQueue:
         entry = self._entries[request.arrival]
         if entry.recall is not None and self._kv.tiers is not None:
             self._kv.tiers.cancel(entry.recall)
-            del self._recalling[request.arrival]
+        self._recalling.pop(request.arrival, None)
         entry.recall = None
 
     def _new_group(self) -> WatchGroup | None:

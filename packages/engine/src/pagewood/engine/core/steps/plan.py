@@ -539,7 +539,7 @@ class Planner:
                     continue
                 break
             num_reserved = reserve.num_reserved(request, num_available=space.num_available)
-            if waiting.recall(request, num_reserved=num_reserved):
+            if waiting.recall(request, num_reserved=num_reserved, now_s=now_s):
                 claims_of = None
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)
