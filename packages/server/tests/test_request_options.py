@@ -59,6 +59,8 @@ def test_all_options_arrive(tokenizer: Tokenizer) -> None:
         "num_output": 1,
         "retain_s": 2.0,
         "is_paused": True,
+        "cache_hit_threshold": 0.5,
+        "handover": "await",
         "names": ("a", "b"),
     }
     options = RequestOptions(**values)

@@ -131,7 +131,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         names: the client's names of the fields that the tokenizer and the engine call `prompt` and `grammar`.
     """
     match finish:
-        case FinishReason.STOP | FinishReason.LENGTH:
+        case FinishReason.STOP | FinishReason.LENGTH | FinishReason.CACHE_THRESHOLD:
             return None
         case FinishReason.REFUSED:
             why = refusal or Refusal(message="The engine refused the request.")

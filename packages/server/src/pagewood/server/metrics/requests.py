@@ -17,6 +17,8 @@ from pagewood.server.metrics import bounds
 MAX_TENANTS = 32
 """Tenants with series of their own; later tenants share one."""
 MAX_PRIORITIES = 16
+_NOT_COMPUTED = (FinishReason.REFUSED, FinishReason.ERROR, FinishReason.CACHE_THRESHOLD)
+"""Ends of requests without output that say nothing about the time to a first token."""
 
 
 def tenant_of(message: wire.Generate) -> str:
@@ -189,7 +191,7 @@ class RequestMetrics:
         return account
 
     def _first_or_last(self, timing: Timing, answer: wire.Answer, now_s: float) -> None:
-        is_computed = answer.num_output_tokens > 0 or answer.finish not in (FinishReason.REFUSED, FinishReason.ERROR)
+        is_computed = answer.num_output_tokens > 0 or answer.finish not in _NOT_COMPUTED
         timing.num_output = answer.num_output_tokens
         if timing.first_s:
             self.token_s.add(now_s - timing.last_s)

@@ -22,7 +22,7 @@ from pagewood.server.stages.token_entries import TokenEntries
 
 LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
 
-_ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
+_ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.CACHE_THRESHOLD)
 """Ends that an error or a stop string replaces."""
 
 logger = logging.getLogger(__name__)

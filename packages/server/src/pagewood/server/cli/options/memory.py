@@ -112,11 +112,25 @@ def _add_tiers(tiers: Group) -> None:
         "--remote-cache",
         metavar="PLACE",
         help="where servers share KV; needs --host-cache-gb (default: none)",
-        more="A folder that all can write, mooncake://HOST:PORT of a mooncake_master, or lmcache+URL, such as "
-        "lmcache+lm://HOST:PORT.",
+        more="A folder that all can write, shm:NAME (memory that the servers of one user on this machine share), "
+        "redis://HOST:PORT of a Redis or Valkey server, mooncake://HOST:PORT of a mooncake_master, or lmcache+URL, "
+        "such as lmcache+lm://HOST:PORT. A Redis server with a password gets ?user=NAME&password_file=FILE.",
     )
     tiers.add(
-        "--remote-cache-gb", type=float, metavar="GB", help="size of that folder, or memory given to other servers"
+        "--remote-cache-gb",
+        type=float,
+        metavar="GB",
+        help="size of that folder or memory, or memory given to other servers",
+        more="Not for redis:// and lmcache+URL, whose service decides it.",
+    )
+    tiers.add(
+        "--role",
+        choices=("both", "prefill", "decode"),
+        default=DEFAULTS.role,
+        metavar="NAME",
+        help="both, prefill or decode; needs --remote-cache (default: %(default)s)",
+        more="prefill: compute prompts only, end each answer with its first token, and send it when the prompt is in "
+        "the shared cache. decode: go on with such prompts; what is missing is computed.",
     )
     tiers.add(
         "--cache-write-policy",

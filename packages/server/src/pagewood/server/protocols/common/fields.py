@@ -32,6 +32,7 @@ from pagewood.server.http.field_limits import (
 )
 from pagewood.server.http.validation import WHOLE, kind
 from pagewood.server.protocols.common.sampling_fields import INT32_MAX, allowed, chosen
+from pagewood.server.protocols.common.shared_kv import SharedKVFields
 from pagewood.server.protocols.common.structured import StructuredFields
 
 MAX_ANSWERS = 128
@@ -68,12 +69,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (None, False),
     "return_token_ids": (None, False),
     "return_hidden_states": (None, False),
-    # ids, caches, adapters and transfers
+    # ids, caches and adapters
     "request_id": (None,),
     "rid": (None,),
     "lora_path": (None,),
     "session_params": (None, {}),
-    "kv_transfer_params": (None, {}),
     "vllm_xargs": (None, {}),
     "mm_processor_kwargs": (None, {}),
 }
@@ -258,7 +258,7 @@ class SamplingFields(StructuredFields):
     logprobs_kind: Literal["raw", "processed"] | None = None
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, SharedKVFields):
     """The fields of `SamplingFields`, and fields for further results and the form of the answer."""
 
     model: str

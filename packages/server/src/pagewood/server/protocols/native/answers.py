@@ -15,7 +15,7 @@ TokenLogprob = tuple[float | None, int, str | None]
 class EndReason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Why an answer ended."""
 
-    type: Literal["stop", "length"]
+    type: Literal["stop", "length", "cache_threshold"]
     length: int | None = None
     """Its tokens, if it reached its longest length."""
 

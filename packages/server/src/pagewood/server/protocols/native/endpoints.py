@@ -23,6 +23,7 @@ from pagewood.server.messages.token_ids import bytes_of, num_ids, written_ids_of
 from pagewood.server.protocols.common.fields import Extent, check_tokens, sampling, stop_expressions
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.shared_kv import PARAM_NAMES
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.native import answers, fields
 from pagewood.server.protocols.native.format import NativeFormat
@@ -354,11 +355,13 @@ class NativeEndpoints:
                 tag=said.tag or "",
                 namespace=said.cache_salt or None,
                 retain_s=said.retain,
+                cache_hit_threshold=said.cache_hit_threshold or 0.0,
+                handover=said.handover,
             ),
             text=wire.TextOptions(stop=tuple(chosen.stop), stop_regex=stop_expressions(chosen), reports_tokens=True),
             prompt_param=prompt_param,
             grammar_param=None if structured is None else f"sampling_params.{structured.param}",
-            param_names=fields.PARAM_NAMES,
+            param_names={**fields.PARAM_NAMES, **PARAM_NAMES},
             num_answers=num_answers,
             num_choices=num_answers,
             bad_words=tuple(chosen.bad_words),

@@ -16,6 +16,7 @@ from pagewood.server.messages.token_ids import bytes_of
 from pagewood.server.protocols.common.fields import INT32_MAX, MAX_ANSWERS, SamplingFields, TokenId, check_tokens
 from pagewood.server.protocols.common.messages import Message, ToolFields
 from pagewood.server.protocols.common.prompts import MAX_PROMPTS
+from pagewood.server.protocols.common.shared_kv import SharedKVFields
 from pagewood.server.protocols.common.tools import MAX_TOOLS
 
 DEFAULT_MAX_TOKENS = 128
@@ -173,7 +174,7 @@ class Conversation(_Strict):
         )
 
 
-class GenerateRequest(Conversation):
+class GenerateRequest(Conversation, SharedKVFields):
     """The body of `/generate`: one of `text`, `input_ids` and `messages`, and how to continue it."""
 
     text: Annotated[Any, BeforeValidator(_texts, _Texts)] = None

@@ -105,7 +105,7 @@ class NativeFormat:
         if finish == "length":
             reason = EndReason(type="length", length=tally.num_output_tokens)
         elif finish:
-            reason = EndReason(type="stop")
+            reason = EndReason(type="cache_threshold" if finish == "cache_threshold" else "stop")
         found = MetaInfo(
             id=self.id,
             finish_reason=reason,

@@ -27,6 +27,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),  # no random draws; the probabilities are those of the model
     "top_logprobs": (0,),
     "logprobs_kind": ("raw",),
+    "cache_hit_threshold": (0,),
+    "kv_transfer_params": ({},),
 }
 """Other fields -> their neutral values, besides null, false and an empty array."""
 

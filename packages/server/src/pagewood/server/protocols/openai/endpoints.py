@@ -16,7 +16,7 @@ from pagewood.engine.api import RequestOptions
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
-from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common import fields, shared_kv
 from pagewood.server.protocols.common.beams import BeamResponse
 from pagewood.server.protocols.common.formats import Format
 from pagewood.server.protocols.common.messages import tools_of
@@ -166,6 +166,8 @@ class OpenAIEndpoints:
                 explain=bool(said.return_timings),
                 priority=said.priority or 0,
                 namespace=said.cache_salt or None,
+                cache_hit_threshold=said.cache_hit_threshold or 0.0,
+                handover=said.handover,
             ),
             text=wire.TextOptions(
                 stop=tuple(said.stop), stop_regex=fields.stop_expressions(said), is_scoring=extent.is_scoring
@@ -179,7 +181,8 @@ class OpenAIEndpoints:
             is_chat=is_chat,
             tools=tools,
             shows_reasoning=not isinstance(format, chat.ChatFormat) or format.shows_reasoning,
-            param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},
+            param_names=shared_kv.PARAM_NAMES
+            | ({} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param}),
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names, format=format)
