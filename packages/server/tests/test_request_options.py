@@ -16,7 +16,7 @@ from pagewood.server.messages import wire
 from pagewood.server.stages.tokenizing import commands
 
 SOURCE = Path(str(pagewood.server.__file__)).parent
-READ_ON_THE_WAY = {"sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names"}
+READ_ON_THE_WAY = {"deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names"}
 """Options for the engine that the HTTP process or the tokenizer reads, too."""
 FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading"}
 """Options for the detokenizer that depend on the prompt, so that the tokenizer fills them in."""
