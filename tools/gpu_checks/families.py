@@ -23,7 +23,6 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
-from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 
 _DTYPE = "float16"
@@ -84,9 +83,8 @@ def ways_of(model: Decoder) -> Iterator[dict[str, Any]]:
     """Return the options with which a model is run."""
     yield {}
     yield {"cuda_graph": False, "chunked_prefill_size": 16}
-    if not any(isinstance(layer.mixer, LatentAttentionConfig) for layer in model.config.layers):
-        yield {"batch_invariant": True}
-        yield {"speculative": "ngram", "speculative_control": "fixed"}
+    yield {"batch_invariant": True}
+    yield {"speculative": "ngram", "speculative_control": "fixed"}
 
 
 def ask(host: Host, folder: Path, **options: Any) -> list[Answer]:

@@ -13,7 +13,6 @@ from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.storage import storage_for
-from pagewood.kvpool.storage import KVStorage
 from row_driver import DrivenSequence, RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
@@ -22,7 +21,7 @@ from stand_ins.torch_decoding import torch_ops
 
 pytestmark = [pytest.mark.usefixtures("small_buffers"), pytest.mark.slow]
 
-ALL_KINDS = [*KINDS, "experts"]
+ALL_KINDS = [*KINDS, "experts", "latents"]
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 600, 96, 5
 
 
@@ -46,7 +45,6 @@ class Bench:
             storage_for(config.memory_layout(page_size=page_size), NUM_PAGES + 1)
             for config in (target.config, head.config.layer)
         )
-        assert isinstance(head_storage, KVStorage)
         self.sampling = sampling
         self.device = RecordingDevice()
         self.drafter = WatchedDrafter(

@@ -21,14 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.assembly.build_cuda import cuda_ops
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
-from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row, num_empty_grants
-from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.kernels.invariance import num_empty_grants
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.kvpool import MultiHeadLayout
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import storage_for
 from row_driver import RowDriver
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
@@ -45,15 +44,33 @@ def small_buffers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "heads": ("Llama", {"num_key_value_heads": 1}),
+    "latents": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 12,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 2,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
+    kind, extra = MODELS[request.param]
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=1, initializer_range=0.2,
+        initializer_range=0.2, **extra,
     )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     return folder
 
 
@@ -61,9 +78,8 @@ class Bench:
     """A runner, and the logits of the first request of its steps, recorded at the model's head."""
 
     def __init__(self, folder: Path, *, batch_invariant: bool, sizes: tuple[int, ...] = ()) -> None:
-        multiply = linear_by_row if batch_invariant else torch.nn.functional.linear
-        model = load_model(folder, CUDAOps(flashinfer_torch, multiply))
-        storage = KVStorage(MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=8, page_size=4), 101)
+        model = load_model(folder, cuda_ops(flashinfer_torch, torch.device("cpu"), batch_invariant=batch_invariant))
+        storage = storage_for(model.config.memory_layout(page_size=4), 101)
         self.device = RecordingDevice()
         self.runner = CUDARunner(
             model, storage, flashinfer_torch, self.device, max_rows=8, max_length=64,
@@ -167,8 +183,8 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
 
 INTERPRETED = """
 import torch
-from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
-from pagewood.engine.runner.cuda.kernels.linear_triton import linear
+from pagewood.engine.runner.cuda.kernels.invariance import heads_by_row, linear_by_row
+from pagewood.engine.runner.cuda.kernels.linear_triton import heads_linear, linear
 
 for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130, False), (130, 64, 64, True)):
     x, weight, bias = (torch.randn(size).half() for size in ((num_rows, depth), (num_columns, depth), (num_columns,)))
@@ -176,6 +192,16 @@ for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130,
     expected = linear_by_row(x.float(), weight.float(), bias.float() if has_bias else None)
     torch.testing.assert_close(result.float(), expected, atol=2e-2, rtol=2e-3)
     assert torch.equal(linear(x[-1:], weight, bias if has_bias else None), result[-1:])
+
+for num_rows, num_heads, plain, values, rank in ((1, 3, 48, 70, 64), (70, 2, 100, 16, 80)):
+    matrices = torch.randn(num_heads, plain + values, rank).half()
+    queries, sums = torch.randn(num_rows, num_heads, plain + 7).half(), torch.randn(num_rows, num_heads, rank).half()
+    for x, weight in ((queries[..., :plain], matrices[:, :plain].transpose(1, 2)), (sums, matrices[:, plain:])):
+        result = heads_linear(x, weight)
+        torch.testing.assert_close(
+            result.float(), heads_by_row(x.float(), weight.float()), atol=2e-2, rtol=2e-3
+        )
+        assert torch.equal(heads_linear(x[-1:], weight), result[-1:])
 """
 
 

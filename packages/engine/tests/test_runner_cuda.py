@@ -18,7 +18,6 @@ import transformers
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.model_folder.load import load_model
-from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import LatentShape
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -212,13 +211,7 @@ class Bench:
             return self.runner.launch(batch)
 
 
-def has_latents(folder: Path) -> bool:
-    return isinstance(ModelConfig.from_folder(folder).layers[0].mixer, LatentAttentionConfig)
-
-
 def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool = False) -> Bench:
-    if batch_invariant and has_latents(folder):
-        pytest.skip("refused, see test_latents_are_not_computed_batch_invariantly")
     device = RecordingDevice()
     model = load_model(folder, CUDAOps(flashinfer_torch))
     storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), NUM_PAGES + 1)
@@ -427,27 +420,21 @@ def test_an_error_while_queueing_is_raised_by_launch(folder: Path, monkeypatch: 
     mine.runner.close()
 
 
-def test_latents_are_not_computed_batch_invariantly_and_not_with_masks() -> None:
+def test_latents_that_no_kernel_takes_are_refused() -> None:
     layout = LatentLayout(num_layers=1, latent_dim=16, rope_dim=4, page_size=4)
     shape = LatentShape(num_heads=2, plain_dim=8, rope_dim=4, value_dim=8, rank=16)
     layer = LatentAttentionConfig(
         shape=shape, rope=RopeConfig(head_dim=4, theta=100.0), scale=1.0, norm=NormConfig(epsilon=1e-6)
     )
     storage, other = storage_for(layout, 2), storage_for(replace(layout, dtype="bfloat16"), 2)
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"batch_invariant": True}, "batch_invariant must be False for a model with latent attention on CUDA"),
-        ({"verifies": True}, "speculative must be off for a model with latent attention on CUDA"),
-    )
-    for options, message in refused:
-        with pytest.raises(ValueError, match=message):
-            attention_over(flashinfer_torch, storage, [layer], dtype="float32", **options)
+    options: dict[str, Any] = {"dtype": "float32", "max_length": 8}
     with pytest.raises(ValueError, match="latents must have the dtype of queries, float32, on CUDA, got bfloat16"):
-        attention_over(flashinfer_torch, other, [layer], dtype="float32")
+        attention_over(flashinfer_torch, other, [layer], **options)
     with pytest.raises(ValueError, match="layers must have the same shape and scale on CUDA"):
-        attention_over(flashinfer_torch, storage, [layer, replace(layer, scale=0.5)], dtype="float32")
+        attention_over(flashinfer_torch, storage, [layer, replace(layer, scale=0.5)], **options)
     heads = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=20, page_size=4)
     with pytest.raises(ValueError, match="memory must be a LatentStorage for layers of latents"):
-        attention_over(flashinfer_torch, storage_for(heads, 2), [layer], dtype="float32")
+        attention_over(flashinfer_torch, storage_for(heads, 2), [layer], **options)
 
 
 def test_waits_are_recorded() -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Delta, EngineConfig, Grammar, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.build_cuda import cuda_ops
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -35,11 +36,11 @@ from pagewood.engine.runner.cuda.drafts.verify import (
     Yielded,
     count_accepted,
 )
-from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.staging import StagingSlot
 from pagewood.engine.runner.cuda.step_arrays import TableShape
+from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.kvpool import MultiHeadLayout
@@ -60,6 +61,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "latents": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 12,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 2,
         },
     ),
 }
@@ -153,11 +166,8 @@ def answers(
     """
     device = RecordingDevice()
     num_pages = NUM_PAGES_OF_4 * 4 // page_size
-    model = load_model(
-        folder, CUDAOps(flashinfer_torch, linear_by_row if batch_invariant else torch.nn.functional.linear)
-    )
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=page_size)
-    storage = KVStorage(layout, num_pages + 1)
+    model = load_model(folder, cuda_ops(flashinfer_torch, torch.device("cpu"), batch_invariant=batch_invariant))
+    storage = storage_for(model.config.memory_layout(page_size=page_size), num_pages + 1)
     for layer in range(2):
         storage.layer(layer).fill_(1e3)  # unwritten positions must not count
     if callable(drafter):
@@ -401,12 +411,12 @@ def test_packed_masks_show_what_a_token_may_see(grants: list[tuple[int, int, int
 
 def draft_model(folder: Path, *, page_size: int, **options: Any) -> Callable[[RecordingDevice, int], Drafter]:
     def make(device: RecordingDevice, num_pages: int) -> Drafter:
-        layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=page_size)
-        storage = KVStorage(layout, num_pages + 1)
+        model = load_model(folder, CUDAOps(flashinfer_torch))
+        storage = storage_for(model.config.memory_layout(page_size=page_size), num_pages + 1)
         for layer in range(2):
             storage.layer(layer).fill_(1e3)
         return DraftModel(
-            load_model(folder, CUDAOps(flashinfer_torch)), storage, flashinfer_torch, device, max_rows=4,
+            model, storage, flashinfer_torch, device, max_rows=4,
             max_length=MAX_LENGTH, **options,
         )  # fmt: skip
 

@@ -44,15 +44,13 @@ from pagewood.engine.runner.cuda.exchange import Exchange, smallest_of_ranks
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
-from pagewood.engine.runner.cuda.kernels.invariance import linear_by_row
-from pagewood.engine.runner.cuda.latent_attention import refuse_latents
+from pagewood.engine.runner.cuda.kernels.invariance import heads_by_row, linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.storage import AnyLayout, storage_for
-from pagewood.kvpool import JointLayout, LayerGroups, MultiHeadLayout
+from pagewood.kvpool import JointLayout, LayerGroups
 from pagewood.kvpool.memory import PageMemory, allocate_joint
-from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +198,9 @@ def cuda_ops(
         ValueError: batch-invariant projections need Triton.
     """
     if device.type == "cpu":
-        return CUDAOps(flashinfer, linear_by_row if batch_invariant else functional.linear, exchange=exchange)
+        if batch_invariant:
+            return CUDAOps(flashinfer, linear_by_row, exchange=exchange, multiply_heads=heads_by_row)
+        return CUDAOps(flashinfer, functional.linear, exchange=exchange)
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
@@ -211,7 +211,9 @@ def cuda_ops(
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
         return CUDAOps(flashinfer, exchange=exchange)
     if batch_invariant:
-        return CUDAOps(flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange)
+        return CUDAOps(
+            flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange, multiply_heads=kernels.heads_linear
+        )
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
     return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange)
 
@@ -224,9 +226,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """
     if model.is_encoder:
         raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
-    attention = model.layers[0].mixer
-    if isinstance(attention, LatentAttentionConfig):
-        return [_latent_needs(config, model, attention)]
+    if isinstance(model.layers[0].mixer, LatentAttentionConfig):
+        return _needs_of(config, model)
     for head_dim in model.head_dims:
         _check_heads(config, head_dim)
     window = min((window for window in model.windows if window is not None), default=None)
@@ -242,11 +243,14 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
             f"max_length must be at most {chunk} on CUDA, because the model attends within chunks of {chunk}, "
             f"which FlashInfer does not, got {longest}"
         )
-    return _needs_of_heads(config, model)
+    return _needs_of(config, model)
 
 
-def _needs_of_heads(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
-    """Return the attention kernels of a model that has heads."""
+def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
+    """Return the attention kernels of the layers of a model."""
+    attention = model.layers[0].mixer
+    if isinstance(attention, LatentAttentionConfig):
+        return [_latent_needs(config, model, attention)]
     kinds: dict[tuple[int, int, bool], set[bool]] = {}
     for one in model.attentions:
         kind = one.head_dim, one.group, one.soft_cap is not None
@@ -297,7 +301,6 @@ def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAtt
         raise ValueError(
             f"kv_lora_rank and qk_rope_head_dim must be {LATENT_DIMS} on CUDA, where FlashInfer attends, got {dims}"
         )
-    refuse_latents(batch_invariant=config.batch_invariant, verifies=config.speculative != "off")
     if _kv_dtype_of(config) != _dtype_of(config):
         raise ValueError(
             f"kv_cache_dtype must be auto or {_dtype_of(config)} for a model with latent attention on CUDA, "
@@ -305,7 +308,8 @@ def _latent_needs(config: EngineConfig, model: ModelConfig, attention: LatentAtt
         )
     return KernelNeeds(
         dtype=_dtype_of(config), head_dim=dims[0], group=attention.shape.num_heads, has_windows=(False,),
-        latent_rope_dim=dims[1], activations=_activations(model),
+        batch_invariant=config.batch_invariant, verifies=config.speculative != "off", latent_rope_dim=dims[1],
+        activations=_activations(model),
     )  # fmt: skip
 
 
@@ -318,7 +322,7 @@ def _activations(model: ModelConfig) -> tuple[str, ...]:
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> list[KernelNeeds]:
     """Return the attention kernels of a draft model or a head: with masks, and for a head also those of plain steps."""
-    return [replace(need, verifies=True) for need in _needs_of_heads(config, layer)]
+    return [replace(need, verifies=True) for need in _needs_of(config, layer)]
 
 
 def build_cuda_runner(
@@ -460,12 +464,9 @@ class _Parts:
     config: EngineConfig
 
     @property
-    def draft_layout(self) -> MultiHeadLayout | None:
+    def draft_layout(self) -> AnyLayout | None:
         """The layout of the drafter's KV; None: it has no KV."""
-        if self.drafter is None:
-            return None
-        assert isinstance(self.layout, MultiHeadLayout)
-        return self.drafter.layout(self.layout)
+        return None if self.drafter is None else self.drafter.layout(self.layout)
 
     @property
     def has_drafts_beside(self) -> bool:
@@ -508,13 +509,12 @@ class _Parts:
             storage = storage_for(self.layout, num_frames + 1, device=where)
             memory = storage.memory
             if more is not None:
-                draft_storage = KVStorage(more, self.num_drafted(num_frames) + 1, device=where)
+                draft_storage = storage_for(more, self.num_drafted(num_frames) + 1, device=where)
         else:
-            assert isinstance(self.layout, MultiHeadLayout)
             layouts = (self.layout, more)
             memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (
-                KVStorage(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+                storage_for(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
         drafter = self.drafter and self.drafter.make(
             draft_storage,

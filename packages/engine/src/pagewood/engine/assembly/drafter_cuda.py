@@ -19,15 +19,15 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig
+from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.drafts.verify import Drafter
-from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.ops import CUDAOps
-from pagewood.kvpool import MultiHeadLayout
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.storage import AnyLayout, AnyStorage
 
 
 def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
@@ -51,9 +51,9 @@ def drafter_of(config: EngineConfig, folder: Path) -> FoundDrafter | None:
     if config.speculative != "auto":
         return found
     shipped = folder / "draft"
-    if found.kind == "eagle" and _lacks_kernels(_layer_of(found, folder)) and shipped.is_dir():
+    if found.kind == "eagle" and _lacks_kernels(_layer_of(found, folder)) is not None and shipped.is_dir():
         found = FoundDrafter(kind="draft", folder=shipped)
-    if found.folder is not None and _lacks_kernels(_layer_of(found, folder)):
+    if found.folder is not None and _lacks_kernels(_layer_of(found, folder)) is not None:
         found = FoundDrafter(kind="ngram")
     return found
 
@@ -68,17 +68,23 @@ def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> Mo
         return None
     layer = _layer_of(found, folder)
     lacking = _lacks_kernels(layer)
-    if lacking:
+    if lacking is not None:
         what = "the head" if found.kind == "eagle" else "the draft model"
-        raise ValueError(
-            f"head_dim of {what} must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {lacking[0]}"
-        )
+        names, rule, sizes = lacking
+        raise ValueError(f"{names} of {what} must be {rule} on CUDA, where FlashInfer attends, got {sizes}")
     return layer
 
 
-def _lacks_kernels(layer: ModelConfig) -> list[int]:
-    """Return the sizes of heads for which there are no kernels."""
-    return [one.head_dim for one in layer.attentions if one.head_dim not in HEAD_DIMS]
+def _lacks_kernels(layer: ModelConfig) -> tuple[str, str, object] | None:
+    """Return the names, the rule and the value of sizes for which there are no kernels; None: there are kernels."""
+    for mixer in (one.mixer for one in layer.layers):
+        if isinstance(mixer, LatentAttentionConfig):
+            sizes = mixer.shape.rank, mixer.shape.rope_dim
+            if sizes != LATENT_DIMS:
+                return "kv_lora_rank and qk_rope_head_dim", str(LATENT_DIMS), sizes
+        elif mixer.head_dim not in HEAD_DIMS:
+            return "head_dim", f"one of {HEAD_DIMS}", mixer.head_dim
+    return None
 
 
 def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:
@@ -121,18 +127,14 @@ class LoadedDrafter:
         config = self._config
         return None if config is None else config.max_position
 
-    def layout(self, target: MultiHeadLayout) -> MultiHeadLayout | None:
+    def layout(self, target: AnyLayout) -> AnyLayout | None:
         """Return the layout of the drafter's KV, in the pages of `target`; None: it has no KV."""
         config = self._config
-        if config is None:
-            return None
-        layout = config.memory_layout(page_size=target.page_size, dtype=target.dtype)
-        assert isinstance(layout, MultiHeadLayout), "refused by `drafter_needs`"
-        return layout
+        return None if config is None else config.memory_layout(page_size=target.page_size, dtype=target.dtype)
 
     def make(
         self,
-        storage: KVStorage | None,
+        storage: AnyStorage | None,
         flashinfer: FlashInfer,
         device: Device,
         *,

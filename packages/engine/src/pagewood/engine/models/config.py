@@ -140,7 +140,7 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """The attention of each layer of a model that has heads, as every model that drafts must.
+        """The attention of each layer of a model that has heads.
 
         Raises:
             ValueError: a layer has latents instead of heads.

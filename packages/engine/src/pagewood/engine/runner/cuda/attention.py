@@ -301,7 +301,12 @@ class AttentionPlanner(Protocol):
 
     @property
     def windows(self) -> Sequence[int]:
-        """The windows for which steps bring staging and masks: how many earlier positions a token sees; -1: all."""
+        """The windows for which steps bring staging: how many earlier positions a token sees; -1: all."""
+        ...
+
+    @property
+    def mask_windows(self) -> Sequence[int]:
+        """The windows for which steps that verify bring masks."""
         ...
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> Any:
@@ -438,6 +443,11 @@ class FlashInferAttention:
         """The windows of all layers, each once."""
         return self.shape.all_windows_left
 
+    @property
+    def mask_windows(self) -> Sequence[int]:
+        """The same."""
+        return self.shape.all_windows_left
+
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""
         kernels = self._decode if host.is_decode else self._prefill
@@ -456,9 +466,10 @@ class FlashInferAttention:
         self._verify.take(masks)
         return self.over(self._verify, places)
 
-    def kernels_of_verify_graph(self, memory: Places, masks: Masks) -> VerifyKernels:
+    def of_verify_graph(self, memory: Places, masks: Masks) -> tuple[VerifyKernels, PlannedAttention]:
         """Return kernels for steps with masks, with exactly the number of grants of `memory`."""
-        return self._verify_kernels(memory, masks)
+        kernels = self._verify_kernels(memory, masks)
+        return kernels, self.over(kernels, memory)
 
     def of_graph(self, memory: Places) -> tuple[Kernels, PlannedAttention]:
         """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""

@@ -34,7 +34,7 @@ from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads
+from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads, MultiplyHeads, multiply_heads
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x `[T, in]`, weight `[out, in]`, bias `[out]`) -> `[T, out]`."""
@@ -90,7 +90,7 @@ class CUDAOps:
     cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
-    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_silu_mul")
+    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_multiply_heads", "_silu_mul")
 
     def __init__(
         self,
@@ -99,6 +99,7 @@ class CUDAOps:
         silu_mul: Callable[[Tensor], Tensor] | None = None,
         expert_kernels: ExpertKernels | None = None,
         exchange: Exchange | None = None,
+        multiply_heads: MultiplyHeads = multiply_heads,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -108,11 +109,13 @@ class CUDAOps:
             silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
             expert_kernels: compute mixtures of experts; None: torch does, slowly.
             exchange: with the other ranks of the model; None: the model is whole.
+            multiply_heads: computes products of heads with matrices of their own.
         """
         self._exchange = exchange
         self._flashinfer = flashinfer
         self._expert_kernels = expert_kernels
         self._multiply = multiply
+        self._multiply_heads = multiply_heads
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
@@ -282,7 +285,7 @@ class CUDAOps:
 
     def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Tensor]:
         """Return the heads of a latent attention with `weight` `[H (N + V), C]`."""
-        return CUDALatentHeads(self._flashinfer, weight, shape)
+        return CUDALatentHeads(self._flashinfer, weight, shape, self._multiply_heads)
 
     def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return `x` with zeros in the rows of tokens at position 0."""

@@ -26,7 +26,6 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope import PositionTable, long_shift, values_by_place
 from pagewood.engine.runner.cuda.attention import (
     AttentionPlanner,
-    FlashInferAttention,
     HostArrays,
     Places,
 )
@@ -331,11 +330,11 @@ class CUDARunner:
                 assert flashinfer is not None
                 layers = [layer.mixer for layer in cast("Decoder[Tensor]", model).config.layers]
                 attention = planned = attention_over(
-                    flashinfer, storage, layers, dtype=dtype, batch_invariant=batch_invariant,
+                    flashinfer, storage, layers, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
                     verifies=drafter is not None, groups=groups,
                 )  # fmt: skip
             self._attention: AttentionPlanner = attention
-            self._mask_windows = sorted({*attention.windows, *(self._head.windows if self._head else ())})
+            self._mask_windows = sorted({*attention.mask_windows, *(self._head.mask_windows if self._head else ())})
             self._staging = StagingPool(
                 device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts)
             )
@@ -366,21 +365,20 @@ class CUDARunner:
                 staging=slot.plans,
                 progress=progress,
             )
-            if isinstance(attention, FlashInferAttention):
-                self._verify_graphs = capture_verify_graphs(
-                    sizes if widths else (),
-                    widths,
-                    attention,
-                    self._forward_in_graph,
-                    device=device,
-                    padding_source=tables.max_rows * tables.tokens_per_row,
-                    padding_page=self._storage.num_pages - 1,
-                    pages_per_row=tables.pages_per_row,
-                    page_size=tables.page_size,
-                    num_groups=len(tables.windows),
-                    staging=slot.plans,
-                    progress=progress,
-                )
+            self._verify_graphs = capture_verify_graphs(
+                sizes if widths else (),
+                widths,
+                attention,
+                self._forward_in_graph,
+                device=device,
+                padding_source=tables.max_rows * tables.tokens_per_row,
+                padding_page=self._storage.num_pages - 1,
+                pages_per_row=tables.pages_per_row,
+                page_size=tables.page_size,
+                num_groups=len(tables.windows),
+                staging=slot.plans,
+                progress=progress,
+            )
         device.finish()
         self._staging.give_back(slot)
 

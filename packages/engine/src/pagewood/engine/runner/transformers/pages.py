@@ -154,7 +154,9 @@ class PagedAttention:
     __slots__ = ("_storage",)
 
     windows: Sequence[int] = ()
-    """Windows for which a runner makes plans and masks ahead: none, because rules need neither."""
+    """Windows for which a runner makes plans ahead: none, because rules need neither them nor masks."""
+    mask_windows: Sequence[int] = ()
+    """Windows for which it makes masks ahead."""
 
     def __init__(self, storage: KVStorage) -> None:
         """Attend over `storage`."""

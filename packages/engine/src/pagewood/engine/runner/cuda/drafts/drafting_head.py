@@ -23,8 +23,6 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cuda.attention import (
-    AttentionShape,
-    FlashInferAttention,
     HostArrays,
     PageArrays,
     Places,
@@ -35,7 +33,8 @@ from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, Extension
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.cuda.latent_attention import attention_over
+from pagewood.engine.runner.storage import AnyStorage
 
 _NEVER = -math.inf
 
@@ -54,7 +53,7 @@ class EagleDrafter:
     def __init__(
         self,
         head: Head[Tensor],
-        storage: KVStorage,
+        storage: AnyStorage,
         flashinfer: FlashInfer,
         device: Device,
         *,
@@ -73,18 +72,28 @@ class EagleDrafter:
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=where)
             self._rotations = [torch.cat(rope(points), -1) for rope in head.ropes]
-            shape = AttentionShape.of(layer.attentions, dtype=dtype)
-            self._attention = FlashInferAttention(
-                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
+            self._attention = attention_over(
+                flashinfer,
+                storage,
+                [one.mixer for one in layer.layers],
+                dtype=dtype,
+                max_length=max_length,
+                batch_invariant=batch_invariant,
+                verifies=True,
             )
             self._states = torch.zeros(max_rows + 1, layer.hidden_size, dtype=getattr(torch, dtype), device=where)
             """[rows, E], the state of each row at its last accepted position; contents written by: extend"""
             self._token_map = None if head.token_map is None else head.token_map.to(where)
 
     @property
-    def windows(self) -> list[int]:
-        """Windows for which plans need memory and extensions need masks."""
-        return self._attention.shape.all_windows_left
+    def windows(self) -> Sequence[int]:
+        """Windows for which plans need memory."""
+        return self._attention.windows
+
+    @property
+    def mask_windows(self) -> Sequence[int]:
+        """Windows for which extensions need masks."""
+        return self._attention.mask_windows
 
     @property
     def captured(self) -> Sequence[int]:
@@ -147,7 +156,8 @@ class EagleDrafter:
                     last_page_len=step["last_page_len"],
                 )  # fmt: skip
                 masks = packed_masks(
-                    positions, step["qo_indptr"], step["kv_lens"], step["mask_offsets"], self.windows,
+                    positions, step["qo_indptr"], step["kv_lens"], step["mask_offsets"],
+                    self.mask_windows,
                     num_bytes=int(shape.offsets[-1]), rows_per_byte=shape.rows_per_byte,
                 )  # fmt: skip
                 if depth == 1:  # later passes differ only in their masks

@@ -15,6 +15,8 @@ Legend: D rows to draft for, T tokens of a pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,8 +25,6 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda.attention import (
-    AttentionShape,
-    FlashInferAttention,
     HostArrays,
     PageArrays,
     Places,
@@ -35,7 +35,8 @@ from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
-from pagewood.kvpool.storage import KVStorage
+from pagewood.engine.runner.cuda.latent_attention import attention_over
+from pagewood.engine.runner.storage import AnyStorage
 
 MAX_REBUILT = 512
 """The most positions of a row that a step computes again; a row that needs more gets no drafts until it is done."""
@@ -55,7 +56,7 @@ class DraftModel:
     def __init__(
         self,
         model: Decoder[Tensor],
-        storage: KVStorage,
+        storage: AnyStorage,
         flashinfer: FlashInfer,
         device: Device,
         *,
@@ -91,15 +92,20 @@ class DraftModel:
         with torch.inference_mode():
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = [torch.cat(rope(points), -1) for rope in model.ropes]
-            shape = AttentionShape.of(config.attentions, dtype=dtype or storage.layout.dtype)
-            self._attention = FlashInferAttention(
-                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=True
+            self._attention = attention_over(
+                flashinfer,
+                storage,
+                [layer.mixer for layer in config.layers],
+                dtype=dtype or storage.layout.dtype,
+                max_length=max_length,
+                batch_invariant=batch_invariant,
+                verifies=True,
             )
 
     @property
-    def windows(self) -> list[int]:
+    def windows(self) -> Sequence[int]:
         """The windows for which plans need memory."""
-        return self._attention.shape.all_windows_left
+        return self._attention.windows
 
     def note(self, batch: Batch) -> None:
         """Follow the rows of a step; called before its drafts, if it has any."""
@@ -161,7 +167,8 @@ class DraftModel:
             )
             shape = masks[0] if is_first else masks[1]
             packed = packed_masks(
-                positions, step[f"qo_indptr{suffix}"], step["kv_lens"], step[f"mask_offsets{suffix}"], self.windows,
+                positions, step[f"qo_indptr{suffix}"], step["kv_lens"], step[f"mask_offsets{suffix}"],
+                self._attention.mask_windows,
                 num_bytes=int(shape.offsets[-1]), rows_per_byte=shape.rows_per_byte,
             )  # fmt: skip
             if depth < 2:  # later passes differ only in their masks

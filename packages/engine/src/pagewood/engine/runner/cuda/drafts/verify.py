@@ -140,7 +140,12 @@ class HeadDrafter(Drafter, Protocol):
     """A drafter that reads hidden states of the target after every step."""
 
     @property
-    def windows(self) -> list[int]:
+    def windows(self) -> Sequence[int]:
+        """Windows for which plans need memory."""
+        ...
+
+    @property
+    def mask_windows(self) -> Sequence[int]:
         """Windows for which extensions need masks."""
         ...
 

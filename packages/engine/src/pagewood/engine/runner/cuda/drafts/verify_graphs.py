@@ -10,15 +10,38 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cuda.attention import FlashInferAttention, HostArrays, Places, Staging, VerifyKernels
+from pagewood.engine.models.ops import Attention
+from pagewood.engine.runner.cuda.attention import HostArrays, Places, Staging
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.graphs import Forward, copy_indices
+
+
+class VerifyPlanner(Protocol):
+    """Kernels that are planned for each step that verifies. Invariant: all layers use the latest plan."""
+
+    def plan(self, host: HostArrays, kv_indices: Tensor, masks: Masks, staging: Staging) -> None:
+        """Plan a step; kernels of a graph copy the page arrays to its memory, where the masks must be already."""
+        ...
+
+
+class VerifyAttention(Protocol):
+    """The attention of a model."""
+
+    @property
+    def mask_windows(self) -> Sequence[int]:
+        """The windows for which steps have masks."""
+        ...
+
+    def of_verify_graph(self, memory: Places, masks: Masks) -> tuple[VerifyPlanner, Attention[Tensor]]:
+        """Return kernels for steps with masks, with exactly the number of grants of `memory`."""
+        ...
 
 
 def num_empty_grants(size: int, width: int) -> int:
@@ -40,7 +63,7 @@ class VerifyGraph:
         memory: Places,
         masks: Masks,
         sources: Tensor,
-        kernels: VerifyKernels,
+        kernels: VerifyPlanner,
         logits: Tensor,
         replay: Callable[[], None],
         *,
@@ -105,7 +128,7 @@ def mask_bytes(size: int, width: int, longest: int) -> int:
 def capture_verify_graphs(
     sizes: Sequence[int],
     widths: Sequence[int],
-    attention: FlashInferAttention,
+    attention: VerifyAttention,
     forward: Forward,
     *,
     device: Device,
@@ -144,7 +167,7 @@ def capture_verify_graphs(
     num_bytes = mask_bytes(largest, widest, pages_per_row * page_size)
     bits = {
         window: torch.full((num_bytes,), 255, dtype=torch.uint8, device=device.torch_device)
-        for window in attention.shape.all_windows_left
+        for window in attention.mask_windows
     }
     shared: Tensor | None = None
     for done, (size, width) in enumerate(shapes):
@@ -174,16 +197,18 @@ def capture_verify_graphs(
         masks = Masks(by_window=bits, offsets=torch.zeros(num_grants + 1, **options))
         sources = torch.full((num_tokens,), padding_source, **options)
         everything = torch.arange(num_tokens, **options)
-        kernels = attention.kernels_of_verify_graph(memory, masks)
+        kernels, planned = attention.of_verify_graph(memory, masks)
         kernels.plan(host, indices[:num_owners], masks, staging)
         device.finish()  # the next plan uses the same staging
-        planned = attention.over(kernels, memory)
 
         def work(
-            sources: Tensor = sources, memory: Places = memory, planned: object = planned, all_: Tensor = everything
+            sources: Tensor = sources,
+            memory: Places = memory,
+            planned: Attention[Tensor] = planned,
+            all_: Tensor = everything,
         ) -> Tensor:
             nonlocal shared
-            logits = forward(sources, memory.positions, planned, all_)  # pyright: ignore[reportArgumentType]
+            logits = forward(sources, memory.positions, planned, all_)
             if shared is None:  # in the first run of the largest graph, before it is captured
                 shared = torch.empty_like(logits)
             return shared[: len(logits)].copy_(logits)

@@ -68,6 +68,8 @@ def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[
         kv_dtype = getattr(torch, need.kv_dtype) if need.kv_dtype else dtype
         if need.latent_rope_dim is not None:
             dims = (need.head_dim, need.latent_rope_dim)
+            if need.batch_invariant:  # kernels of our own attend
+                continue
             specs.append(jit.gen_batch_mla_module(prefill_backend, dtype, dtype, dtype, torch.int32, *dims, False))
             continue
         prefill = "fa2" if need.batch_invariant or kv_dtype != dtype else prefill_backend

@@ -8,6 +8,7 @@ batch-invariant mode no order of summation depends on the other tokens of a step
   instantiation for graphs, mixed steps and prefills. It never splits a grant, because splits depend on the number of
   grants. All tiles have one size: the kernel chooses it by the average number of queries per grant, and empty grants,
   which cost the device nothing, keep the average as low as for grants of one token (`num_empty_grants`).
+- Latents are attended to by kernels of ours, in pieces of a fixed size that are merged in order (`latents_triton`).
 - Probabilities are converted to integers, whose sums do not depend on order (`cuda.sampling`).
 - Norms, rotation, activation and embedding work row by row with a shape that depends on the model only.
 
@@ -49,3 +50,10 @@ def num_empty_grants(num_tokens: int, num_grants: int, group: int) -> int:
 def linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `[T, out]` of `x` `[T, in]`: the reference for `linear_triton`, slow, for any device."""
     return torch.cat([functional.linear(x[i : i + 1], weight, bias) for i in range(len(x))])
+
+
+def heads_by_row(x: Tensor, weight: Tensor) -> Tensor:
+    """Return `[T, H, O]` of `x` `[T, H, I]` and `weight` `[H, O, I]`: the reference for `heads_linear`."""
+    if not len(x):
+        return x.new_empty(0, *weight.shape[:2])
+    return torch.stack([torch.bmm(row[:, None], weight.transpose(1, 2))[:, 0] for row in x])
