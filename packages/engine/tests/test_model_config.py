@@ -414,7 +414,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"rope_scaling": {**YARN, "beta_slow": 64.0}}, "beta_slow must be at most beta_fast 32.0, got 64.0"),
         ({"rope_scaling": {**YARN, "original_max_position_embeddings": 0}}, "original_max_position_embeddings must be"),
         ({"rope_scaling": {**YARN, "attention_factor": float("nan")}}, "attention_factor must be in"),
-        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor must be below high_freq_factor 4.0"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.5}}, "low_freq_factor must be at most high_freq_factor 4.0"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 4096}, "max_position_embeddings": 2**20},
             "factor times the original length must be at most",

@@ -44,6 +44,13 @@ ROPES: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
+    "llama3-step": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+    },
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
 }
@@ -61,7 +68,7 @@ def both(folder: Path, rope: dict[str, Any]) -> tuple[ModelConfig, Rope, LlamaRo
 def test_every_position_is_rotated_as_in_transformers(tmp_path: Path, name: str) -> None:
     config, rope, reference = both(tmp_path, ROPES[name])
     factor = ROPES[name].get("factor", 1.0)
-    assert config.max_position == (64 if name in ("default", "llama3", "proportional") else 64 * factor)
+    assert config.max_position == (64 if name in ("default", "llama3", "llama3-step", "proportional") else 64 * factor)
     positions = torch.arange(256)
     expected = reference(torch.zeros(1), positions[None])
     for mine, theirs in zip(rope(positions), expected, strict=True):

@@ -188,5 +188,5 @@ def _yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> torch.Tensor:
 def _llama3_frequencies(plain: torch.Tensor, llama3: Llama3Scaling) -> torch.Tensor:
     rotations = llama3.original_length * plain / (2 * math.pi)  # turns of each frequency over the original length
     low, high = llama3.low_frequency_factor, llama3.high_frequency_factor
-    kept = ((rotations - low) / (high - low)).clamp(0, 1)
+    kept = ((rotations - low) / (high - low)).clamp(0, 1) if low < high else (rotations >= low).float()
     return plain / llama3.factor * (1 - kept) + plain * kept

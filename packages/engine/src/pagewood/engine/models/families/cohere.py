@@ -15,7 +15,7 @@ _COHERE = Family(
     output_bias=None,
     has_neighbours=True,
     field_names={"rms_norm_eps": "layer_norm_eps"},
-    knows=frozenset({"logit_scale"}),
+    knows=frozenset({"logit_scale", "position_embedding_type"}),
     norm=NormConfig(epsilon=1e-5, is_centred=True),
     frame=FrameConfig(before_feed_forward=None, is_parallel=True),
     defaults={"logit_scale": 0.0625, "tie_word_embeddings": True},

@@ -117,6 +117,6 @@ class Family:
         flags = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
         if self.windows == "chunks":
             flags |= {"attention_chunk_size", "attn_temperature_tuning"}
-        if self.qk_norm_flag is not None:
-            flags.add(self.qk_norm_flag)
+        if self.qk_norm != "none":
+            flags.add(self.qk_norm_flag or "use_qk_norm")
         return self.knows | scale | latent | mixture | flags | set(self.field_names.values())

@@ -17,7 +17,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             mlp_bias=None,
             windows="all",
             field_names={"attention_bias": "use_bias", "mlp_bias": "use_bias", "rms_norm_eps": "norm_epsilon"},
-            ignores=frozenset({"activation_function"}),
+            ignores=frozenset({"activation_function", "layer_norm_epsilon"}),
             is_gated=False,
             norm=NormConfig(epsilon=1e-5, is_centred=True, has_bias=True),
             stored=StoredLayout(in_layer={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),

@@ -71,7 +71,12 @@ def read_attention(
 
 
 def _has_qk_norm(fields: Fields, family: Family) -> bool:
-    return family.qk_norm_flag is None or fields.flag(family.qk_norm_flag, False)
+    """Return whether queries and keys are normed; a family whose every model has norms has a flag that says so."""
+    if family.qk_norm_flag is not None:
+        return fields.flag(family.qk_norm_flag, False)
+    if family.qk_norm != "none":
+        must_be(fields, "use_qk_norm", True)
+    return True
 
 
 def _even_share(fields: Fields, hidden_size: int, num_heads: int) -> int | None:

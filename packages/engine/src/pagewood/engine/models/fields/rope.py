@@ -275,8 +275,8 @@ def _read_scaling(own: Fields, kind: str, max_position: int, original_length: in
         case "llama3":
             low = own.number("low_freq_factor", low=1e-3, high=1e6)
             high = own.number("high_freq_factor", low=1e-3, high=1e6)
-            if low >= high:
-                raise ValueError(f"{own.source}: low_freq_factor must be below high_freq_factor {high}, got {low}")
+            if low > high:
+                raise ValueError(f"{own.source}: low_freq_factor must be at most high_freq_factor {high}, got {low}")
             return Llama3Scaling(
                 factor=_factor(own),
                 original_length=original_length,

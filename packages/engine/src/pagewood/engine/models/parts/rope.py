@@ -55,7 +55,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Like YaRN, with the ramp over wavelengths, the way Llama 3.1 does it."""
+    """Like YaRN, with the ramp over wavelengths, the way Llama 3.1 does it; a step if both factors are equal."""
 
     factor: float
     original_length: int

@@ -1,0 +1,426 @@
+"""The config.json of published checkpoints, shortened to what a loader reads or must not stumble over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_WINDOWS_3_1 = ["sliding_attention"] * 3 + ["full_attention"]
+_LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealConfig:
+    """A checkpoint."""
+
+    values: dict[str, Any]
+    """The contents of its file."""
+    token_bytes: int
+    """Bytes of a token's keys and values, or latents, in bfloat16."""
+    parts: dict[str, Any]
+    """Values that the configuration has, by their places: names of attributes and numbers of elements."""
+
+
+def _of(architecture: str, model_type: str, token_bytes: int, parts: dict[str, Any], **values: Any) -> RealConfig:
+    common = {"initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16", "attention_dropout": 0.0}
+    return RealConfig(
+        values={"architectures": [architecture], "model_type": model_type, **common, **values},
+        token_bytes=token_bytes,
+        parts=parts,
+    )
+
+
+def _sizes(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, longest: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "vocab_size": vocab, "max_position_embeddings": longest, "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+
+
+_QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
+_FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+REAL: dict[str, RealConfig] = {
+    "Llama 3.1 8B": _of(
+        "LlamaForCausalLM", "llama", 131072,
+        {"layers.0.mixer.rope.theta": 5e5, "layers.0.mixer.rope.scaling.factor": 8.0,
+         "eos_token_ids": (128001, 128008)},
+        **_sizes(4096, 14336, 32, 32, 8, 128256, 131072), attention_bias=False, mlp_bias=False, pretraining_tp=1,
+        bos_token_id=128000, eos_token_id=[128001, 128008], rope_scaling=_LLAMA3, rope_theta=500000.0,
+        tie_word_embeddings=False,
+    ),
+    "Llama 3.2 1B": _of(
+        "LlamaForCausalLM", "llama", 32768, {"layers.0.mixer.head_dim": 64},
+        **_sizes(2048, 8192, 16, 32, 8, 128256, 131072), head_dim=64, rope_theta=500000.0, tie_word_embeddings=True,
+        rope_scaling={**_LLAMA3, "factor": 32.0}, attention_bias=False, mlp_bias=False, pretraining_tp=1,
+    ),
+    "Mistral Nemo": _of(
+        "MistralForCausalLM", "mistral", 163840, {"layers.0.mixer.q_size": 4096, "layers.0.mixer.window": None},
+        **_sizes(5120, 14336, 40, 32, 8, 131072, 1024000), head_dim=128, rope_theta=1000000.0, sliding_window=None,
+        tie_word_embeddings=False,
+    ),
+    "Mistral Small 3.1": RealConfig(
+        values={
+            "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 10,
+            "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+            "torch_dtype": "bfloat16", "vision_feature_layer": -1,
+            "text_config": {
+                **_sizes(5120, 32768, 40, 32, 8, 131072, 131072), "model_type": "mistral", "head_dim": 128,
+                "rope_theta": 1000000000.0, "sliding_window": None, "attention_dropout": 0.0,
+            },
+            "vision_config": {"hidden_size": 1024, "num_hidden_layers": 24, "model_type": "pixtral", "head_dim": 64},
+        },
+        token_bytes=163840,
+        parts={"layers.39.mixer.rope.theta": 1e9, "layers.0.feed_forward.size": 32768},
+    ),
+    "Ministral 3 3B": RealConfig(
+        values={
+            "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "dtype": "bfloat16",
+            "text_config": {
+                **_sizes(3072, 9216, 26, 32, 8, 131072, 262144), "model_type": "ministral3", "head_dim": 128,
+                "sliding_window": None, "tie_word_embeddings": True, "attention_dropout": 0.0,
+                "rope_parameters": {
+                    "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+                    "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                    "rope_type": "yarn", "type": "yarn",
+                },
+            },
+            "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+        },
+        token_bytes=106496,
+        parts={"layers.0.mixer.rope.scaling.factor": 16.0},
+    ),
+    "Mixtral 8x7B": _of(
+        "MixtralForCausalLM", "mixtral", 131072,
+        {"layers.0.feed_forward.router.num_experts": 8, "layers.0.feed_forward.router.num_chosen": 2},
+        **_sizes(4096, 14336, 32, 32, 8, 32000, 32768), num_experts_per_tok=2, num_local_experts=8,
+        output_router_logits=False, rope_theta=1000000.0, router_aux_loss_coef=0.02, sliding_window=None,
+        tie_word_embeddings=False,
+    ),
+    "Qwen 2.5 7B": _of(
+        "Qwen2ForCausalLM", "qwen2", 57344, {"layers.0.mixer.qkv_bias": True, "layers.27.mixer.window": None},
+        **_sizes(3584, 18944, 28, 28, 4, 152064, 32768), rope_theta=1000000.0, tie_word_embeddings=False,
+        **_QWEN_WINDOWS,
+    ),
+    "Qwen 3 0.6B": _of(
+        "Qwen3ForCausalLM", "qwen3", 114688, {"layers.0.mixer.q_size": 2048, "layers.0.mixer.window": None},
+        **_sizes(1024, 3072, 28, 16, 8, 151936, 40960), head_dim=128, attention_bias=False, rope_scaling=None,
+        rope_theta=1000000, sliding_window=None, use_sliding_window=False, max_window_layers=28,
+        tie_word_embeddings=True,
+    ),
+    "Qwen 3 30B-A3B": _of(
+        "Qwen3MoeForCausalLM", "qwen3_moe", 98304,
+        {"layers.0.feed_forward.router.num_chosen": 8, "layers.0.feed_forward.size": 768,
+         "layers.0.feed_forward.router.renormalises": True},
+        **_sizes(2048, 6144, 48, 32, 4, 151936, 40960), head_dim=128, attention_bias=False, decoder_sparse_step=1,
+        mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True, num_experts=128, num_experts_per_tok=8,
+        output_router_logits=False, rope_scaling=None, rope_theta=1000000.0, router_aux_loss_coef=0.001,
+        sliding_window=None, use_sliding_window=False, max_window_layers=48, tie_word_embeddings=False,
+    ),
+    "Qwen 1.5 MoE A2.7B": _of(
+        "Qwen2MoeForCausalLM", "qwen2_moe", 196608,
+        {"layers.0.feed_forward.shared.size": 5632, "layers.0.feed_forward.router.renormalises": False},
+        **_sizes(2048, 5632, 24, 16, 16, 151936, 8192), decoder_sparse_step=1, moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632, num_experts_per_tok=4, num_experts=60, norm_topk_prob=False,
+        output_router_logits=False, router_aux_loss_coef=0.001, rope_theta=1000000.0, use_sliding_window=False,
+        sliding_window=32768, max_window_layers=21, tie_word_embeddings=False,
+    ),
+    "Qwen 2.5 VL 3B": _of(
+        "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", 36864, {"layers.0.mixer.rope.scaling": None},
+        **_sizes(2048, 11008, 36, 16, 2, 151936, 128000), rope_theta=1000000.0, tie_word_embeddings=True,
+        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}, use_sliding_window=False, sliding_window=32768,
+        max_window_layers=70, vision_start_token_id=151652, image_token_id=151655,
+        vision_config={"depth": 32, "hidden_size": 1280, "model_type": "qwen2_5_vl"},
+    ),
+    "Qwen 3 VL 4B": RealConfig(
+        values={
+            "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
+            "tie_word_embeddings": True, "vision_config": {"depth": 24, "hidden_size": 1024, "model_type": "qwen3_vl"},
+            "text_config": {
+                **_sizes(2560, 9728, 36, 32, 8, 151936, 262144), "model_type": "qwen3_vl_text", "dtype": "bfloat16",
+                "head_dim": 128, "attention_bias": False, "rope_theta": 5000000, "tie_word_embeddings": True,
+                "rope_scaling": {
+                    "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
+                },
+            },
+        },
+        token_bytes=147456,
+        parts={"layers.0.mixer.rope.theta": 5e6},
+    ),
+    "Gemma 1 2B": _of(
+        "GemmaForCausalLM", "gemma", 18432, {"layers.0.feed_forward.activation": "gelu_tanh"},
+        **{**_sizes(2048, 16384, 18, 8, 1, 256000, 8192), "hidden_act": "gelu"}, hidden_activation=None, head_dim=256,
+        attention_bias=False, rope_scaling=None, rope_theta=10000.0,
+    ),
+    "Gemma 2 9B": _of(
+        "Gemma2ForCausalLM", "gemma2", 344064,
+        {"layers.0.mixer.window": 4096, "layers.1.mixer.window": None, "layers.0.mixer.soft_cap": 50.0},
+        **{**_sizes(3584, 14336, 42, 16, 8, 256000, 8192), "hidden_act": "gelu_pytorch_tanh"}, head_dim=256,
+        hidden_activation="gelu_pytorch_tanh", attention_bias=False, attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0, query_pre_attn_scalar=256, sliding_window=4096, sliding_window_size=4096,
+        cache_implementation="hybrid", rope_theta=10000.0,
+    ),
+    "Gemma 3 1B": _of(
+        "Gemma3ForCausalLM", "gemma3_text", 26624,
+        {"layers.0.mixer.window": 512, "layers.5.mixer.window": None, "layers.0.mixer.rope.theta": 1e4,
+         "layers.5.mixer.rope.theta": 1e6},
+        **{**_sizes(1152, 6912, 26, 4, 1, 262144, 32768), "hidden_act": "gelu_pytorch_tanh"}, head_dim=256,
+        hidden_activation="gelu_pytorch_tanh", attention_bias=False, attn_logit_softcapping=None,
+        final_logit_softcapping=None, query_pre_attn_scalar=256, rope_local_base_freq=10000, rope_scaling=None,
+        rope_theta=1000000, sliding_window=512, sliding_window_pattern=6, cache_implementation="hybrid",
+        eos_token_id=[1, 106],
+    ),
+    "Gemma 3 4B": RealConfig(
+        values={
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "boi_token_index": 255999,
+            "eoi_token_index": 256000, "eos_token_id": [1, 106], "image_token_index": 262144,
+            "initializer_range": 0.02, "mm_tokens_per_image": 256, "torch_dtype": "bfloat16",
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+            "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+        },
+        token_bytes=139264,
+        parts={"layers.0.mixer.rope.scaling": None, "layers.5.mixer.rope.scaling.factor": 8.0,
+               "layers.4.mixer.window": 1024, "vocab_size": 262208},
+    ),
+    "Phi 3 mini 4k": _of(
+        "Phi3ForCausalLM", "phi3", 393216, {"layers.0.mixer.head_dim": 96, "layers.0.mixer.window": 2047},
+        **_sizes(3072, 8192, 32, 32, 32, 32064, 4096), attention_bias=False, embd_pdrop=0.0, resid_pdrop=0.0,
+        original_max_position_embeddings=4096, pad_token_id=32000, rope_scaling=None, rope_theta=10000.0,
+        sliding_window=2047, tie_word_embeddings=False,
+    ),
+    "Phi 4": _of(
+        "Phi3ForCausalLM", "phi3", 204800, {"layers.0.mixer.rope.theta": 250000},
+        **_sizes(5120, 17920, 40, 40, 10, 100352, 16384), attention_bias=False, embd_pdrop=0.0, resid_pdrop=0.0,
+        original_max_position_embeddings=16384, rope_scaling=None, rope_theta=250000, sliding_window=None,
+        tie_word_embeddings=False,
+    ),
+    "Phi 4 mini": _of(
+        "Phi3ForCausalLM", "phi3", 131072, {"layers.0.mixer.head_dim": 128, "short_length": 4096},
+        **_sizes(3072, 8192, 32, 24, 8, 200064, 131072), attention_bias=False, embd_pdrop=0.0, resid_pdrop=0.0,
+        full_attn_mod=1, interpolate_factor=1, lm_head_bias=False, mlp_bias=False, partial_rotary_factor=0.75,
+        original_max_position_embeddings=4096, rope_theta=10000.0, sliding_window=262144, tie_word_embeddings=True,
+        rope_scaling={"type": "longrope", "long_factor": [1.5] * 48, "short_factor": [1.0] * 48},
+    ),
+    "OLMo 2 7B": _of(
+        "Olmo2ForCausalLM", "olmo2", 524288, {"layers.0.frame.behind_mixer": "post_attention_layernorm"},
+        **_sizes(4096, 11008, 32, 32, 32, 100352, 4096), attention_bias=False, rope_scaling=None, rope_theta=500000,
+        pad_token_id=100277, tie_word_embeddings=False,
+    ),
+    "OLMo 3 7B": _of(
+        "Olmo3ForCausalLM", "olmo3", 524288,
+        {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.0.mixer.rope.scaling": None,
+         "layers.3.mixer.rope.scaling.factor": 8.0},
+        **_sizes(4096, 11008, 32, 32, 32, 100278, 65536), attention_bias=False, rope_theta=500000,
+        sliding_window=4096, layer_types=_WINDOWS_3_1 * 8, tie_word_embeddings=False,
+        rope_scaling={
+            "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn",
+        },
+    ),
+    "OLMoE 1B-7B": _of(
+        "OlmoeForCausalLM", "olmoe", 131072, {"layers.0.feed_forward.size": 1024},
+        **_sizes(2048, 1024, 16, 16, 16, 50304, 4096), attention_bias=False, clip_qkv=None, norm_topk_prob=False,
+        num_experts=64, num_experts_per_tok=8, output_router_logits=False, rope_scaling=None, rope_theta=10000.0,
+        router_aux_loss_coef=0.01, tie_word_embeddings=False,
+    ),
+    "GLM 4 9B 0414": _of(
+        "Glm4ForCausalLM", "glm4", 40960, {"layers.0.mixer.qkv_bias": True, "layers.0.mixer.num_kv_heads": 2},
+        **_sizes(4096, 13696, 40, 32, 2, 151552, 32768), attention_bias=True, head_dim=128, partial_rotary_factor=0.5,
+        pad_token_id=151329, rope_theta=10000.0, eos_token_id=[151329, 151336, 151338], tie_word_embeddings=False,
+    ),
+    "GLM 4.5 Air": _of(
+        "Glm4MoeForCausalLM", "glm4_moe", 188416,
+        {"layers.0.feed_forward.size": 10944, "layers.1.feed_forward.size": 1408, "layers.0.mixer.qk_norm": None,
+         "num_mtp_layers": 1, "layers.0.mixer.q_size": 12288},
+        **_sizes(4096, 10944, 46, 96, 8, 151552, 131072), attention_bias=True, head_dim=128, partial_rotary_factor=0.5,
+        moe_intermediate_size=1408, n_group=1, topk_group=1, n_routed_experts=128, n_shared_experts=1,
+        num_experts_per_tok=8, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.0,
+        num_nextn_predict_layers=1, use_qk_norm=False, rope_scaling=None, rope_theta=1000000,
+        tie_word_embeddings=False,
+    ),
+    "SmolLM3 3B": _of(
+        "SmolLM3ForCausalLM", "smollm3", 73728,
+        {"layers.2.mixer.rope.theta": 5e6, "layers.3.mixer.rope": None, "layers.3.mixer.window": None,
+         "layers.35.mixer.rope": None},
+        **_sizes(2048, 11008, 36, 16, 4, 128256, 65536), attention_bias=False, mlp_bias=False, eos_token_id=128012,
+        layer_types=["full_attention"] * 36, max_window_layers=28, no_rope_layer_interval=4,
+        no_rope_layers=[1, 1, 1, 0] * 9, pad_token_id=128004, pretraining_tp=2, rope_scaling=None,
+        rope_theta=5000000.0, sliding_window=None, use_sliding_window=False,
+    ),
+    "EXAONE 4 32B": _of(
+        "Exaone4ForCausalLM", "exaone4", 262144,
+        {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.3.mixer.rope": None,
+         "layers.0.mixer.rope.scaling.factor": 16.0, "layers.0.frame.before_mixer": None,
+         "layers.0.frame.behind_feed_forward": "post_feedforward_layernorm"},
+        **_sizes(5120, 27392, 64, 40, 8, 102400, 131072), head_dim=128, eos_token_id=361, pad_token_id=0,
+        layer_types=_WINDOWS_3_1 * 16, rope_scaling={**_LLAMA3, "factor": 16.0}, rope_theta=1000000,
+        sliding_window=4096, sliding_window_pattern="LLLG", tie_word_embeddings=False,
+    ),
+    "EXAONE 4 1.2B": _of(
+        "Exaone4ForCausalLM", "exaone4", 61440,
+        {"layers.0.mixer.window": None, "layers.3.mixer.window": None, "layers.3.mixer.rope.theta": 1e6},
+        **_sizes(2048, 4096, 30, 32, 8, 102400, 65536), head_dim=64, eos_token_id=361, pad_token_id=0,
+        layer_types=["full_attention"] * 30, rope_scaling={**_LLAMA3, "factor": 16.0}, rope_theta=1000000,
+        sliding_window=None, sliding_window_pattern=None, tie_word_embeddings=True,
+    ),
+    "Granite 3.3 8B": _of(
+        "GraniteForCausalLM", "granite", 163840, {"layers.0.mixer.scale": 0.0078125},
+        **_sizes(4096, 12800, 40, 32, 8, 49159, 131072), attention_bias=False, mlp_bias=False,
+        attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0, residual_multiplier=0.22,
+        rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
+    ),
+    "Granite 3 1B-A400M": _of(
+        "GraniteMoeForCausalLM", "granitemoe", 49152, {"layers.0.feed_forward.router.num_experts": 32},
+        **_sizes(1024, 512, 24, 16, 8, 49155, 4096), attention_bias=False, attention_multiplier=0.015625,
+        embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22, num_experts_per_tok=8,
+        num_local_experts=32, output_router_logits=False, rope_scaling=None, rope_theta=10000,
+        router_aux_loss_coef=0.0, tie_word_embeddings=True,
+    ),
+    "Command R7B": _of(
+        "Cohere2ForCausalLM", "cohere2", 131072,
+        {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.3.mixer.rope": None},
+        **{key: x for key, x in _sizes(4096, 14336, 32, 32, 8, 256000, 8192).items() if key != "rms_norm_eps"},
+        attention_bias=False, head_dim=128, layer_norm_eps=1e-5, layer_switch=4, logit_scale=0.25,
+        order_of_interleaved_layers="local_attn_first", pad_token_id=0, position_embedding_type="rope_gptj",
+        rope_scaling=None, rope_theta=50000, rotary_pct=1.0, sliding_window=4096, sliding_window_pattern=4,
+        use_embedding_sharing=True, use_gated_activation=True, use_parallel_block=True, use_parallel_embedding=True,
+        use_qk_norm=False, cache_implementation="hybrid",
+    ),
+    "Seed-OSS 36B": _of(
+        "SeedOssForCausalLM", "seed_oss", 262144,
+        {"layers.0.mixer.qkv_bias": True, "layers.0.mixer.output_bias": False, "layers.0.mixer.q_size": 10240},
+        **_sizes(5120, 27648, 64, 80, 8, 155136, 524288), attention_bias=True, attention_out_bias=False,
+        mlp_bias=False, head_dim=128, residual_dropout=0.1, rope_scaling={"rope_type": "default"},
+        rope_theta=10000000.0, tie_word_embeddings=False,
+    ),
+    "ERNIE 4.5 0.3B": _of(
+        "Ernie4_5ForCausalLM", "ernie4_5", 18432, {"layers.0.mixer.q_size": 2048},
+        **_sizes(1024, 3072, 18, 16, 2, 103424, 131072), head_dim=128, use_bias=False, rope_theta=500000.0,
+        tie_word_embeddings=True, pad_token_id=0,
+    ),
+    "gpt-oss 20B": _of(
+        "GptOssForCausalLM", "gpt_oss", 49152,
+        {"layers.0.mixer.window": 128, "layers.1.mixer.window": None, "layers.0.mixer.sinks": True,
+         "layers.0.mixer.rope.scaling.truncate": False},
+        **_sizes(2880, 2880, 24, 64, 8, 201088, 131072), attention_bias=True, head_dim=64, experts_per_token=4,
+        num_experts_per_tok=4, num_local_experts=32, initial_context_length=4096, output_router_logits=False,
+        layer_types=["sliding_attention", "full_attention"] * 12, rope_theta=150000, router_aux_loss_coef=0.9,
+        sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False, eos_token_id=200002, pad_token_id=199999,
+        rope_scaling={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        },
+    ),
+    "DeepSeek V2 Lite": _of(
+        "DeepseekV2ForCausalLM", "deepseek_v2", 31104,
+        {"layers.0.mixer.query_rank": None, "layers.0.feed_forward.size": 10944, "layers.1.feed_forward.size": 1408,
+         "layers.1.feed_forward.shared.size": 2816},
+        **_sizes(2048, 10944, 27, 16, 16, 102400, 163840), attention_bias=False, aux_loss_alpha=0.001,
+        first_k_dense_replace=1, kv_lora_rank=512, moe_intermediate_size=1408, moe_layer_freq=1, n_group=1,
+        n_routed_experts=64, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=6, pretraining_tp=1,
+        q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, rope_theta=10000, routed_scaling_factor=1.0,
+        scoring_func="softmax", seq_aux=True, topk_group=1, topk_method="greedy", v_head_dim=128,
+        tie_word_embeddings=False,
+        rope_scaling={
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+    ),
+    "DeepSeek V3": _of(
+        "DeepseekV3ForCausalLM", "deepseek_v3", 70272,
+        {"layers.0.mixer.query_rank": 1536, "layers.3.feed_forward.router.num_groups": 8, "num_mtp_layers": 1},
+        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), attention_bias=False, ep_size=1, first_k_dense_replace=3,
+        kv_lora_rank=512, moe_intermediate_size=2048, moe_layer_freq=1, n_group=8, n_routed_experts=256,
+        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=1536,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, quantization_config=_FP8, rope_theta=10000,
+        routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=4, topk_method="noaux_tc", v_head_dim=128,
+        tie_word_embeddings=False,
+        rope_scaling={
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+    ),
+    "MiniMax M2": _of(
+        "MiniMaxM2ForCausalLM", "minimax_m2", 253952,
+        {"layers.0.feed_forward.router.num_experts": 256, "layers.0.mixer.q_size": 6144,
+         "layers.0.mixer.qk_norm_is_whole": True},
+        **_sizes(3072, 1536, 62, 48, 8, 200064, 196608), attn_type_list=[1] * 62, head_dim=128, rotary_dim=64,
+        num_experts_per_tok=8, num_local_experts=256, qk_norm_type="per_layer", use_qk_norm=True,
+        use_routing_bias=True, scoring_func="sigmoid", shared_intermediate_size=0, num_mtp_modules=3,
+        mtp_transformer_layers=1, use_mtp=True, rope_theta=5000000, quantization_config=_FP8,
+        tie_word_embeddings=False,
+    ),
+    "StarCoder 2 3B": _of(
+        "Starcoder2ForCausalLM", "starcoder2", 30720, {"layers.0.mixer.window": 4096},
+        **{key: x for key, x in _sizes(3072, 12288, 30, 24, 2, 49152, 16384).items() if key != "rms_norm_eps"}
+        | {"hidden_act": "gelu_pytorch_tanh"},
+        attention_softmax_in_fp32=True, scale_attention_softmax_in_fp32=True, scale_attn_weights=True,
+        activation_function="gelu", embedding_dropout=0.1, residual_dropout=0.1, layer_norm_epsilon=1e-5,
+        mlp_type="default", norm_epsilon=1e-5, norm_type="layer_norm", rope_theta=999999.4420358813,
+        sliding_window=4096, use_bias=True,
+    ),
+    "GPT-2": RealConfig(
+        values={
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+            "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "n_ctx": 1024,
+            "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "n_embd": 768, "n_head": 12, "n_layer": 12,
+            "n_positions": 1024, "resid_pdrop": 0.1, "summary_type": "cls_index", "vocab_size": 50257,
+        },
+        token_bytes=36864,
+        parts={"layers.0.feed_forward.size": 3072, "max_position": 1024},
+    ),
+    "Pythia 1B": _of(
+        "GPTNeoXForCausalLM", "gpt_neox", 131072, {"layers.0.mixer.head_dim": 256},
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=8, vocab_size=50304,
+        max_position_embeddings=2048, hidden_act="gelu", layer_norm_eps=1e-5, rotary_emb_base=10000, rotary_pct=0.25,
+        use_parallel_residual=True, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+    ),
+    "Minitron 4B": _of(
+        "NemotronForCausalLM", "nemotron", 131072, {"layers.0.feed_forward.activation": "relu_squared"},
+        hidden_size=3072, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=24, num_key_value_heads=8,
+        head_dim=128, vocab_size=256000, max_position_embeddings=4096, hidden_act="relu2", norm_eps=1e-5,
+        partial_rotary_factor=0.5, rope_theta=10000.0, attention_bias=False, mlp_bias=False,
+        tie_word_embeddings=False,
+    ),
+    "Apertus 8B": _of(
+        "ApertusForCausalLM", "apertus", 131072, {"layers.0.mixer.rope.theta": 12e6},
+        **{**_sizes(4096, 21504, 32, 32, 8, 131072, 65536), "hidden_act": "xielu"}, attention_bias=False,
+        mlp_bias=False, post_norm=False, qk_norm=True, rope_theta=12000000, tie_word_embeddings=False,
+        rope_scaling={**_LLAMA3, "type": "llama3"},
+    ),
+    "HunYuan 7B": _of(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", 131072, {"layers.0.mixer.qk_norm_follows": True},
+        **_sizes(4096, 14336, 32, 32, 8, 128167, 32768), attention_bias=False, attention_head_dim=128, head_dim=128,
+        mlp_bias=False, norm_type="rms", use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True, rope_theta=10000.0,
+        tie_word_embeddings=True, pad_token_id=127961,
+        rope_scaling={
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic",
+        },
+    ),
+    "Llama 4 Scout": RealConfig(
+        values={
+            "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "boi_token_index": 200080,
+            "eoi_token_index": 200081, "image_token_index": 200092, "torch_dtype": "bfloat16",
+            "text_config": {
+                **_sizes(5120, 8192, 48, 40, 8, 202048, 10485760), "model_type": "llama4_text", "head_dim": 128,
+                "attention_bias": False, "attention_chunk_size": 8192, "bos_token_id": 200000,
+                "eos_token_id": [200001, 200007, 200008], "for_llm_compressor": False, "interleave_moe_layer_step": 1,
+                "intermediate_size_mlp": 16384, "no_rope_layers": [], "num_experts_per_tok": 1,
+                "num_local_experts": 16, "output_router_logits": False, "rope_theta": 500000.0,
+                "rope_scaling": {**_LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}, "router_aux_loss_coef": 0.001,
+                "router_jitter_noise": 0.0, "use_qk_norm": True,
+            },
+            "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"},
+        },
+        token_bytes=196608,
+        parts={"layers.0.mixer.window": 8192, "layers.3.mixer.rope": None, "layers.3.mixer.window": None},
+    ),
+}  # fmt: skip

@@ -1,0 +1,104 @@
+"""The config.json of published checkpoints gives the parts and the memory that these models are known to have."""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewood.engine.models.config import ModelConfig
+from real_configs import REAL
+
+
+def read(folder: Path, values: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_folder(folder)
+
+
+def value_at(config: object, place: str) -> Any:
+    for name in place.split("."):
+        config = config[int(name)] if name.isdigit() else getattr(config, name)  # pyright: ignore[reportIndexIssue]
+    return config
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_published_file_is_read(name: str, tmp_path: Path) -> None:
+    real = REAL[name]
+    config = read(tmp_path, real.values)
+    layout = config.memory_layout(page_size=16, dtype="bfloat16")
+    assert layout.bytes_per_page == 16 * real.token_bytes
+    assert {place: value_at(config, place) for place in real.parts} == real.parts
+
+
+def inner(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the text model, which may stand inside."""
+    return values.get("text_config", values)
+
+
+def changed(name: str, **change: Any) -> dict[str, Any]:
+    """Return a file with other fields of its text model; None: without a field."""
+    values = json.loads(json.dumps(REAL[name].values))
+    own = inner(values)
+    own |= change
+    for key in [key for key, value in change.items() if value is None]:
+        del own[key]
+    return values
+
+
+OLD_ROPES = [
+    name
+    for name, real in REAL.items()
+    if "rope_theta" in inner(real.values) and "rope_local_base_freq" not in inner(real.values) and name != "OLMo 3 7B"
+]
+"""Files with fields from before `rope_parameters`, of models with one rope for all layers that have any."""
+
+
+@pytest.mark.parametrize("name", OLD_ROPES)
+def test_new_names_of_fields_mean_the_same(name: str, tmp_path: Path) -> None:
+    fields = inner(REAL[name].values)
+    scaling = fields.get("rope_scaling") or {}
+    ropes = {"rope_type": scaling.get("type", "default"), **scaling, "rope_theta": fields["rope_theta"]}
+    new = changed(name, rope_theta=None, rope_scaling=None, rope_parameters=ropes, torch_dtype=None, dtype="bfloat16")
+    assert read(tmp_path, new) == read(tmp_path, REAL[name].values)
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "hidden_size" in inner(REAL[name].values)])
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("num_hidden_layers", 0, r"num_hidden_layers must be .*got 0"),
+        ("num_attention_heads", "many", r"num_attention_heads must be .*got 'many'"),
+        ("hidden_size", 7.5, r"hidden_size must be .*got 7\.5"),
+        ("vocab_size", -1, r"vocab_size must be .*got -1"),
+    ],
+)
+def test_a_wrong_field_is_named(name: str, field: str, value: object, rule: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rule) as error:
+        read(tmp_path, changed(name, **{field: value}))
+    assert str(tmp_path / "config.json") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule"),
+    [
+        ("EXAONE 4 32B", {"sliding_window_pattern": "LLXG", "layer_types": None}, "sliding_window_pattern"),
+        ("EXAONE 4 32B", {"layer_types": ["full_attention"] * 63}, "layer_types must .*64"),
+        ("OLMo 3 7B", {"layer_types": ["sliding"] * 32}, "layer_types must .*'sliding'"),
+        ("SmolLM3 3B", {"no_rope_layers": [1, 1, 1, 0]}, "no_rope_layers must .*36"),
+        ("Qwen 3 0.6B", {"head_dim": 127}, "head_dim must .*got 127"),
+        ("Llama 3.1 8B", {"dtype": "float16"}, "dtype and torch_dtype|torch_dtype and dtype"),
+        ("Llama 3.1 8B", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope"),
+        ("MiniMax M2", {"use_qk_norm": False}, "use_qk_norm must be absent or null or True, got False"),
+        ("Llama 4 Scout", {"rope_scaling": {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 2.0,
+         "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}}, "low_freq_factor must be at most"),
+        ("Granite 3.3 8B", {"residual_multiplier": "a"}, "residual_multiplier must .*got 'a'"),
+        ("DeepSeek V3", {"topk_group": 9}, "topk_group|num_chosen_groups"),
+        ("gpt-oss 20B", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_is_refused(name: str, change: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rule):
+        read(tmp_path, changed(name, **change))
