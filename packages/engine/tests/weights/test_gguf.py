@@ -20,6 +20,7 @@ from unicodedata import normalize
 import gguf
 import numpy as np
 import pytest
+import regex
 import tokenizers
 import torch
 import transformers
@@ -274,6 +275,16 @@ SPLITS = {
     ),
     "exaone4": ("it's 2024", ["it", "'s", " 2024"]),
     "command-r": ("it's 24", ["it", "'s", " ", "2", "4"]),
+    "kimi-k2": (
+        "Don't HelloWorld\u4f60\u597d\u30ab 12345 /\n",
+        ["Don't", " Hello", "World", "\u4f60\u597d", "\u30ab", " ", "123", "45", " /\n"],
+    ),
+    "deepseek-llm": (
+        "it's a \u4f60\u597d! 123\n\n x ",
+        ["it", "'", "s", " a", " ", "\u4f60\u597d", "!", " ", "123", "\n", "\n", " x", " "],
+    ),
+    "deepseek-coder": ("f(x) + 12\n", ["f", "(", "x", ")", " + ", "1", "2", "\n"]),
+    "seed-coder": ("we'LL a!\n\n 12", ["we", "'LL", " a", "!", "\n\n", " ", "1", "2"]),
 }
 
 
@@ -285,6 +296,68 @@ def test_words_that_an_expression_makes(pre: str, tmp_path: Path) -> None:
     text, words = SPLITS[pre]
     found = [text[start:end] for _, (start, end) in own.pre_tokenizer.pre_tokenize_str(text)]
     assert found == words
+
+
+WIDE = (
+    "It's HelloWorld's DON'T we'LL 1234567 \u0663\u0664 x\u00b2\u2460",
+    "\u4f60\u597d\u4e16\u754c, \u30ab\u30bf\u30ab\u30ca\u3072\u3089 \ud55c\uad6d\uc5b4\u3005x\u4f60A\u4f60",
+    " \t\n \r\n\n  indented\n\n\tx = y[1:2] # c++\u2026 \u2018quoted\u2019\u3002\uff01 \n",
+    "na\u00efve \u00dcber \u0441\u043b\u043e\u0432\u043e \u0394\u03c5 \u0540\u0561\u0575 \u10d0\u10d1",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 e\u0301 \u2126\u212b\u01c5",
+    "\U0001f389\U0001f3fd \u20ac5 a_b@c.de </s> `~^|$+<=> \u00b5m \ufb01n \uff21\uff42 \U00010400 \u00a0\u3000 end  ",
+)
+
+
+def split_by(expressions: tuple[str, ...], text: str) -> list[str]:
+    """Return the words that expressions make one after the other, by another engine."""
+    words = [text]
+    for expression in expressions:
+        found: list[str] = []
+        for word in words:
+            end = 0
+            for match in regex.finditer(expression, word, flags=regex.V1):
+                found += [word[end : match.start()], match.group()]
+                end = match.end()
+            found.append(word[end:])
+        words = [word for word in found if word]
+    return words
+
+
+_UPPER = r"(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])"
+_LOWER = r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])"
+OTHER_EXPRESSIONS = {
+    "kimi-k2": (
+        rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?(?:{_UPPER}*{_LOWER}+|{_UPPER}+{_LOWER}*)(?:'(?i:s|t|re|ve|m|ll|d))?"
+        r"|\p{N}{1,3}|\x20?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "seed-coder": (
+        r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|\x20?[^\s\p{L}\p{N}]+|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+",
+    ),
+}
+"""Expressions with the same meaning, written in another way."""
+ENGINES = (
+    "llama3", "qwen2", "gpt-2", "starcoder", "gpt-4o", "deepseek-v3", "tekken", "deepseek-llm", "deepseek-coder",
+    "seed-coder", "kimi-k2",
+)  # fmt: skip
+"""A name of each expression."""
+
+
+@pytest.mark.parametrize("pre", ENGINES)
+def test_words_are_those_of_another_engine(pre: str, tmp_path: Path) -> None:
+    """Of Python's `regex`, for texts in many scripts."""
+    values = gguf_files.byte_level_tokenizer(model_folder(None) / "tokenizer.json", pre=pre)
+    gguf_files.write_gguf(model_folder(None), tmp_path / "m.gguf", architecture="llama", tokenizer=values)
+    file = model_folder(tmp_path / "m.gguf") / "tokenizer.json"
+    own = tokenizers.Tokenizer.from_file(str(file))
+    steps = json.loads(file.read_text(encoding="utf-8"))["pre_tokenizer"]["pretokenizers"][:-1]
+    expressions = OTHER_EXPRESSIONS.get(pre) or tuple(step["pattern"]["Regex"] for step in steps)
+    random = np.random.default_rng(5)
+    characters = list("".join(WIDE))
+    mixed = ["".join(characters[i] for i in random.integers(0, len(characters), 40)) for _ in range(20)]
+    for text in (*WIDE, *mixed):
+        found = [text[start:end] for _, (start, end) in own.pre_tokenizer.pre_tokenize_str(text)]
+        assert found == split_by(expressions, text)
 
 
 def test_digits_are_split_for_smollm(tmp_path: Path) -> None:
