@@ -23,7 +23,7 @@ from responses.formats import FORMATS
 
 NAMES = ResponseTemplate.names()
 SOME = ("hermes", "mistral", "apertus")
-TAGS = ("qwen3_coder", "glm_4", "minimax_m2", "deepseek_v3_2", "llama4", "gemma_4")
+TAGS = ("qwen3_coder", "glm_4", "glm_4_7", "minimax_m2", "deepseek_v3_2", "llama4", "gemma_4")
 INTEGER = {"type": "integer", "minimum": 0, "maximum": 99}
 A_OR_B = {"enum": ["a", "b"]}
 

@@ -47,6 +47,24 @@ MESSAGES = {
     "marks in strings": Message(
         "", "", [("get_weather", {"city": 'a </tool_call> b <tool_call> "q" \\d {[( \n <|im_end|> \t\'', "days": 1})]
     ),
+    "ends in strings": Message(
+        "",
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "city": "a </arg_value> b</parameter>\nc </｜DSML｜parameter><d </arg_value>",
+                    "where": {
+                        "x": '\\"</arg_value></tool_call>',
+                        "z": ["\n</parameter>\n</function>", "\\"],
+                    },
+                    "tags": ['</｜DSML｜parameter>\n</｜DSML｜invoke>"', "</arg_value><arg_key>x</arg_key>"],
+                    "days": 1,
+                },
+            )
+        ],
+    ),
     "unknown": Message("", "", [("sub.way", {"x": "7", "y": "[1]"})]),
     "markup": Message("Use `a</b>` <think> or\n\n```\n<tool\n```"),
 }
@@ -62,6 +80,12 @@ def can_say(name: str, key: str) -> bool:
     return key != "markup" or "</think>" not in form.reasoning_ends
 
 
+UNION: list[Any] = [
+    {
+        "name": "now",
+        "parameters": {"properties": {"a": {"type": ["string", "integer"]}, "b": {"type": ["string", "object"]}}},
+    }
+]
 CASES = [(name, key) for name in NAMES for key in MESSAGES if can_say(name, key)]
 MALFORMED = {
     "hermes": [
@@ -109,6 +133,14 @@ MALFORMED = {
         '<invoke name="get_weather"><parameter name="days">x</parameter></invoke><invoke name="now"></invoke>',
     ],
     "kimi_k2": ["<|tool_calls_section_begin|>x", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>[]"],
+    "glm_4_7": [
+        "<tool_call>now<arg_key>a</arg_key><arg_value>b</arg_value> c</arg_value>",
+        "<tool_call>get_weather<arg_key>where</arg_key><arg_value>{oops </arg_value> <arg_key>days</arg_key><arg_value>x y"
+        "</arg_value></tool_call>",
+        '<tool_call>get_weather<arg_key>where</arg_key><arg_value>{"x": "</arg_value></tool_call>',
+        "<tool_call>now<arg_key>a</arg_key><arg_value>b</arg_value> \n ",
+        "<tool_call>now<arg_key>a</arg_key><arg_value>b</arg_value><arg_k",
+    ],
     "glm_4": ["<tool_call>now<arg_key>a</arg_key><arg_value>b", "<tool_call>{}</tool_call>", "<tool_call>now"],
     "harmony": ["plain text", "<|channel|>final", "<|channel|>commentary to=functions.now<|message|>{"],
     "gemma_4": ['<|tool_call>call:now{a:<|"|>x', "<|tool_call>call:now[", '<|tool_call>call:now{a:1,"b":{c:[tru'],
@@ -217,6 +249,18 @@ def test_messages_come_back(name: str, key: str) -> None:
     assert calls == message.calls
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "minimax_m2", "glm_4", "glm_4_7"])
+@pytest.mark.parametrize("value", ["7", "7 {mark} x", '{{"x": "{mark}"}}', '{{"x": 1}}', 'say "{mark}'])
+def test_an_end_mark_in_a_value_of_several_types(name: str, value: str) -> None:
+    """A text ends where something follows that can; an object does not end in its strings."""
+    mark = "</arg_value>" if name.startswith("glm") else "</parameter>"
+    text = value.format(mark=mark)
+    written = WRITERS[name](Message("", "", [("now", {"a": text, "b": text})]))
+    ((_, arguments),) = summary(parse(name, list(written), tools=UNION))[2]
+    is_object = text.startswith("{")
+    assert arguments == {"a": 7 if text == "7" else text, "b": json.loads(text) if is_object else text}
+
+
 def cuts_of(text: str, *, every: int) -> list[list[str]]:
     return [list(text), *([text[:cut], text[cut:]] for cut in range(0, len(text) + 1, every))]
 
@@ -311,6 +355,7 @@ ORACLE = [
     "minimax_m2",
     "kimi_k2",
     "glm_4",
+    "glm_4_7",
     "exaone_4",
     "harmony",
     "gemma_4",
@@ -320,8 +365,10 @@ ORACLE = [
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in CASES if name in ORACLE])
 def test_equal_to_transformers(name: str, key: str) -> None:
     text = WRITERS[name](MESSAGES[key])
-    if key == "marks in strings" and name in ("hermes", "glm_4", "exaone_4"):
+    if key == "marks in strings" and name in ("hermes", "glm_4", "glm_4_7", "exaone_4"):
         pytest.skip("transformers ends the section inside the string")
+    if key == "ends in strings" and name not in ("deepseek_v3", "kimi_k2", "harmony", "gemma_4"):
+        pytest.skip("transformers ends the value or the section inside the string")
     content, reasoning, calls = theirs(as_version_1(name), text)
     ours = summary(parse(name, [text]))
     assert (ours[0], ours[1]) == (content.strip(), reasoning)  # it counts empty sections, too
@@ -334,7 +381,7 @@ FALLBACKS = {"qwen2": "hermes", "qwen3_5": "qwen3_coder", "gemma4": "gemma_4"}
 @pytest.mark.parametrize("model_type", FALLBACKS)
 @pytest.mark.parametrize("key", MESSAGES)
 def test_templates_of_transformers(model_type: str, key: str) -> None:
-    if key == "marks in strings" and model_type != "gemma4":
+    if key in ("marks in strings", "ends in strings") and model_type != "gemma4":
         pytest.skip("transformers ends the section inside the string")
     spec = next(spec for types, spec in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in types)
     if key == "unknown" and model_type == "gemma4":

@@ -169,7 +169,7 @@ COVERED = {
     "EXAONE 4": ("exaone_4", '[|assistant|] \'[|endofturn|]\' <tool_call>{"name": "function_1" </think>'),
     "SmolLM3": ("hermes", '<|im_start|>system <tool_call>\\n{"name": <function-name> python_tools <code> </think>'),
     "GLM 4.5": ("glm_4", "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value> </think>"),
-    "GLM 4.7": ("glm_4", "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value> </think>"),
+    "GLM 4.7": ("glm_4_7", "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value> </think>"),
     "Nemotron 3": ("qwen3_coder", "<|im_start|>assistant <tool_call>\\n<function=example_function_name> </think>"),
     "Ministral 3": (
         "mistral",
@@ -193,7 +193,7 @@ def test_families_that_another_format_covers(tmp_path: Path, family: str) -> Non
 MODEL_TYPES = {
     "apertus": "apertus", "cohere2": "cohere_command", "granite": "granite_3", "granitemoehybrid": "hermes",
     "exaone4": "exaone_4", "smollm3": "hermes", "hunyuan_v1_moe": "hunyuan", "olmo3": "olmo_3", "seed_oss": "seed_oss",
-    "ministral3": "mistral", "glm4_moe": "glm_4", "glm4_moe_lite": "glm_4",
+    "ministral3": "mistral", "glm4_moe": "glm_4", "glm4_moe_lite": "glm_4_7",
 }  # fmt: skip
 
 

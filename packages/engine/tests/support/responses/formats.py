@@ -126,6 +126,14 @@ FORMATS: dict[str, Format] = {
         is_typed=False,
         closers=("</arg_value>\n",),
     ),
+    "glm_4_7": Format(
+        chat_template="<tool_call>{name}<arg_key>{k}</arg_key><arg_value>",
+        call="<tool_call>add-2<arg_key>b</arg_key><arg_value>3</arg_value></tool_call>",
+        two_calls="{}{}",
+        as_text="<tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value></tool_call>",
+        is_typed=False,
+        closers=("</arg_value>",),
+    ),
     "exaone_4": Format(
         chat_template="[|assistant|] '[|endofturn|]' <tool_call>{\"name\": function_1_name",
         call='<tool_call>{"name": "add-2", "arguments": {"b": 3}}</tool_call>',

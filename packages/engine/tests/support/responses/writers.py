@@ -133,6 +133,17 @@ def glm_4(message: Message) -> str:
     return _think(message) + "\n".join([message.content, *calls]) + "<|user|>"
 
 
+def glm_4_7(message: Message) -> str:
+    """Return a message of GLM 4.7, which has no line feeds around calls."""
+    calls = [
+        f"<tool_call>{name}"
+        + "".join(f"<arg_key>{key}</arg_key><arg_value>{_text(value)}</arg_value>" for key, value in arguments.items())
+        + "</tool_call>"
+        for name, arguments in message.calls
+    ]
+    return f"{_think(message)}{message.content}{''.join(calls)}<|user|>"
+
+
 def exaone_4(message: Message) -> str:
     """Return a message of EXAONE 4."""
     calls = [
@@ -279,7 +290,8 @@ def nemotron(message: Message) -> str:
 WRITERS: dict[str, Callable[[Message], str]] = {
     writer.__name__: writer
     for writer in (
-        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, exaone_4,
+        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, glm_4_7,
+        exaone_4,
         harmony, gemma_4, granite_3, granite_3_2, granite_3_3, cohere_command, phi_4_mini, functools,
         seed_oss, ernie_4_5, hunyuan, olmo_3, apertus, nemotron,
     )

@@ -11,8 +11,16 @@ from pagewood.engine.text.response.conversion import Functions, any_json, as_wri
 from pagewood.engine.text.response.part import Part
 from pagewood.engine.text.response.source import Reading, Source
 from pagewood.engine.text.response.template import Capture, Field, Key, Parameters
-from pagewood.engine.text.response.values import PYTHON, decoded, escaped, json_text, read_string, read_value
-from pagewood.engine.text.response.watch import until, watch_for
+from pagewood.engine.text.response.values import (
+    PYTHON,
+    decoded,
+    escaped,
+    has_open_string,
+    json_text,
+    read_string,
+    read_value,
+)
+from pagewood.engine.text.response.watch import Watch, comes, until, watch_for
 
 MAX_HELD = 1 << 16
 """Most characters of a section that are held back until a call can be reported; then the section is text."""
@@ -385,15 +393,66 @@ def _streamed(
         head = f"{separator}{json_text(key)}: "
         if types == ("string",) or not (types or is_json):
             emit(f'{head}"')
-            if (yield from until(source, inside, lambda text: emit(escaped(text)))) is None:
+            if not (yield from _text(source, inside, between, lambda text: emit(escaped(text)))):
                 return
             emit('"')
         else:
             pieces: list[str] = []
-            if (yield from until(source, inside, pieces.append)) is None:
+            if not (yield from _value(source, inside, between, types, pieces)):
                 return
             emit(head + _converted("".join(pieces), types, is_json=is_json))
         separator = ", "
+
+
+def _text(source: Source, inside: Watch, after: Watch, show: Callable[[str], None]) -> Reading[bool]:
+    """Show a text up to its end, and pass that: the first closing mark before something that follows a parameter.
+
+    Returns:
+        False if the answer ends before.
+    """
+    while True:
+        hit = yield from until(source, inside, show)
+        if hit is None:
+            return False
+        mark = source.text[source.at - hit.found.length : source.at]
+        if (yield from comes(source, after)):
+            return True
+        show(mark)
+
+
+def _value(
+    source: Source, inside: Watch, after: Watch, types: tuple[str, ...], pieces: list[str]
+) -> Reading[bool]:  # fmt: skip
+    """Collect a value up to its end, and pass that; a closing mark in a string of JSON does not end it.
+
+    Args:
+        source: the answer.
+        inside: finds closing marks.
+        after: finds what follows a parameter.
+        types: that the value may have; empty: it is any JSON.
+        pieces: gets the value.
+
+    Returns:
+        False if the answer ends before.
+    """
+    begins = '{["' if not types else "{[" if {"object", "array"} & set(types) else ""
+    num_seen, is_json, is_open = 0, None, False
+    while True:
+        hit = yield from until(source, inside, pieces.append)
+        if hit is None:
+            return False
+        mark = source.text[source.at - hit.found.length : source.at]
+        text = "".join(pieces[num_seen:])
+        num_seen = len(pieces)
+        if is_json is None and (stripped := text.lstrip()):
+            is_json = stripped[0] in begins
+        if is_json:
+            is_open = has_open_string(text, is_open=is_open)
+            if not is_open:
+                return True
+        elif "string" not in types or (yield from comes(source, after)):
+            return True
+        pieces.append(mark)
 
 
 def _converted(text: str, types: tuple[str, ...], *, is_json: bool) -> str:

@@ -312,3 +312,21 @@ def _second_half(source: Source, high: int) -> Reading[int]:
         return high
     source.at += 6
     return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*("?)', re.DOTALL)
+_REST = re.compile(r'(?:[^"\\]|\\.)*("?)', re.DOTALL)
+
+
+def has_open_string(text: str, *, is_open: bool) -> bool:
+    """Return whether a string of JSON is open behind a part of a value, given whether one is open before it."""
+    at = 0
+    if is_open:
+        rest = _REST.match(text)
+        if rest is None or not rest[1]:
+            return True
+        at = rest.end()
+    is_open = False
+    for string in _STRING.finditer(text, at):
+        is_open = not string[1]
+    return is_open

@@ -65,6 +65,21 @@ class Watch:
             at += 1
         return len(text), None
 
+    def begins(self, text: str, at: int, *, ended: bool, is_cut: bool) -> bool | None:
+        """Return whether a delimiter, or the end of the text, comes behind white space from `at` on; None: wait.
+
+        A beginning of a delimiter at which the text was cut counts.
+        """
+        behind = at
+        while behind < len(text) and text[behind].isspace():
+            behind += 1
+        window = text[at : behind + self._width]
+        is_part = at + len(window) < len(text)
+        start, hit = self.look(window, 0, ended=ended or is_part, is_cut=is_cut and not is_part)
+        if start > behind - at:
+            return False
+        return True if hit is not None or ended else None
+
 
 @lru_cache(maxsize=1024)
 def watch_for(*delimiters: Expression) -> Watch:
@@ -89,4 +104,13 @@ def until(source: Source, watch: Watch, show: Callable[[str], None]) -> Reading[
             return None
         if start == len(source.text):
             source.idle = watch.search, show
+        yield
+
+
+def comes(source: Source, watch: Watch) -> Reading[bool]:
+    """Return whether a delimiter, or the end of the answer, comes next behind white space; pass nothing."""
+    while True:
+        found = watch.begins(source.text, source.at, ended=source.ended, is_cut=source.is_cut)
+        if found is not None:
+            return found
         yield
