@@ -1,4 +1,7 @@
-"""The config.json of published checkpoints gives the parts and the memory that these models are known to have."""
+"""Files like the config.json of published checkpoints give the parts and the memory that these models are known to have.
+
+They are written down from what is known of the models, and not compared with the published files.
+"""
 
 # pyright: basic
 from __future__ import annotations
@@ -25,7 +28,7 @@ def value_at(config: object, place: str) -> Any:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_published_file_is_read(name: str, tmp_path: Path) -> None:
+def test_a_file_of_a_published_shape_is_read(name: str, tmp_path: Path) -> None:
     real = REAL[name]
     config = read(tmp_path, real.values)
     layout = config.memory_layout(page_size=16, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""The config.json of published checkpoints, shortened to what a loader reads or must not stumble over."""
+"""Files like the config.json of published checkpoints, from what is known of the models, not copied from them."""
 
 from __future__ import annotations
 
