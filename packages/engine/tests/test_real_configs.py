@@ -1,4 +1,4 @@
-"""Files like the config.json of published checkpoints give the parts and the memory that these models are known to have.
+"""Files like the config.json of published checkpoints give the parts and the memory that these models should have.
 
 They are written down from what is known of the models, and not compared with the published files.
 """
