@@ -19,7 +19,7 @@ from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.runner.cpu.compiled.exchange import NUM_LANES, PIECE, _add, _meet, _place, lanes
+from pagewood.engine.runner.cpu.compiled.exchange import NUM_LANES, PIECE, _add, _meet, lanes, place_of
 from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 from pagewood.engine.runner.cpu.program.exchange import Exchange
@@ -49,9 +49,9 @@ def sum_backwards(
         if number < 0:
             break
         last = count - 1
-        _add(_place(places_at, last, part, number), _place(places_at, last - 1, part, number), own_at, num)
+        _add(place_of(places_at, last, part, number), place_of(places_at, last - 1, part, number), own_at, num)
         for other in range(last - 2, -1, -1):
-            _add(own_at, _place(places_at, other, part, number), own_at, num)
+            _add(own_at, place_of(places_at, other, part, number), own_at, num)
         start += NUM_LANES * PIECE
 
 

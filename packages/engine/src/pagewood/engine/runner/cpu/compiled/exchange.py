@@ -49,9 +49,15 @@ def lanes(num_rows: Any, size: Any) -> Any:
 
 
 @inlined
-def _place(places_at: Any, rank: Any, lane: Any, number: Any) -> Any:
+def place_of(places_at: Any, rank: Any, lane: Any, number: Any) -> Any:
     """Return the address of the place of a rank for a piece of a lane."""
     return places_at + 4 * PIECE * (2 * (rank * NUM_LANES + lane) + number % 2)
+
+
+@inlined
+def size_at(number: Any) -> Any:
+    """Return the place in a line of arrivals that has the number of elements of a piece, for those who carry it on."""
+    return 1 + number % 2
 
 
 @inlined
@@ -61,10 +67,15 @@ def _number(arrivals_at: Any, rank: Any, lane: Any) -> Any:
 
 
 @inlined
-def _arrive(number: Any, rank: Any, count: Any, arrivals_at: Any, ended_at: Any, lane: Any) -> Any:
-    """Say that the piece of this rank is in its place, and wait for all others; return False if the group has ended."""
-    arrivals = longs(arrivals_at, 0)
-    fetch_add(arrivals, LINE * (rank * NUM_LANES + lane), 1)
+def _arrive(number: Any, num: Any, rank: Any, count: Any, arrivals_at: Any, ended_at: Any, lane: Any) -> Any:
+    """Say that the piece of this rank, of `num` elements, is in its place, and wait for all others.
+
+    Returns:
+        False if the group has ended.
+    """
+    arrivals, own = longs(arrivals_at, 0), LINE * (rank * NUM_LANES + lane)
+    arrivals[_U(own + size_at(number))] = num
+    fetch_add(arrivals, own, 1)
     for other in range(count):
         if other != rank and not wait_for_rank(
             arrivals, LINE * (other * NUM_LANES + lane), number + 1, longs(ended_at, 1)
@@ -87,8 +98,8 @@ def _meet(
 ) -> Any:
     """Give `num` elements to all ranks and wait for theirs; return the number of the piece; -1: the group has ended."""
     number = _number(arrivals_at, rank, lane)
-    _copy(x_at, _place(places_at, rank, lane, number), num)
-    return number if _arrive(number, rank, count, arrivals_at, ended_at, lane) else -1
+    _copy(x_at, place_of(places_at, rank, lane, number), num)
+    return number if _arrive(number, num, rank, count, arrivals_at, ended_at, lane) else -1
 
 
 @strict
@@ -115,7 +126,8 @@ def sum_ranks(
         rank: this one.
         count: R, at least 2.
         places_at: `[R, L, 2, PIECE]`.
-        arrivals_at: `[R, L, LINE] int64`, how many pieces a rank has given in a lane, in the first of each line.
+        arrivals_at: `[R, L, LINE] int64`, how many pieces a rank has given in a lane, in the first of each line; then
+            the elements of the last two of them.
         ended_at: `[1] int64`, other than 0 when the group has ended.
         num_rows: T.
         part: the lane.
@@ -126,9 +138,9 @@ def sum_ranks(
         number = _meet(own_at, num, rank, count, places_at, arrivals_at, ended_at, part)
         if number < 0:
             break
-        _add(_place(places_at, 0, part, number), _place(places_at, 1, part, number), own_at, num)
+        _add(place_of(places_at, 0, part, number), place_of(places_at, 1, part, number), own_at, num)
         for other in range(2, count):
-            _add(own_at, _place(places_at, other, part, number), own_at, num)
+            _add(own_at, place_of(places_at, other, part, number), own_at, num)
         start += NUM_LANES * PIECE
 
 
@@ -149,7 +161,7 @@ def gather_ranks(
         if number < 0:
             break
         for other in range(count):
-            place, at = vector(_place(places_at, other, part, number), num), 0
+            place, at = vector(place_of(places_at, other, part, number), num), 0
             while at < num:
                 row, column = (start + at) // size, (start + at) % size
                 width = min(size - column, num - at)
@@ -191,17 +203,17 @@ def gather_rows(
             width = min(size - column, num - at)
             if owners[row, 0] == rank:
                 own_at = x_at + 4 * (owners[row, 1] * size + column)
-                _copy(own_at, _place(places_at, rank, part, number) + 4 * at, width)
+                _copy(own_at, place_of(places_at, rank, part, number) + 4 * at, width)
                 _copy(own_at, out_at + 4 * (start + at), width)
             at += width
-        if not _arrive(number, rank, count, arrivals_at, ended_at, part):
+        if not _arrive(number, num, rank, count, arrivals_at, ended_at, part):
             break
         at = 0
         while at < num:
             row, column = (start + at) // size, (start + at) % size
             width = min(size - column, num - at)
             if owners[row, 0] != rank:
-                _copy(_place(places_at, owners[row, 0], part, number) + 4 * at, out_at + 4 * (start + at), width)
+                _copy(place_of(places_at, owners[row, 0], part, number) + 4 * at, out_at + 4 * (start + at), width)
             at += width
         start += NUM_LANES * PIECE
 
@@ -229,10 +241,10 @@ def sum_rows(
             width = min(size - column, num - at)
             if owners[row, 0] == rank:
                 own_at = out_at + 4 * (owners[row, 1] * size + column)
-                first, second = _place(places_at, 0, part, number), _place(places_at, 1, part, number)
+                first, second = place_of(places_at, 0, part, number), place_of(places_at, 1, part, number)
                 _add(first + 4 * at, second + 4 * at, own_at, width)
                 for other in range(2, count):
-                    _add(own_at, _place(places_at, other, part, number) + 4 * at, own_at, width)
+                    _add(own_at, place_of(places_at, other, part, number) + 4 * at, own_at, width)
             at += width
         start += NUM_LANES * PIECE
 

@@ -216,6 +216,12 @@ def wait_for_rank(counters: Any, at: Any, wanted: Any, ended: Any) -> Any:
 
 
 @inlined
+def sleep_us(duration_us: Any) -> None:
+    """Sleep for at least a number of microseconds."""
+    _sleep(np.uint32(duration_us))
+
+
+@inlined
 def read_shared(counters: Any, at: Any) -> Any:
     """Return a counter; all that was written before it had this value is visible afterwards."""
     return _load_shared(counters, at)
