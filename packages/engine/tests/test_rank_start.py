@@ -131,6 +131,18 @@ def test_all_ranks_have_one_progress() -> None:
     ]
 
 
+def test_the_progress_names_the_nodes_of_ranks() -> None:
+    progress = JointProgress(4, per_node=2)
+    for rank in (0, 2):
+        progress.note(rank, Doing(what="reading weights", done=0, total=1))
+    assert (
+        progress.report().what
+        == "node 0 rank 1, node 1 rank 3: starting; node 0 rank 0, node 1 rank 2: reading weights"
+    )
+    progress.note(1, Doing(what="reading weights", done=0, total=1))
+    assert progress.report().what == "node 1 rank 3: starting; node 0 ranks 0, 1, node 1 rank 2: reading weights"
+
+
 def nothing(*_: object) -> None:
     """Do nothing."""
 

@@ -12,7 +12,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.following import follow
 from pagewood.engine.runner.ranks.link import Link
-from pagewood.engine.runner.ranks.messages import Close, Spans, ToRank, receive_from_rank, send
+from pagewood.engine.runner.ranks.messages import Close, Spans, ToRank, from_rank, send
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.pulse import Pulse
 from pagewood.engine.runner.ranks.segment import Segment, segment_bytes
@@ -116,7 +116,7 @@ class ThreadRanks:
             send(link, message)
 
     def spans(self) -> Sequence[Spans]:
-        found = [receive_from_rank(link) for link in self._links]
+        found = [from_rank(link.receive()) for link in self._links]
         assert all(isinstance(one, Spans) for one in found)
         return [one for one in found if isinstance(one, Spans)]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, get
 
 import msgspec
 
+from pagewood.engine.node_address import Address
 from pagewood.engine.sampling_parameter import Parameter, parameters_of
 
 MAX_LOGIT_BIAS = 1024
@@ -713,7 +714,7 @@ _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
 
 _COUNTS = (
-    "tensor_parallel_size", "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps",
+    "tensor_parallel_size", "nnodes", "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps",
     "speculative_num_tokens", "stream_interval",
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
@@ -747,12 +748,24 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
-    """Compute threads of the CPU runner, of all processes together; None: one per physical core."""
+    """Compute threads of the CPU runner, of all processes of this host together; None: one per physical core."""
     tensor_parallel_size: int = 1
     """Processes that compute the model together, each with a part of every matrix, of all heads and of their KV memory.
     They run on cores of their own, on those of one memory node where there are several; with CUDA each has a device of
     its own, or all share one, which is slow. It must divide the sizes of the model. Logits then differ in their last
     bits from those of one process."""
+    nnodes: int = 1
+    """Hosts that these processes run on, as many on each, on a CPU. Those of other hosts belong to a `pagewood serve`
+    that has been started there with the same options and its own `node_rank`; the engine waits for them."""
+    node_rank: int = 0
+    """Number of this host, from 0 on. The engine is on host 0."""
+    master_addr: str | None = None
+    """HOST:PORT where host 0 listens for the others, as this host reaches it; with `nnodes` only."""
+    node_secret_file: str | None = None
+    """File with a secret of at least 16 bytes that hosts prove to each other, closed to other users; read when the
+    group begins. None: no secret, which is allowed on a loopback address, or with `insecure_no_node_secret`."""
+    insecure_no_node_secret: bool = False
+    """Whether everyone who reaches `master_addr` may take part in the computation, and read and change it."""
     expert_parallel: bool = False
     """Whether these processes divide the experts of a model as wholes, some on each, instead of the inner size of all.
     Then the inner size of experts need not be divisible, and weights are read and rounded as those of one process. A
@@ -1026,6 +1039,7 @@ class EngineConfig:
         if self.kv_cache_dtype not in (here := ("auto", dtype, defaults.quantised)):
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
+        self._check_nodes()
         self._check_ranks()
         self._check_experts()
         self._check_dp_attention()
@@ -1074,6 +1088,43 @@ class EngineConfig:
         """How prompts and decodes share steps: `schedule_preset`, or what `prefill_first` says."""
         return self.schedule_preset or ("prefill-first" if self.prefill_first else "decode-first")
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes that compute the model together on each host."""
+        return self.tensor_parallel_size // self.nnodes
+
+    def _check_nodes(self) -> None:
+        """Refuse fields of hosts that contradict each other, and what ranks on several hosts cannot do."""
+        if self.nnodes == 1:
+            whole = ("node_rank", 0), ("master_addr", None), ("node_secret_file", None)
+            for name, off in (*whole, ("insecure_no_node_secret", False)):
+                if (value := getattr(self, name)) != off:
+                    raise ValueError(f"{name} must be {off} with nnodes 1, got {value!r}")
+            return
+        if self.tensor_parallel_size % self.nnodes:
+            raise ValueError(
+                f"tensor_parallel_size must be a multiple of nnodes {self.nnodes}, got {self.tensor_parallel_size}"
+            )
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"node_rank must be in [0, {self.nnodes}) with nnodes {self.nnodes}, got {self.node_rank}")
+        if self.master_addr is None:
+            raise ValueError(f"master_addr must be HOST:PORT with nnodes {self.nnodes}, got None")
+        address = Address.parsed(self.master_addr)
+        if self.node_secret_file is not None and self.insecure_no_node_secret:
+            raise ValueError("insecure_no_node_secret must be False with node_secret_file, got True")
+        if self.node_secret_file is None and not (address.is_loopback or self.insecure_no_node_secret):
+            raise ValueError(
+                f"node_secret_file must be given unless master_addr is a loopback address, got {self.master_addr}: "
+                "give a secret, or trust all who reach that address with insecure_no_node_secret"
+            )
+        if self.device == "cuda":
+            raise ValueError(f"nnodes must be 1 on CUDA, whose ranks exchange on one host, got {self.nnodes}")
+        if self.host_cache_gb is not None:  # lower tiers come with it
+            raise ValueError(
+                f"host_cache_gb must be None with nnodes {self.nnodes}, because host 0 cannot copy the KV of others, "
+                f"got {self.host_cache_gb}"
+            )
+
     def _check_ranks(self) -> None:
         if self.tensor_parallel_size == 1:
             return
@@ -1083,9 +1134,11 @@ class EngineConfig:
             raise ValueError(
                 f"tensor_parallel_size must be 1 with model_impl transformers, got {self.tensor_parallel_size}"
             )
-        if self.num_threads is not None and self.num_threads < self.tensor_parallel_size:
+        if self.num_threads is not None and self.num_threads < self.ranks_per_node:
+            hosts = f" over nnodes {self.nnodes}" if self.nnodes > 1 else ""
             raise ValueError(
-                f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}, got {self.num_threads}"
+                f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}{hosts}, "
+                f"got {self.num_threads}"
             )
 
     def _check_dp_attention(self) -> None:

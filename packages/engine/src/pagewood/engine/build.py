@@ -23,6 +23,10 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         FileNotFoundError: the model's folder lacks a file.
     """
     config = config.resolved()
+    if config.node_rank:
+        raise ValueError(
+            f"node_rank must be 0 for an engine, got {config.node_rank}: `pagewood serve` with it follows the engine"
+        )
     if (reason := reason_for_transformers(config)) is not None:
         if config.tensor_parallel_size > 1:
             raise ValueError(

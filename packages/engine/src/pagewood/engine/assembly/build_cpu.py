@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.nodes import gathered, threads_of_node
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.divided_kv import AnyKV
@@ -67,6 +67,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     weights_bytes = int(_BYTES[config.weights] * num_weights)
     if config.weights == "auto":
         weights_bytes = min(weights_bytes, _stored_bytes(folder))
+    weights_bytes //= config.nnodes
     if weights_bytes > available_memory_bytes():
         raise ValueError(
             f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
@@ -77,11 +78,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
     if num_ranks > 1:
         model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
-    num_threads = config.num_threads or _num_cores()
-    if num_threads < num_ranks:
-        raise ValueError(
-            f"tensor_parallel_size must be at most the {num_threads} cores that this process may use, got {num_ranks}"
-        )
+    num_threads = threads_of_node(config)
     parts = _Parts(
         folder=folder,
         digest=digest,
@@ -96,6 +93,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         replace(config, num_threads=num_threads),
         num_ranks,
         shares_kv=config.host_cache_gb is not None,
+        hosts=None if config.nnodes == 1 else gathered(config, digest, progress),
         progress=progress,
     )
     try:
@@ -114,7 +112,7 @@ class _Parts:
     model: ModelConfig
     num_weights: int
     num_threads: int
-    """Threads of all ranks together."""
+    """Threads of all ranks of this host together."""
     processors: Mapping[str, Process]
 
 
@@ -127,7 +125,7 @@ def _engine(
             config,
             parts.folder,
             parts.digest,
-            num_threads=parts.num_threads // num_ranks,
+            num_threads=parts.num_threads // config.ranks_per_node,
             shard=_shard(config),
             exchange=None if group is None else group.segment.exchange(0),
             progress=progress,
@@ -153,7 +151,10 @@ def _engine(
         generates=not parts.model.is_encoder,
         page_bytes=page_bytes,
         num_pools=num_pools,
-        long_step_tokens=-(-_LONG_STEP * parts.num_threads // (parts.num_weights - parts.model.num_idle_parameters)),
+        rank_places=() if group is None else group.places,
+        long_step_tokens=-(
+            -_LONG_STEP * parts.num_threads * config.nnodes // (parts.num_weights - parts.model.num_idle_parameters)
+        ),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
@@ -166,7 +167,7 @@ def _engine(
         "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
         parts.num_threads,
-        "" if group is None else f" in {num_ranks} processes{', attention by request' * (num_pools > 1)}",
+        "" if group is None else _described(config),
     )
     control = draft_control(config, are_cores_taken=TakenCores())
 
@@ -219,7 +220,7 @@ def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:
     """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them."""
     loaded = group.answers(Loaded)
     check_division(rank.division, loaded)
-    own_pages, own_length = rank.num_pages(group.count)
+    own_pages, own_length = rank.num_pages(group.num_here)
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))
     if group.kv_memory:
@@ -228,17 +229,12 @@ def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:
     return num_pages, max_length
 
 
+def _described(config: EngineConfig) -> str:
+    """Return how ranks are divided, as text for the log."""
+    hosts = f" on each of {config.nnodes} hosts" if config.nnodes > 1 else ""
+    return f" in {config.ranks_per_node} processes{hosts}{', attention by request' * config.enable_dp_attention}"
+
+
 def _stored_bytes(folder: Path) -> int:
     """Return about the bytes that weights take in the form of their files."""
     return sum(path.stat().st_size for path in checkpoint_files(folder))
-
-
-def _num_cores() -> int:
-    """Return the physical cores that this process may use; hyperthreads of one core count once if that is known."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
-    try:
-        per_core = len(siblings.read_text().strip().replace("-", ",").split(","))
-    except OSError:
-        per_core = 1
-    return max(1, usable // per_core)

@@ -204,11 +204,11 @@ class CPURank:
         """
         config = self._config
         if config.enable_dp_attention:  # each rank has its part of the requests, and of their tokens
-            num_tokens = config.max_total_tokens
+            num_tokens, count = config.max_total_tokens, config.tensor_parallel_size
             config = replace(
                 config,
-                max_running=-(-config.num_rows // num_ranks),
-                max_total_tokens=None if num_tokens is None else num_tokens // num_ranks,
+                max_running=-(-config.num_rows // count),
+                max_total_tokens=None if num_tokens is None else num_tokens // count,
             )
         return host_pages(config, self._max_position, self.groups, self.page_bytes * num_ranks)
 

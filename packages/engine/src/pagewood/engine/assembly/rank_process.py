@@ -163,12 +163,12 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: 
         config,
         folder,
         digest,
-        num_threads=(config.num_threads or begin.count) // begin.count,
+        num_threads=(config.num_threads or config.ranks_per_node) // config.ranks_per_node,
         shard=Shard(begin.rank, begin.count, by_request=begin.config.enable_dp_attention),
         exchange=segment.exchange(begin.rank),
         progress=progress,
     )
-    num_pages, max_length = rank.num_pages(begin.count)
+    num_pages, max_length = rank.num_pages(config.ranks_per_node)
     talk(Loaded(num_pages=num_pages, max_length=max_length, division=rank.division))
     standstill.is_waiting = True
     sizes = receive(link)

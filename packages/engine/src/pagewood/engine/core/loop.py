@@ -223,6 +223,8 @@ class EngineInfo:
     long_step_tokens: int = 0
     """A step is long if it computes at least this many positions. The next step is then planned after it, because
     planning during it gains almost nothing. 0: no step is long."""
+    rank_places: tuple[str, ...] = ()
+    """The host of each rank, in words, where ranks are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
+_SIBLINGS = "cpu0/topology/thread_siblings_list"
 
 
 def divided_cores(count: int, *, root: Path = _CPUS) -> list[list[int]]:
@@ -35,6 +36,16 @@ def divided_cores(count: int, *, root: Path = _CPUS) -> list[list[int]]:
         ]
         for rank in range(count)
     ]
+
+
+def num_cores() -> int:
+    """Return the physical cores that this process may use; hyperthreads of one core count once if that is known."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        per_core = len((_CPUS / _SIBLINGS).read_text().strip().replace("-", ",").split(","))
+    except OSError:
+        per_core = 1
+    return max(1, usable // per_core)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
@@ -30,11 +30,15 @@ from pagewood.engine.runner.ranks.messages import (
     Said,
     Spans,
     ToRank,
-    receive_from_rank,
+    encode,
+    from_rank,
     send,
 )
 from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S, LOADING_HEARTBEAT_S, Pulse
 from pagewood.engine.runner.ranks.segment import MAX_RANKS, Segment, mapped, segment_bytes, shared_memory
+
+if TYPE_CHECKING:
+    from pagewood.engine.runner.ranks.hosts.hosts import Hosts
 
 _log = logging.getLogger(__name__)
 _MODULE = "pagewood.engine.assembly.rank_process"
@@ -94,13 +98,14 @@ class Group:
         port: where ranks on devices meet, which run on any cores; None: ranks compute on cores, which are divided.
         heartbeat_s: how long a rank may be silent.
         loading_s: how long a rank may be silent before it is ready.
+        hosts: the nodes that the last ranks are on, which this object closes; None: all ranks are on this host.
         progress: gets reports of what all ranks do until they are ready.
-        spawn: starts the other ranks.
+        spawn: starts the other ranks of this host.
     """
 
     __slots__ = (
-        "_answers", "_at_end", "_changed", "_links", "_processes", "_progress", "_pulse", "_reader", "_to_show",
-        "cores", "count", "kv_memory", "segment",
+        "_answers", "_at_end", "_changed", "_hosts", "_links", "_processes", "_progress", "_pulse", "_reader",
+        "_to_show", "cores", "count", "kv_memory", "num_here", "segment",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +117,7 @@ class Group:
         port: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         loading_s: float = LOADING_HEARTBEAT_S,
+        hosts: Hosts | None = None,
         progress: Progress | None = None,
         spawn: Spawn = spawn,
     ) -> None:
@@ -119,9 +125,12 @@ class Group:
             raise ValueError(f"a group must have 2 to {MAX_RANKS} ranks, got {count}")
         descriptor = shared_memory(segment_bytes(count))
         self.count = count
+        self.num_here = count if hosts is None else hosts.per_node
+        """Ranks of this host."""
+        self._hosts = hosts
         self.segment = Segment.in_memory(mapped(descriptor), count)
         anywhere: list[int] = []
-        divided = divided_cores(count) if port is None else [anywhere] * count
+        divided = divided_cores(self.num_here) if port is None else [anywhere] * count
         self.cores: Sequence[int] = divided[0]
         """Logical processors of this rank; empty: any."""
         self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
@@ -131,13 +140,18 @@ class Group:
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
-        self._progress = JointProgress(count)
+        self._progress = JointProgress(count, per_node=self.num_here)
         self._to_show = progress
         self._at_end: Callable[[], None] | None = None  # written by: at_end
         try:
+            if hosts is not None:
+                hosts.begin(self.segment, self._hear)
             for rank in range(1, count):
                 kv_memory = self.kv_memory[rank - 1] if shares_kv else None
-                self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
+                if rank < self.num_here:
+                    self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
+                elif hosts is not None:
+                    self._processes.append(hosts.processes[rank - self.num_here])
                 self.tell(
                     rank,
                     Begin(
@@ -148,13 +162,15 @@ class Group:
                         beats_at=Segment.beats_at(rank, count),
                         kv_memory=kv_memory,
                         search_path=[one for one in sys.path if one],
-                        cores=divided[rank],
+                        cores=divided[rank] if rank < self.num_here else [],
                         port=port,
                         log_level=logging.getLogger("pagewood").getEffectiveLevel(),
                     ),
                 )
         except BaseException:
             self._kill()
+            if hosts is not None:
+                hosts.close()
             raise
         finally:
             os.close(descriptor)
@@ -185,21 +201,28 @@ class Group:
         Raises:
             RunnerLostError: it has.
         """
-        reason = self.segment.end_reason
-        if reason is not None:
-            raise RunnerLostError(reason)
+        if self.segment.end_reason is not None:
+            raise RunnerLostError(self._why())
 
     def tell(self, rank: int, message: ToRank) -> None:
         """Send a message to a rank; `RunnerLostError` if that is impossible."""
         try:
-            send(self._links[rank - 1], message)
+            if rank < self.num_here or self._hosts is None:
+                send(self._links[rank - 1], message)
+            else:
+                self._hosts.tell(rank, encode(message))
         except (OSError, ValueError) as error:
             self._lose(rank, error)
 
     def tell_all(self, message: ToRank) -> None:
         """Send a message to all other ranks."""
         with self._pulse.awaiting():  # a rank that is stopped takes no more
-            for rank in range(1, self.count):
+            if self._hosts is not None:  # theirs has the longer way
+                try:
+                    self._hosts.tell_all(encode(message))
+                except OSError as error:
+                    self._lose(self.num_here, error)
+            for rank in range(1, self.num_here):
                 self.tell(rank, message)
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -249,6 +272,11 @@ class Group:
                 found = self._progress.report()
             self._to_show(found.what, found.done, found.total)
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The host of each rank, in words; empty: all are on this one."""
+        return () if self._hosts is None else tuple(map(self._hosts.place, range(self.count)))
+
     def spans(self) -> list[Spans]:
         """Wait for what each other rank has recorded."""
         return self.answers(Spans)
@@ -283,9 +311,8 @@ class Group:
         """End all ranks after what they have been given; kill those that take too long. A second call does nothing."""
         self._pulse.stop()
         if self.segment.end_reason is None:
-            for link in self._links:
-                with contextlib.suppress(OSError, ValueError):
-                    send(link, Close())
+            with contextlib.suppress(RunnerLostError):
+                self.tell_all(Close())
             ends_s = time.monotonic() + _CLOSE_S
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -293,6 +320,8 @@ class Group:
             self.segment.end(0, "the group is closed")
         self._kill()
         self._reader.join()
+        if self._hosts is not None:
+            self._hosts.close()
         for link in self._links:
             link.close()
         while self.kv_memory:
@@ -320,19 +349,34 @@ class Group:
                 rank = int(key.data)
                 link = self._links[rank - 1]
                 try:
-                    message = receive_from_rank(link)
+                    message = link.receive()
                 except (EOFError, OSError, ValueError):
                     links.unregister(link)
                     continue
-                with self._changed:
-                    if isinstance(message, Doing):
-                        self._progress.note(rank, message)
-                    elif isinstance(message, Said):
-                        logging.getLogger(message.logger).log(message.level, "rank %d: %s", rank, message.text)
-                    else:
-                        self._answers[rank, type(message)] = message
-                    self._changed.notify_all()
+                self._hear(rank, message)
         links.close()
+
+    def _hear(self, rank: int, data: bytes | bytearray) -> None:
+        """Note what a rank says."""
+        message = from_rank(data)
+        with self._changed:
+            if isinstance(message, Doing):
+                self._progress.note(rank, message)
+            elif isinstance(message, Said):
+                logger = logging.getLogger(message.logger)
+                logger.log(message.level, "rank %d%s: %s", rank, self._where(rank), message.text)
+            else:
+                self._answers[rank, type(message)] = message
+            self._changed.notify_all()
+
+    def _where(self, rank: int) -> str:
+        """Return where a rank is, as an addition to its number; nothing if it is on this host."""
+        return "" if self._hosts is None or rank < self.num_here else f" on {self._hosts.place(rank)}"
+
+    def _why(self) -> str:
+        """Return why the group has ended, and on which host."""
+        reason, rank = self.segment.end_reason or "", int(self.segment.ended[0]) - 1
+        return f"{reason} [rank {rank}{where}]" if (where := self._where(rank)) else reason
 
     def _dead(self) -> tuple[int, str] | None:
         """Return a rank whose process has ended, and how."""
@@ -345,11 +389,11 @@ class Group:
         code = self._processes[rank - 1].poll() if rank <= len(self._processes) else None
         how = f"cannot be reached: {error}" if code is None else f"has ended with code {code}"
         self.segment.end(rank, f"the process of rank {rank} {how}")
-        raise RunnerLostError(self.segment.end_reason or how) from error
+        raise RunnerLostError(self._why()) from error
 
     def _ended(self) -> None:
         """Kill what is left of the group; on the thread of the pulse."""
-        _log.error("the group of %d ranks has ended: %s", self.count, self.segment.end_reason)
+        _log.error("the group of %d ranks has ended: %s", self.count, self._why())
         self._kill()
         if self._at_end is not None:
             self._at_end()

@@ -14,11 +14,13 @@ class JointProgress:
 
     Args:
         count: of ranks.
+        per_node: ranks of a host; None: all.
     """
 
-    __slots__ = ("_doing", "_stages")
+    __slots__ = ("_doing", "_per_node", "_stages")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, per_node: int | None = None) -> None:
+        self._per_node = per_node or count
         self._doing = [_START] * count  # contents written by: note
         self._stages = {_START.what: 0}
         """What ranks do -> its place in their order."""  # contents written by: note
@@ -38,10 +40,15 @@ class JointProgress:
             ranks.setdefault(doing.what, []).append(rank)
         first, *others = sorted(ranks, key=self._stages.__getitem__)
         behind = [self._doing[rank] for rank in ranks[first]]
-        what = "; ".join(f"{_named(ranks[one])}: {one}" for one in (first, *others)) if others else first
+        what = "; ".join(f"{self._named(ranks[one])}: {one}" for one in (first, *others)) if others else first
         return Doing(what=what, done=sum(one.done for one in behind), total=sum(one.total for one in behind))
 
-
-def _named(ranks: list[int]) -> str:
-    """Return as in "rank 1" or "ranks 0, 2"."""
-    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
+    def _named(self, ranks: list[int]) -> str:
+        """Return as in "rank 1" or "ranks 0, 2"; on several hosts as in "node 0 rank 1, node 1 ranks 2, 3"."""
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self._per_node, []).append(rank)
+        found = [f"rank{'s' * (len(one) > 1)} {', '.join(map(str, one))}" for one in nodes.values()]
+        if self._per_node == len(self._doing):
+            return found[0]
+        return ", ".join(f"node {node} {text}" for node, text in zip(nodes, found, strict=True))

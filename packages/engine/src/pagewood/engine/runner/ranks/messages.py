@@ -135,7 +135,7 @@ def send(link: Link, message: ToRank | FromRank) -> None:
     Raises:
         OSError: the other process has ended.
     """
-    link.send(_encode(message))
+    link.send(encode(message))
 
 
 def receive(link: Link) -> ToRank:
@@ -145,9 +145,19 @@ def receive(link: Link) -> ToRank:
         EOFError: it has ended.
         OSError: likewise.
     """
-    return _to_rank.decode(link.receive())
+    return to_rank(link.receive())
 
 
-def receive_from_rank(link: Link) -> FromRank:
-    """Wait for a message of a rank; raises what `receive` raises."""
-    return _from_rank.decode(link.receive())
+def to_rank(data: bytes | bytearray) -> ToRank:
+    """Return a message of rank 0."""
+    return _to_rank.decode(data)
+
+
+def from_rank(data: bytes | bytearray) -> FromRank:
+    """Return a message of a rank."""
+    return _from_rank.decode(data)
+
+
+def encode(message: ToRank | FromRank) -> bytes:
+    """Return the bytes of a message."""
+    return _encode(message)

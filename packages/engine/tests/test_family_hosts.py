@@ -1,0 +1,90 @@
+"""Every family on ranks of two and three hosts: the same tokens as on one host, to the bit, with the same ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asked_twice import outputs
+from families.case import build
+from families.registry import DIVIDED
+from group_in_threads import ranks_are_threads
+from node_threads import THREE_PARTS, following, over_nodes
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.build import build_engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+
+FEW = ("olmo2",)
+
+
+def answered(config: EngineConfig) -> list[list[int]]:
+    """Return what an engine answers."""
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
+
+
+def compared(
+    folder: Path, num_nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return what a model answers on one host, and on several, with as many ranks."""
+    ranks_are_threads(monkeypatch)
+    count = num_nodes * per_node
+    whole: dict[str, Any] = {"chunked_prefill_size": 16, **options}
+    config = EngineConfig(
+        model=str(folder), num_threads=count, tensor_parallel_size=count, max_running=4, page_size=4,
+        max_total_tokens=1024, **whole,
+    )  # fmt: skip
+    expected = answered(config)
+    config = replace(over_nodes(num_nodes, config), num_threads=per_node)
+    with following(config) as errors:
+        found = answered(config)
+    assert not errors
+    return expected, found
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in DIVIDED])  # fmt: skip
+def test_tokens_are_those_of_the_same_ranks_on_one_host(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(DIVIDED[name], tmp_path)
+    expected, found = compared(tmp_path, 2, 1, monkeypatch)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("num_nodes", "per_node"), [pytest.param(2, 2, marks=pytest.mark.slow), (3, 1)])
+def test_more_ranks_and_more_hosts(
+    num_nodes: int, per_node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(THREE_PARTS if num_nodes == 3 else DIVIDED["qwen3-moe"], tmp_path)
+    expected, found = compared(tmp_path, num_nodes, per_node, monkeypatch)
+    assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3-moe", {"expert_parallel": True, "expert_load": "ranks"}),
+        ("deepseek3", {"enable_dp_attention": True, "prefix_cache": True}),
+        ("llama", {"speculative": "ngram"}),
+        ("llama", {"speculative": "suffix", "overlap": False}),
+        ("llama", {"weights": "int8"}),
+        ("llama", {"kv_cache_dtype": "int8", "chunked_prefill_size": 7}),
+    ],
+)
+def test_everything_else_works_on_several_hosts(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(DIVIDED[name], tmp_path)
+    others: dict[str, Any] = {
+        key: value for key, value in options.items() if key not in ("expert_parallel", "enable_dp_attention")
+    }
+    answered(
+        EngineConfig(model=str(tmp_path), num_threads=1, max_total_tokens=1024, **others)
+    )  # compiles by one thread
+    expected, found = compared(tmp_path, 2, 1, monkeypatch, **options)
+    assert found == expected
