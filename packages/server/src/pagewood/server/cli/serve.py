@@ -104,6 +104,11 @@ def run(options: argparse.Namespace) -> int:
     if options.path is not None and options.model is not None:
         raise ValueError(f"MODEL and --model must not be given together, got {options.path!r} and {options.model!r}")
     engine = engine_config(options, model=options.path or options.model)
+    if engine.node_rank:
+        logs.configure(options.log_level, f"node-{engine.node_rank}", form=options.log_format)
+        from pagewood.server.node import run_node  # imported here because node 0 does not need it
+
+        return run_node(engine)
     folder = model_folder(engine.model)
     api_keys = tuple(keys_of_environment(os.environ))
     for variable in (KEY_VARIABLE, ADMIN_VARIABLE):

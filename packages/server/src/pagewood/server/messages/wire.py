@@ -253,6 +253,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 0
     """Tokens."""
     page_bytes: int = 0
+    rank_places: tuple[str, ...] = ()
+    """The host of each rank, in words, where ranks are on several hosts."""
     config: dict[str, Any] = {}
     """The configuration of the engine, without folders."""
 

@@ -126,6 +126,11 @@ def _memory(families: Families, facts: Facts) -> None:
             )
         ],
     )
+    if model.rank_places:
+        families.gauge(
+            "rank_info", "The node of each process that computes the model; 1.",
+            [({"rank": str(rank), "node": place}, 1) for rank, place in enumerate(model.rank_places)],
+        )  # fmt: skip
     labelled = [(_labels(account), account) for account in facts.requests.accounts]
     families.counter(
         "prefix_cache_queries", "Prompt tokens that were looked up.",

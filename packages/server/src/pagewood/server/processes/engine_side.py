@@ -51,6 +51,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
             num_pages=info.num_pages,
             page_size=info.page_size,
             page_bytes=info.page_bytes,
+            rank_places=info.rank_places,
             config=shown_config(engine.config),
         ),
         frozen_s=engine.frozen_s,
@@ -64,7 +65,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
 def shown_config(config: EngineConfig) -> dict[str, Any]:
     """Return a configuration as JSON values: folders by their last name only, logits processors by their names."""
     found = {one.name: getattr(config, one.name) for one in fields(config)}
-    for name in ("model", "disk_cache_path", "speculative_model", "decision_log", "expert_map"):
+    for name in ("model", "disk_cache_path", "speculative_model", "decision_log", "expert_map", "node_secret_file"):
         found[name] = None if found[name] is None else Path(found[name]).name
     found["logits_processors"] = [name for name, _ in config.logits_processors]
     return found

@@ -55,7 +55,7 @@ def add_model_options(page: Page) -> None:
         metavar="N",
         dest="num_threads",
         help="compute threads of a CPU (default: one per physical core)",
-        more="They are divided among the processes of --tensor-parallel-size.",
+        more="They are divided among the processes of --tensor-parallel-size on this host.",
     )
     model.add(
         "--tensor-parallel-size",
@@ -65,6 +65,41 @@ def add_model_options(page: Page) -> None:
         help="processes that compute the model together (default: 1)",
         more="Each has a part of every matrix and of the KV memory, on cores of its own, or on a CUDA device. For "
         "machines with several sockets or devices; N must divide the sizes of the model.",
+    )
+    model.add(
+        "--nnodes",
+        type=int,
+        default=DEFAULTS.nnodes,
+        metavar="N",
+        help="hosts with as many of these processes each (default: 1)",
+        more="On a CPU. Start the same command on each host, with its --node-rank. Host 0 has the server; the others "
+        "compute, and wait for the next group when one has ended.",
+    )
+    model.add(
+        "--node-rank",
+        type=int,
+        default=DEFAULTS.node_rank,
+        metavar="R",
+        help="number of this host, from 0 on (default: 0)",
+    )
+    model.add(
+        "--master-addr",
+        metavar="HOST:PORT",
+        help="where host 0 listens for the other hosts",
+        more="It must be an address of host 0, as this host reaches it.",
+    )
+    model.add(
+        "--node-secret-file",
+        metavar="FILE",
+        help="secret that hosts prove to each other",
+        more="At least 16 bytes, the same on all hosts, in a file with mode 0600. It is needed unless --master-addr is "
+        "a loopback address.",
+    )
+    model.add(
+        "--insecure-no-node-secret",
+        action="store_true",
+        help="let everyone take part who reaches --master-addr",
+        more="They can then read and change what the model computes.",
     )
     model.add(
         "--expert-parallel",

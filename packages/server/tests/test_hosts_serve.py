@@ -1,0 +1,111 @@
+"""`pagewood serve` on two hosts, which are two process groups here: one serves, and the other one computes with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from lost_requests import SHORT, text_of
+from serving import LIMIT_S, Server, children, command, is_alive, until
+
+SECRET = "a secret of some length"
+
+
+class Node:
+    """`pagewood serve --node-rank 1` as a process."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._stderr = (folder / "node-stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pagewood.server", "serve", *arguments, "--node-rank", "1"],
+            stdin=subprocess.DEVNULL,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+
+    def ranks(self) -> list[int]:
+        return list(children(self.process.pid).values())
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def close(self) -> int:
+        self.process.terminate()
+        code = self.process.wait(LIMIT_S)
+        self._stderr.close()
+        return code
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> tuple[str, ...]:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    return (
+        *("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", address, "--node-secret-file", str(secret)),
+        *("--threads", "1", "--max-running-requests", "4", "--max-total-tokens", "16384"),
+    )
+
+
+@pytest.fixture
+def node(tmp_path: Path, options: tuple[str, ...]) -> Generator[Node]:
+    node = Node(tmp_path, *options)
+    yield node
+    if node.process.poll() is None:
+        node.close()
+
+
+@pytest.mark.slow
+def test_two_hosts_serve_one_model(tmp_path: Path, options: tuple[str, ...], node: Node) -> None:
+    server = Server(tmp_path, *options)
+    try:
+        until(lambda: server.ready()["status"] == "ready")
+        expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+        metrics = server.http.get("/metrics").text
+        assert 'node="node 0",rank="0"} 1' in metrics
+        assert 'node="node 1 (127.0.0.1)",rank="1"} 1' in metrics
+        assert "nodes have met: node 1 at 127.0.0.1" in server.stderr()
+        assert "follows 127.0.0.1:" in node.stderr()
+        assert "node 1 of 2 has no HTTP" in node.stderr()
+        (rank,) = node.ranks()
+        os.kill(rank, signal.SIGKILL)
+        until(lambda: node.ranks() not in ([], [rank]))
+        until(lambda: server.ready()["status"] == "ready")
+        assert text_of(server.http.post("/v1/completions", json=SHORT).text) == expected
+        assert "the process of rank 1 has ended with code -9 [rank 1 on node 1 (127.0.0.1)]" in server.stderr()
+        (rank,) = node.ranks()
+    finally:
+        server.close()
+    until(lambda: not is_alive(rank))
+    assert node.process.poll() is None  # it waits for the next group
+    until(lambda: "the group is closed" in node.stderr())
+    assert SECRET not in server_log(tmp_path) + node.stderr()
+    assert node.close() == 0
+
+
+def server_log(folder: Path) -> str:
+    return (folder / "stderr").read_text()
+
+
+def test_options_of_hosts_are_refused_by_name() -> None:
+    found = command("serve", "--nnodes", "2", "--tensor-parallel-size", "2", "--master-addr", "10.0.0.1:5")
+    assert found.returncode == 2
+    assert "node_secret_file must be given unless master_addr is a loopback address, got 10.0.0.1:5" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_begin_says_why(tmp_path: Path, options: tuple[str, ...]) -> None:
+    node = Node(tmp_path, *options, "--node-secret-file", "/nowhere")
+    assert node.process.wait(LIMIT_S) == 1
+    assert "error: node_secret_file cannot be read" in node.stderr()
+    assert node.close() == 1
