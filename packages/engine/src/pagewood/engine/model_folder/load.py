@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pagewood.engine.models.ops import A, Ops
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stage import Relay, Stage
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.stored.tied import EMBEDDING, OUTPUT
@@ -136,6 +138,30 @@ def open_matrices(checkpoint: Checkpoint, config: ModelConfig, *, shard: Shard =
     return headers.matrices
 
 
+def layer_bytes(folder: str | Path, config: ModelConfig, *, is_stored: bool) -> tuple[list[int], int]:
+    """Return the bytes of the matrices of each layer, and of the output projection; only headers are read.
+
+    Args:
+        folder: of the model.
+        config: of the model.
+        is_stored: whether weights keep the form in which they are stored; otherwise all elements count the same.
+
+    Raises:
+        ValueError: the tensors are not those that the model needs.
+    """
+    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    layers, head = [0] * config.num_layers, 0
+    for matrix in open_matrices(checkpoint, config):
+        for one in matrix.parts:
+            size = checkpoint.num_bytes(one, matrix.columns) if is_stored else math.prod(one.shape(matrix.columns))
+            layer = re.search(r"(?:^|\.)layers\.(\d{1,6})\.", one.name, re.ASCII)
+            if layer is not None:
+                layers[int(layer[1])] += size
+            elif one.name.endswith("embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"):
+                head += size
+    return layers, head
+
+
 def load_model(
     folder: str | Path,
     ops: Ops[A],
@@ -146,6 +172,8 @@ def load_model(
     reads_matrices: bool = True,
     max_length: int | None = None,
     shard: Shard = WHOLE,
+    stage: Stage | None = None,
+    relay: Relay[A] | None = None,
     change: Callable[[ModelConfig], ModelConfig] | None = None,
     progress: Progress | None = None,
 ) -> Decoder[A]:
@@ -161,6 +189,8 @@ def load_model(
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
         max_length: tokens of the longest request; see `ModelConfig.for_length`. None: as many as possible.
         shard: the rank whose part of the model is read.
+        stage: the layers that are read; None: all.
+        relay: see `Decoder`.
         change: applied to what config.json says, as in `models.expert_division`; None: nothing is changed.
         progress: called for every tensor.
 
@@ -187,8 +217,8 @@ def load_model(
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
-    decoder = Decoder(config, weights, ops, device=device, shard=shard)
-    checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
+    decoder = Decoder(config, weights, ops, device=device, shard=shard, stage=stage, relay=relay)
+    checkpoint.finish(ignored=lambda name: stage is not None or _is_redundant(name, config))
     return decoder
 
 

@@ -25,6 +25,7 @@ from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.parts.output import OutputConfig
 from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, RopeConfig
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stage import Stage
 from pagewood.engine.weights.quantisation import check_method
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
 
@@ -120,6 +121,33 @@ class ModelConfig:
             ValueError: a number cannot be divided among the ranks.
         """
         return self if shard.is_whole else replace(self, layers=tuple(one.for_shard(shard) for one in self.layers))
+
+    def for_stage(self, stage: Stage | None) -> ModelConfig:
+        """Return what a stage has; None: the model is whole.
+
+        Raises:
+            ValueError: one of its layers reads the keys and values of an earlier stage.
+        """
+        if stage is None:
+            return self
+        layers: list[LayerConfig] = []
+        for index, layer in enumerate(self.layers[stage.first : stage.stop], stage.first):
+            source = _source(layer)
+            if source is not None:
+                if source < stage.first:
+                    raise ValueError(f"{stage} must have layer {source}, whose memory layer {index} reads")
+                mixer = layer.mixer
+                assert isinstance(mixer, AttentionConfig)
+                layer = replace(layer, mixer=replace(mixer, source=source - stage.first))
+            layers.append(layer)
+        return replace(self, layers=tuple(layers))
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers before which the model can be cut into stages: those behind read no memory of those before."""
+        sources = [_source(layer) for layer in self.layers]
+        needed = [index if source is None else source for index, source in enumerate(sources)]
+        return tuple(cut for cut in range(1, self.num_layers) if min(needed[cut:]) >= cut)
 
     @property
     def short_length(self) -> int | None:
@@ -231,6 +259,11 @@ class ModelConfig:
         if set(fields.texts("layer_types") or ()) == {"full_attention"}:  # for all layers of the target
             fields = replace(fields, values={**fields.values, "layer_types": None})
         return _read(fields, fields.empty("generation"), "LlamaForCausalLM", family)
+
+
+def _source(layer: LayerConfig) -> int | None:
+    """Return the layer whose keys and values a layer reads; None: it has its own."""
+    return layer.mixer.source if isinstance(layer.mixer, AttentionConfig) else None
 
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")

@@ -21,6 +21,7 @@ from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stage import Relay, Stage
 
 
 class Decoder(Generic[A]):
@@ -33,12 +34,20 @@ class Decoder(Generic[A]):
     """
 
     __slots__ = (
-        "_embedding_norm", "_inputs", "_layers", "_norm", "_ops", "_positions", "config", "embedding", "head", "ropes",
-        "shard", "short_length", "whole",
+        "_embedding_norm", "_inputs", "_layers", "_norm", "_ops", "_positions", "_relay", "config", "embedding", "head",
+        "ropes", "shard", "short_length", "stage", "whole",
     )  # fmt: skip
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device, shard: Shard = WHOLE
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops[A],
+        *,
+        device: torch.device,
+        shard: Shard = WHOLE,
+        stage: Stage | None = None,
+        relay: Relay[A] | None = None,
     ) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it.
 
@@ -48,14 +57,19 @@ class Decoder(Generic[A]):
             ops: the arithmetic of the device.
             device: of the rotations.
             shard: the rank whose part this is.
+            stage: its layers; None: all.
+            relay: between the stages; None: there is one.
 
         Raises:
-            ValueError: a number of the model cannot be divided among the ranks.
+            ValueError: a number of the model cannot be divided among the ranks, or the layers not among the stages.
         """
         self.shard = shard
+        self.stage = Stage(0, config.num_layers, config.num_layers) if stage is None else stage
+        """The layers that this is; all if the model is not cut into stages."""
+        self._relay = relay
         self.whole = config
         """The model, of which this may be a part."""
-        self.config = config.for_shard(shard)
+        self.config = config.for_stage(stage).for_shard(shard)
         """The part of this rank, which is what has a memory and an attention here."""
         self.ropes = [position_table(one, device=device) for one in config.position_configs]
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
@@ -66,18 +80,18 @@ class Decoder(Generic[A]):
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
-        self.embedding, self.head = _read_ends(config, weights, ops, shard)
+        self.embedding, self.head = _read_ends(config, weights, ops, shard, self.stage)
         self._positions: Embedding[A] | None = None
-        if config.has_learned_positions:
+        if config.has_learned_positions and self.stage.is_first:
             first, count = config.first_position, config.max_position
             order = np.arange(first, first + count) if first else None
             table = [("model.embed_positions.weight", first + count)]
             self._positions = ops.embedding(weights.stack(table, config.hidden_size, order=order))
         self._embedding_norm: Norm | None = None
-        if config.has_embedding_norm:
+        if config.has_embedding_norm and self.stage.is_first:
             self._embedding_norm = read_norm(config.norm, weights, "model.embed_norm", config.hidden_size)
         self._inputs: LayerInputs[A] | None = None
-        if config.inputs is not None:
+        if config.inputs is not None and self.stage.is_first:
             self._inputs = LayerInputs(
                 config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers, shard=shard
             )
@@ -86,9 +100,10 @@ class Decoder(Generic[A]):
                 layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index, shard=shard
             )
             for index, layer in enumerate(config.layers)
+            if self.stage.first <= index < self.stage.stop
         ]
         self._norm: Norm | None = None
-        if config.has_last_norm:
+        if config.has_last_norm and self.stage.is_last:
             self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
 
     def __call__(self, tokens: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A) -> A:
@@ -117,7 +132,8 @@ class Decoder(Generic[A]):
     ) -> tuple[A, list[A]]:
         """Compute a step up to the input of the output projection, and keep hidden states of all its tokens.
 
-        The last layer computes only the `wanted` tokens, unless a state after it is captured.
+        The last layer computes only the `wanted` tokens, unless a state after it is captured. A stage begins with what
+        the one before it has sent, and all but the last one send the residual stream to the next.
 
         Args:
             tokens: see `__call__`, also for the next three.
@@ -130,20 +146,19 @@ class Decoder(Generic[A]):
                 nothing may be captured. None: this rank has all.
 
         Returns:
-            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order.
+            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order. If
+            this is not the last stage: `[T, E]`, the residual stream that it has sent.
         """
-        ops, last = self._ops, len(self._layers) - 1
-        narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
+        ops, last, is_last = self._ops, len(self._layers) - 1, self.stage.is_last
+        narrows = is_last and all(state <= last for state in captured)  # the last layer's other tokens are not needed
         states: dict[int, A] = {}
-        residual, pending = self.embedding(tokens), None
-        if self.config.embedding_multiplier != 1:
-            residual = ops.scale(residual, self.config.embedding_multiplier)
-        inputs = None if self._inputs is None else self._inputs(tokens, residual)
+        residual, inputs = self._begin(tokens)
+        pending: A | None = None
         if division is not None:
             residual = division.own(residual)
             inputs = None if inputs is None else division.own(inputs)
         step = Step(
-            rotations=dict(zip(self.config.position_configs, rotations, strict=True)),
+            rotations=dict(zip(self.whole.position_configs, rotations, strict=True)),
             attention=attention,
             inputs=inputs,
             division=division,
@@ -158,6 +173,8 @@ class Decoder(Generic[A]):
             if index in captured:
                 states[index] = ops.concat([residual])  # copied, because the layer adds to it
             pending, residual = layer(x, residual, step, index, wanted if index == last and narrows else None)
+        if not is_last:
+            return self._hand_over(pending, residual, inputs), []
         x = add_and_norm(ops, pending, residual, self._norm)
         if not narrows:
             states[last + 1], states[last + 2] = residual, x
@@ -166,9 +183,35 @@ class Decoder(Generic[A]):
             x = division.gather(x)
         return x, [states[state] for state in captured]
 
+    def _begin(self, tokens: A) -> tuple[A, A | None]:
+        """Return the residual stream `[T, E]` before the first layer here, and the inputs of all layers, if any."""
+        config = self.whole
+        if self.stage.is_first:
+            residual = self.embedding(tokens)
+            if config.embedding_multiplier != 1:
+                residual = self._ops.scale(residual, config.embedding_multiplier)
+            return residual, None if self._inputs is None else self._inputs(tokens, residual)
+        assert self._relay is not None
+        inputs = None
+        if config.inputs is not None:
+            inputs = self._relay.receive(tokens, config.num_layers * config.inputs.size)
+        return self._relay.receive(tokens, config.hidden_size), inputs
 
-def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard) -> tuple[Embedding[A], Linear[A]]:
-    """Return the embedding of tokens and the output projection."""
+    def _hand_over(self, pending: A | None, residual: A, inputs: A | None) -> A:
+        """Send what the next stage begins with; return the residual stream `[T, E]`."""
+        assert self._relay is not None
+        if pending is not None:
+            self._ops.add(pending, residual)
+        if inputs is not None:
+            self._relay.send(inputs)
+        self._relay.send(residual)
+        return residual
+
+
+def _read_ends(
+    config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard, stage: Stage
+) -> tuple[Embedding[A], Linear[A]]:
+    """Return the embedding of tokens and the output projection, as far as a stage has them."""
     table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
 
     def finished(head: Linear[A]) -> Linear[A]:
@@ -177,13 +220,18 @@ def _read_ends(config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard)
     bias = "lm_head.bias" if config.has_logits_bias else None
     if config.num_token_types:
         return ops.tied_embedding(_with_first_type(config, weights))
-    if config.tied_embeddings and shard.is_whole:
+    if config.tied_embeddings and shard.is_whole and stage.is_first and stage.is_last:
         numbers = None if bias is None else weights.stack([(bias, vocab_size)])
         embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
         return embedding, finished(head)
-    embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
-    output = table if config.tied_embeddings else "lm_head"
-    return embedding, read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)
+    embedding: Embedding[A] = _elsewhere
+    head: Linear[A] = _elsewhere
+    if stage.is_first:
+        embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
+    if stage.is_last:
+        output = table if config.tied_embeddings else "lm_head"
+        head = read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)
+    return embedding, head
 
 
 def _with_first_type(config: ModelConfig, weights: Weights) -> torch.Tensor:
@@ -191,3 +239,8 @@ def _with_first_type(config: ModelConfig, weights: Weights) -> torch.Tensor:
     table = weights.exact("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     types = weights.exact("model.embed_types.weight", config.num_token_types, config.hidden_size)
     return table + types[:1]
+
+
+def _elsewhere(x: A) -> A:
+    """Stand for what another stage has."""
+    raise AssertionError(f"another stage computes this of {x}")

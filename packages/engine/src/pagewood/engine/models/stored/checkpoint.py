@@ -33,6 +33,8 @@ from pagewood.engine.weights.nearest import joined
 _log = logging.getLogger(__name__)
 
 INTEGERS = ("I64", "I32")
+_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+"""Bytes of an element, by dtype; those of all others have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,13 @@ class Checkpoint:
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return the shape and the dtype of a tensor, as headers of safetensors or types of GGUF name it."""
         return self._files.header(name)
+
+    def num_bytes(self, found: Found, columns: int) -> int:
+        """Return the bytes that are stored of a matrix; a type without a size of its own counts one an element."""
+        if found.format is None:
+            return math.prod(found.shape(columns)) * _SIZES.get(self.header(found.name)[1], 1)
+        headers = map(self.header, found.parts.values())
+        return sum(math.prod(shape) * _SIZES.get(dtype, 1) for shape, dtype in headers)
 
     def check_copy(self, copy: str, original: str, *, why: str) -> None:
         """Compare two tensors that should be the same; see `tied.check_copy`.
