@@ -714,8 +714,8 @@ _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
 
 _COUNTS = (
-    "tensor_parallel_size", "nnodes", "page_size", "chunk_align", "max_prefills", "num_continuous_decode_steps",
-    "speculative_num_tokens", "stream_interval",
+    "tensor_parallel_size", "nnodes", "pipeline_parallel_size", "page_size", "chunk_align", "max_prefills",
+    "num_continuous_decode_steps", "speculative_num_tokens", "stream_interval",
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
@@ -766,6 +766,11 @@ class EngineConfig:
     group begins. None: no secret, which is allowed on a loopback address, or with `insecure_no_node_secret`."""
     insecure_no_node_secret: bool = False
     """Whether everyone who reaches `master_addr` may take part in the computation, and read and change it."""
+    pipeline_parallel_size: int = 1
+    """Stages of consecutive layers, on a CPU, each computed by `tensor_parallel_size` processes that have no others.
+    Steps of different requests are in all stages at the same time, and chunks of a long prompt follow each other
+    through them. Layers are divided by the bytes of their weights. It is for models that do not fit the memory of one
+    node, or of one process; a single request gets no faster."""
     expert_parallel: bool = False
     """Whether these processes divide the experts of a model as wholes, some on each, instead of the inner size of all.
     Then the inner size of experts need not be divisible, and weights are read and rounded as those of one process. A
@@ -1041,6 +1046,7 @@ class EngineConfig:
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_nodes()
         self._check_ranks()
+        self._check_stages()
         self._check_experts()
         self._check_dp_attention()
         self._check_needs()
@@ -1058,6 +1064,11 @@ class EngineConfig:
         return self.max_running or self._defaults.max_running
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def max_chunk_tokens(self) -> int:
         """`chunked_prefill_size`, or the device's default."""
         return self.chunked_prefill_size or self._defaults.chunked_prefill_size
@@ -1072,7 +1083,9 @@ class EngineConfig:
             dtype=dtype,
             kv_cache_dtype=dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
             max_running=self.num_rows,
-            overlap=self.num_continuous_decode_steps == 1 if self.overlap is None else self.overlap,
+            overlap=self.num_continuous_decode_steps == self.pipeline_parallel_size == 1
+            if self.overlap is None
+            else self.overlap,
             chunked_prefill_size=self.max_chunk_tokens,
             cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows)
             if self.cuda_graph
@@ -1091,7 +1104,7 @@ class EngineConfig:
     @property
     def ranks_per_node(self) -> int:
         """Processes that compute the model together on each host."""
-        return self.tensor_parallel_size // self.nnodes
+        return self.num_ranks // self.nnodes
 
     def _check_nodes(self) -> None:
         """Refuse fields of hosts that contradict each other, and what ranks on several hosts cannot do."""
@@ -1126,6 +1139,13 @@ class EngineConfig:
             )
 
     def _check_ranks(self) -> None:
+        if self.num_threads is not None and self.num_threads < self.ranks_per_node:
+            sizes = f"tensor_parallel_size {self.tensor_parallel_size}"
+            if self.nnodes > 1:
+                sizes += f" over nnodes {self.nnodes}"
+            if self.pipeline_parallel_size > 1:
+                sizes += f" times pipeline_parallel_size {self.pipeline_parallel_size}"
+            raise ValueError(f"num_threads must be at least {sizes}, got {self.num_threads}")
         if self.tensor_parallel_size == 1:
             return
         if self.device == "cuda":
@@ -1134,12 +1154,31 @@ class EngineConfig:
             raise ValueError(
                 f"tensor_parallel_size must be 1 with model_impl transformers, got {self.tensor_parallel_size}"
             )
-        if self.num_threads is not None and self.num_threads < self.ranks_per_node:
-            hosts = f" over nnodes {self.nnodes}" if self.nnodes > 1 else ""
-            raise ValueError(
-                f"num_threads must be at least tensor_parallel_size {self.tensor_parallel_size}{hosts}, "
-                f"got {self.num_threads}"
-            )
+
+    def _check_stages(self) -> None:
+        """Refuse what stages cannot do."""
+        if self.pipeline_parallel_size == 1:
+            return
+        refused: list[tuple[str, bool, str, object]] = [
+            ("nnodes", self.nnodes > 1, "1", self.nnodes),
+            ("device", self.device == "cuda", "auto or cpu", self.device),
+            ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
+            ("speculative", self.speculative not in ("off", "ngram"), "off or ngram", self.speculative),
+            ("overlap", self.overlap is True, "None or False", self.overlap),
+            (
+                "num_continuous_decode_steps", self.num_continuous_decode_steps > 1, "1",
+                self.num_continuous_decode_steps,
+            ),
+            ("expert_load", self.expert_load != "off", "off", self.expert_load),
+            ("target_step_s", self.target_step_s is not None, "None", self.target_step_s),
+            ("refuse_late", self.refuse_late, "False", self.refuse_late),
+            ("decision_log", self.decision_log is not None, "None", self.decision_log),
+        ]  # fmt: skip
+        for name, is_wrong, rule, value in refused:
+            if is_wrong:
+                raise ValueError(
+                    f"{name} must be {rule} with pipeline_parallel_size {self.pipeline_parallel_size}, got {value!r}"
+                )
 
     def _check_dp_attention(self) -> None:
         """Refuse what attention by request cannot be combined with."""

@@ -15,7 +15,7 @@ from pagewood.engine.assembly.policies import ChosenPolicies, Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake
-from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
+from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
@@ -31,9 +31,11 @@ from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.equal_chunks import EqualChunks
 from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.core.steps.speculation import Drafting, Speculation
+from pagewood.engine.core.steps.stage_turns import StageTurns
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
@@ -170,6 +172,10 @@ def assemble(
             assert policy.expectation is not None
             forecast = StepForecast(chunk, policy.expectation, config)
             deadlines = Deadlines(state, kv, forecast, is_by_deadline=policy.is_by_deadline)
+    stages = None
+    if config.pipeline_parallel_size > 1:
+        count = config.pipeline_parallel_size
+        stages = Stages(turns=StageTurns(count), chunks=EqualChunks(count))
     planner = Planner(
         kv=kv,
         budget=policy.budget,
@@ -182,6 +188,8 @@ def assemble(
         if config.preemption_threshold is None
         else _priority_preemption(kv, config.preemption_threshold, observer),
         pace=None if config.target_step_s is None else pacing,
+        turns=None if stages is None else stages.turns,
+        chunk_sizes=None if stages is None else stages.chunks,
         notes=observer,
     )
     intake = Intake(
@@ -241,6 +249,7 @@ def assemble(
         observer=observer,
         expert_rows=expert_rows,
         publishing=publishing,
+        stages=stages,
     )
 
 

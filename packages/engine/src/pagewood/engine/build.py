@@ -28,11 +28,9 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
             f"node_rank must be 0 for an engine, got {config.node_rank}: `pagewood serve` with it follows the engine"
         )
     if (reason := reason_for_transformers(config)) is not None:
-        if config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size must be 1 for a model that transformers computes ({reason}), "
-                f"got {config.tensor_parallel_size}"
-            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if (size := getattr(config, name)) > 1:
+                raise ValueError(f"{name} must be 1 for a model that transformers computes ({reason}), got {size}")
         from pagewood.engine.assembly.build_transformers import build_transformers_engine  # imports transformers
 
         return build_transformers_engine(config, reason, inbox=inbox, outbox=outbox, progress=progress)

@@ -1,11 +1,12 @@
-"""The engine's loops, plain, overlapped and of several steps: the same calls in a different order."""
+"""The engine's loops, plain, overlapped, of several steps and of stages: the same calls in a different order."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -42,9 +43,11 @@ from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.equal_chunks import EqualChunks
 from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Grant, Planner, StepPlan
 from pagewood.engine.core.steps.speculation import Speculation, SpeculationCounts
+from pagewood.engine.core.steps.stage_turns import StageTurns
 from pagewood.engine.observe.view import EngineView
 
 _log = logging.getLogger(__name__)
@@ -188,6 +191,18 @@ class Pending:
     """Whether it has at least `EngineInfo.long_step_tokens`."""
     failure: Exception | None = None
     """Why filling its masks failed; the step then fails too."""  # written by: loop
+    num_beside: int = 0
+    """Steps that were in flight when it was launched, where there are stages."""  # written by: loop
+
+
+@dataclass(slots=True, kw_only=True)
+class Stages:
+    """What the loop of a model that is cut into stages needs beside that of one."""
+
+    turns: StageTurns
+    chunks: EqualChunks
+    in_flight: deque[Pending] = field(default_factory=deque[Pending])
+    """The oldest first; at most as many as there are stages."""  # contents written by: loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +277,10 @@ class Counters:
 
 
 class Engine:
-    """Takes commands, runs steps, sends answers. Invariant: at most one step is in flight between calls of `advance`.
+    """Takes commands, runs steps, sends answers.
+
+    Invariant: at most one step is in flight between calls of `advance`; or, if the model is cut into stages, as many as
+    there are stages.
 
     Use it from one thread. A server calls `run`; a caller with a loop of its own calls `advance`.
 
@@ -278,7 +296,8 @@ class Engine:
     __slots__ = (
         "_builder", "_clock", "_expert_rows", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted",
         "_num_steps", "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_publishing",
-        "_record", "_runner", "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
+        "_record", "_runner", "_speculation", "_stages", "_state", "_was_idle", "_watch_clock", "_watchdog", "config",
+        "info",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +320,7 @@ class Engine:
         observer: Observer | None = None,
         expert_rows: ExpertRows | None = None,
         publishing: Publishing | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self._publishing = publishing
         self.config = config
@@ -319,6 +339,7 @@ class Engine:
         self._pacing = pacing
         self._observer = observer
         self._expert_rows = expert_rows
+        self._stages = stages
         self._mask_work = SharedWork(num_mask_helpers)
         self._watchdog = Watchdog()
         self._measures: Measures | None = None
@@ -338,14 +359,19 @@ class Engine:
         pending: Pending | None = None
         while not stopped():
             pending = self.advance(pending)
-        self._finish(pending)
+        if self._stages is None:
+            self._finish(pending)
+        else:
+            self._finish_all(self._stages)
         self._send([end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())])
         self._send(self._intake.drop_flushes())
         if self._publishing is not None:
             self._send(self._publishing.drop())
 
     def advance(self, last: Pending | None) -> Pending | None:
-        """Do one step of the configured loop; pass its return value to the next call."""
+        """Do one step of the configured loop; pass its return value, a step in flight or None, to the next call."""
+        if self._stages is not None:
+            return self.step_staged(self._stages)
         if self.config.num_continuous_decode_steps > 1:
             return self.step_several()
         return self.step_overlapped(last) if self.config.overlap else self.step()
@@ -377,6 +403,52 @@ class Engine:
             self._finish(pending)
             raise
         return pending
+
+    def step_staged(self, stages: Stages) -> Pending | None:
+        """Launch one step beside those in flight; retire the oldest if no stage is left for another one.
+
+        The step that is launched next has requests of the one that has just been retired, or chunks of prompts.
+        """
+        in_flight = stages.in_flight
+        try:
+            self._take_commands(in_flight[0] if in_flight else None)
+            pending = self._launch()
+            if pending is not None:
+                stages.turns.launched(grant.request for grant in pending.grants)
+                pending.num_beside = len(in_flight)
+                in_flight.append(pending)
+                self._constrain(pending)
+            if in_flight and (pending is None or len(in_flight) == stages.turns.num_stages):
+                self._finish_oldest(stages)
+        except RunnerLostError:
+            raise
+        except BaseException:
+            self._finish_all(stages)
+            raise
+        return in_flight[0] if in_flight else None
+
+    def _finish_oldest(self, stages: Stages) -> None:
+        pending = stages.in_flight.popleft()
+        try:
+            self._finish(pending)
+        finally:
+            stages.turns.retired()
+            stages.chunks.ended(
+                pending.grants, num_beside=pending.num_beside, launched_s=pending.launched_s, now_s=self._clock()
+            )
+
+    def _finish_all(self, stages: Stages) -> None:
+        """Retire all steps in flight; an interrupt is raised after that."""
+        interrupt: BaseException | None = None
+        while stages.in_flight:
+            try:
+                self._finish_oldest(stages)
+            except RunnerLostError:
+                raise
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def step_several(self) -> None:
         """Plan one step, launch it and those in which the same requests decode on, then retire them all in order."""
@@ -634,7 +706,7 @@ class Engine:
             batch = self._builder.build(
                 grants, is_constraining=is_constraining, is_decode=plan.is_decode, is_followed=is_followed
             )
-            launched_s = 0.0 if self._pacing is None else self._clock()
+            launched_s = 0.0 if self._pacing is None and self._stages is None else self._clock()
             if self._record is not None:
                 launched_s = launched_s or self._watch_clock()
             if measures is not None:

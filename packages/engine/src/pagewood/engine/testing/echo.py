@@ -388,8 +388,14 @@ class EchoRunner:
         assert at <= len(masks), f"{len(masks)} masks for {at} draws"
 
     def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...]]:
-        """Return the drafts of the constrained grants of a step; all steps before have been computed."""
-        assert self._queue[0] is step, "a step before has not been waited for"
+        """Return the drafts of the constrained grants of a step; steps before are computed, and have other requests."""
+        rows = set(step.batch.rows[step.batch.sampled[step.batch.constrained]].tolist())
+        for earlier in self._queue:
+            if earlier is step:
+                break
+            sampled = earlier.batch.rows[earlier.batch.sampled].tolist()
+            assert rows.isdisjoint(sampled), "a step before has not been waited for"
+            earlier.result = earlier.result or self._compute(earlier)
         by_row = {request.row: request for request in self._requests()} if self._requests is not None else {}
         batch, drafts = step.batch, list[tuple[int, ...]]()
         self._update(step)

@@ -29,12 +29,17 @@ class MaskTurns:
         self._room_ms = 0
         """Milliseconds that earlier steps have left over; negative after a long turn."""  # written by: sitting_out
 
-    def sitting_out(self, state: EngineState) -> Set[Request]:
-        """Return the running requests that get no token in the next step, because their masks would take too long."""
+    def sitting_out(self, state: EngineState, others: Set[Request] = frozenset()) -> Set[Request]:
+        """Return the running requests that get no token in the next step, because their masks would take too long.
+
+        Args:
+            state: of the engine.
+            others: requests that get no token for another reason, so they have no turn.
+        """
         if not state.num_constrained:
             self._room_ms = 0
             return frozenset()
-        slow = [request for request in state.running if request.mask_ms]
+        slow = [request for request in state.running if request.mask_ms and request not in others]
         is_alone = len(slow) == len(state.running) and not len(state.waiting)
         room_ms = ALONE_MS if is_alone else min(STEP_MS, self._room_ms + STEP_MS)
         slow.sort(key=lambda request: request.mask_turn)  # among equals, the best-ranked first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -196,6 +196,26 @@ class Pace(Protocol):
         ...
 
 
+class Turns(Protocol):
+    """Which requests may be in a step, where several steps are in flight at once."""
+
+    def sitting_out(self, state: EngineState) -> Set[Request]:
+        """Return the running requests that get no grant in the next step."""
+        ...
+
+
+class ChunkSizes(Protocol):
+    """How long a chunk of a prompt may be, where steps should take equal time."""
+
+    def tokens(self, start: int, most: int) -> int:
+        """Return how many tokens from position `start` on take no more time than `most` at the start of a prompt."""
+        ...
+
+    def worth(self, start: int, count: int) -> int:
+        """Return how many tokens at the start of a prompt take as long as `count` from position `start` on."""
+        ...
+
+
 class Planner:
     """Decides steps. Invariant: the best-ranked running request never loses its pages to another.
 
@@ -208,8 +228,8 @@ class Planner:
     """
 
     __slots__ = (
-        "_budget", "_chunk_align", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace", "_preemption", "_reserve",
-        "_skip_ahead", "_victim",
+        "_budget", "_chunk_align", "_chunk_sizes", "_kv", "_mask_turns", "_max_scored", "_notes", "_pace",
+        "_preemption", "_reserve", "_skip_ahead", "_turns", "_victim",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +244,8 @@ class Planner:
         chunk_align: int = 1,
         preemption: PriorityPreemption | None = None,
         pace: Pace | None = None,
+        turns: Turns | None = None,
+        chunk_sizes: ChunkSizes | None = None,
         notes: Notes | None = None,
     ) -> None:
         """Keep the parts.
@@ -240,10 +262,14 @@ class Planner:
                 have room for that many prompt tokens.
             preemption: preempts running requests for waiting ones; None: only lack of memory preempts running requests.
             pace: limits the prompt tokens of steps; None: only the budget does.
+            turns: which requests may be in a step; None: all.
+            chunk_sizes: of long prompts; None: a chunk is as long as the budget allows.
             notes: gets the reasons of decisions; None: no reasons are kept.
         """
         self._preemption = preemption
         self._pace = pace
+        self._turns = turns
+        self._chunk_sizes = chunk_sizes
         self._notes = notes
         self._max_scored = max_scored
         self._chunk_align = chunk_align
@@ -266,7 +292,11 @@ class Planner:
         room = None if self._pace is None else self._pace.max_prefill_tokens(state)
         if room is not None and self._notes is not None:
             self._notes.note(Reason.LIMITED_BY_TARGET, None, None, room)
-        sitting_out = self._mask_turns.sitting_out(state)
+        if self._turns is None:
+            sitting_out = self._mask_turns.sitting_out(state)
+        else:
+            sitting_out = self._turns.sitting_out(state)
+            sitting_out = sitting_out | self._mask_turns.sitting_out(state, sitting_out)
         budget = self._budget.open(len(state.running), max_prefill_tokens=room)
         grants: list[Grant] = []
         is_prefill_first = self._budget.prefill_first
@@ -425,11 +455,12 @@ class Planner:
                 continue
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
-            count = self._chunk(request, start, num_missing, min(budget.offer_prefill(num_missing), room))
+            count = self._chunk(request, start, num_missing, self._offered(budget, start, num_missing, room))
             if count < num_missing and self._notes is not None:
                 self._note_chunk(request, count, num_missing, room)
             if count and shortage.grow(request, start + count, grants):
-                prompts.room -= budget.take_prefill(count, ends=count == num_missing)
+                taken = budget.take_prefill(self._worth(start, count), ends=count == num_missing)
+                prompts.room = max(0, prompts.room - taken)  # the least chunk may be worth more
                 if request.timeline is not None:
                     request.timeline.chunk(count)
                 grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
@@ -545,7 +576,7 @@ class Planner:
                     self._notes.note(Reason.RECALLING, request)
                 continue
             num_missing = request.num_known - num_matched
-            count = self._chunk(request, num_matched, num_missing, budget.offer_prefill(num_missing))
+            count = self._chunk(request, num_matched, num_missing, self._offered(budget, num_matched, num_missing))
             if not count:
                 if self._notes is not None:
                     self._notes.note(Reason.NO_TOKENS, request)
@@ -572,7 +603,9 @@ class Planner:
             if self._notes is not None:
                 num_wanted = request.num_known - request.num_matched
                 self._notes.note(Reason.ADMITTED, request, None, request.num_matched, count, num_wanted)
-            budget.take_prefill(count, ends=request.num_matched + count == request.num_known)
+            budget.take_prefill(
+                self._worth(request.num_matched, count), ends=request.num_matched + count == request.num_known
+            )
             budget.admit()
             reserve.admit(request, num_to_complete=space.num_to_complete(request))
             waiting.admitted(request)
@@ -619,6 +652,17 @@ class Planner:
             return count
         aligned = (start + count) // align * align - start
         return count if aligned <= 0 < request.num_unscored else max(0, aligned)
+
+    def _offered(self, budget: StepBudget, start: int, num_missing: int, room: int = _ANY_NUMBER) -> int:
+        """Return how many of the missing positions from `start` on the budget and `room` have time for."""
+        most = min(budget.offer_prefill(num_missing), room)
+        if self._chunk_sizes is None:
+            return most
+        return min(most, self._chunk_sizes.tokens(start, min(budget.offer_prefill(_ANY_NUMBER), room)))
+
+    def _worth(self, start: int, count: int) -> int:
+        """Return the tokens of the budget that a chunk takes."""
+        return count if self._chunk_sizes is None else self._chunk_sizes.worth(start, count)
 
 
 class Shortage:
