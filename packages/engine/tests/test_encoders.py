@@ -172,7 +172,8 @@ def test_what_only_decoders_do_is_refused(folders: dict[str, tuple[Path, Any]]) 
         assert llm.embed([[5] * 130]).shape == (1, 64)
         assert np.array_equal(llm.embed("w5 w6 w7"), llm.embed([[1, 5, 6, 7, 2]]))
     for fields in (
-        {"speculative": "ngram"}, {"tensor_parallel_size": 2}, {"host_cache_gb": 0.1}, {"target_step_s": 0.1},
+        {"speculative": "ngram"}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"host_cache_gb": 0.1},
+        {"target_step_s": 0.1},
     ):  # fmt: skip
         name = next(iter(fields))
         with pytest.raises(ValueError, match=f"{name} must be left out for an encoder such as BertModel"):

@@ -34,7 +34,7 @@ from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.ranks.agreement import check_division
-from pagewood.engine.runner.ranks.messages import CanMeet, Loaded
+from pagewood.engine.runner.ranks.messages import CanMeet
 from rank_threads import ThreadExchange, on_ranks, ranks_logits, text_logits
 from stand_ins import flashinfer_torch
 from stand_ins.torch_decoding import rotations_at
@@ -177,7 +177,7 @@ def test_ranks_with_another_map_than_rank_0_are_refused(folder: Path, tmp_path: 
     model = ModelConfig.from_folder(folder)
     one = division_mark(divided_by_expert(model, 2))
     other = division_mark(divided_by_expert(model, 2, file=mapped(tmp_path / "map.json", {0: [1, 0, 0, 1, 0, 1]})))
-    check_division(one, [Loaded(num_pages=1, max_length=1, division=one), CanMeet(division=one)])
+    check_division(one, [CanMeet(division=one), CanMeet(division=one)])
     check_division("", [CanMeet(division="")])
     with pytest.raises(ValueError, match=r"expert_map must say the same on all ranks, got .* on rank 2"):
         check_division(one, [CanMeet(division=one), CanMeet(division=other)])

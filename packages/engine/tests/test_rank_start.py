@@ -25,6 +25,7 @@ from pagewood.engine.runner.ranks.group import Group, RankProcess, spawn
 from pagewood.engine.runner.ranks.joint_progress import JointProgress
 from pagewood.engine.runner.ranks.messages import Doing, StartSpans
 from pagewood.engine.runner.ranks.pulse import Pulse
+from pagewood.engine.runner.ranks.rank_names import RankNames
 from pagewood.engine.runner.ranks.segment import Segment, mapped, segment_bytes, shared_memory
 
 CONFIG = EngineConfig(tensor_parallel_size=2, num_threads=2, max_running=2, max_total_tokens=256)
@@ -108,7 +109,7 @@ def test_beats_before_anything_is_imported_are_those_of_the_rank(count: int) -> 
 
 
 def test_all_ranks_have_one_progress() -> None:
-    progress = JointProgress(3)
+    progress = JointProgress(RankNames(3))
     found: list[tuple[str, int, int]] = []
     for rank, what, done, total in (
         (0, "reading weights", 1, 10),
@@ -132,7 +133,7 @@ def test_all_ranks_have_one_progress() -> None:
 
 
 def test_the_progress_names_the_nodes_of_ranks() -> None:
-    progress = JointProgress(4, per_node=2)
+    progress = JointProgress(RankNames(4, per_node=2))
     for rank in (0, 2):
         progress.note(rank, Doing(what="reading weights", done=0, total=1))
     assert (
@@ -192,7 +193,7 @@ class Silent:
 
 
 def test_a_silent_rank_ends_the_start_with_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    def start(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
         return Silent(connection)
 
     monkeypatch.setattr(build_cpu, "Group", partial(Group, spawn=start, loading_s=0.3))
@@ -203,7 +204,7 @@ def test_a_silent_rank_ends_the_start_with_a_typed_error(monkeypatch: pytest.Mon
 def test_a_rank_that_takes_no_messages_ends_its_group() -> None:
     """It is silent, and the connection is full."""
 
-    def start(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    def start(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
         return Silent(connection)
 
     group = Group(CONFIG, 2, spawn=start, heartbeat_s=0.3, loading_s=60)
@@ -219,7 +220,7 @@ def test_a_rank_that_takes_no_messages_ends_its_group() -> None:
 
 
 def test_rank_0_does_not_load_on_when_another_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+    def start(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
         process = Silent(connection)
         process.kill()
         return process
@@ -237,8 +238,8 @@ def test_a_stopped_rank_ends_the_start(moment_s: float, monkeypatch: pytest.Monk
     """With a limit of three seconds instead of thirty."""
     pids: list[int] = []
 
-    def start(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
-        process = spawn(rank, connection, descriptors)
+    def start(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
+        process = spawn(label, connection, descriptors)
         pids.append(process.pid)
         threading.Timer(moment_s, os.kill, (process.pid, signal.SIGSTOP)).start()
         return process

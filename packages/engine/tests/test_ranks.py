@@ -17,39 +17,17 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import EngineConfig, Grammar, LogitsProcessor, PoolingParams, SamplingParams
-from pagewood.engine.core.loop import Engine, RunnerLostError
+from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.offline.calls import EngineFailedError
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S
-from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from ranked_engines import PROMPTS, engine_of, generate_for, group_of, is_alive, mixed_sampling, one_process
 
 PROGRAM = Path(__file__).parent / "support" / "ranked_program.py"
 WAIT_S = 60
 """Then a process counts as hung."""
-PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
-
-
-def mixed_sampling(num: int, max_tokens: int = 30) -> list[SamplingParams]:
-    return [
-        SamplingParams(
-            max_tokens=max_tokens, temperature=float(i % 2), seed=i, top_p=0.9 if i % 3 else 1.0, ignore_eos=True
-        )
-        for i in range(num)
-    ]
-
-
-def engine_of(llm: LLM) -> Engine:
-    return llm._engine._engine  # pyright: ignore[reportPrivateUsage]
-
-
-def group_of(llm: LLM) -> Group:
-    runner = engine_of(llm).runner
-    assert isinstance(runner, RankedRunner)
-    group = runner._group  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(group, Group)
-    return group
 
 
 def has_ended(pid: int, *, limit_s: float) -> bool:
@@ -65,21 +43,8 @@ def has_ended(pid: int, *, limit_s: float) -> bool:
     return False
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def two_ranks(**options: Any) -> LLM:
     whole: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 2, "max_running": 8, **options}
-    return LLM(**whole)
-
-
-def one_process(**options: Any) -> LLM:
-    whole: dict[str, Any] = {"num_threads": 1, "max_running": 8, **options}
     return LLM(**whole)
 
 
@@ -202,12 +167,6 @@ def test_pages_of_all_ranks_come_back_from_host_and_disk(speculative: str, tmp_p
             found += [(one.tokens, one.num_cached_tokens) for one in llm.generate(prompt, sampling)]
     assert [num for _, num in found] == [0, 96, 96, 96]
     assert len({tokens for tokens, _ in found}) == 1
-
-
-def generate_for(llm: LLM, duration_s: float) -> None:
-    ends_s = time.monotonic() + duration_s
-    while time.monotonic() < ends_s:
-        llm.generate(PROMPTS * 2, mixed_sampling(2 * len(PROMPTS), 100))
 
 
 MOMENTS = [0.5, *[pytest.param(random.Random(seed).random(), marks=pytest.mark.slow) for seed in range(10)]]

@@ -58,8 +58,8 @@ class ThreadOfRank:
 def ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines start threads for their other ranks."""
 
-    def start(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
-        del rank
+    def start(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
+        del label
         return ThreadOfRank(connection, descriptors)
 
     for module in (build_cpu, cuda_rank):

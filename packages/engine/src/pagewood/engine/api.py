@@ -1170,6 +1170,7 @@ class EngineConfig:
                 self.num_continuous_decode_steps,
             ),
             ("expert_load", self.expert_load != "off", "off", self.expert_load),
+            ("enable_dp_attention", self.enable_dp_attention, "False", True),
             ("target_step_s", self.target_step_s is not None, "None", self.target_step_s),
             ("refuse_late", self.refuse_late, "False", self.refuse_late),
             ("decision_log", self.decision_log is not None, "None", self.decision_log),

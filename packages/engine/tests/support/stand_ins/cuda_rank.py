@@ -22,10 +22,10 @@ from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 
 
-def spawn(rank: int, connection: int, descriptors: Sequence[int], *, free_bytes: int = 1 << 30) -> RankProcess:
+def spawn(label: str, connection: int, descriptors: Sequence[int], *, free_bytes: int = 1 << 30) -> RankProcess:
     """Start the process of a rank, whose device has this much memory; see `group.spawn`."""
     return subprocess.Popen(
-        [sys.executable, __file__, str(rank), str(connection), str(free_bytes)],
+        [sys.executable, __file__, label, str(connection), str(free_bytes)],
         stdin=subprocess.DEVNULL,
         pass_fds=(connection, *descriptors),
         start_new_session=True,

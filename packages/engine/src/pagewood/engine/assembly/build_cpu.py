@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,18 +19,20 @@ from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.nodes import gathered, threads_of_node
 from pagewood.engine.assembly.policies import Policies, chosen
+from pagewood.engine.assembly.stage_place import StagePlace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.folder import model_folder, model_name
-from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.load import check_weights, layer_bytes
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stage import Stage, divide, stages_of
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.processors import Process
-from pagewood.engine.runner.ranks.agreement import check_division
+from pagewood.engine.runner.ranks.agreement import check_division, check_layers
 from pagewood.engine.runner.ranks.cores import threads_on
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Loaded, Sizes
@@ -73,11 +75,11 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
             f"got {weights_bytes / 1e9:.1f} GB of weights in {config.weights.replace('auto', 'the form of its files')}"
         )
-    num_ranks = config.tensor_parallel_size
+    num_ranks = config.num_ranks
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
-    if num_ranks > 1:
-        model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
+    model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
+    cuts = _cuts(config, folder, model_config)
     num_threads = threads_of_node(config)
     parts = _Parts(
         folder=folder,
@@ -86,6 +88,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_weights=num_weights,
         num_threads=num_threads,
         processors=processors,
+        stages=stages_of(cuts, model_config.num_layers),
     )
     if num_ranks == 1:
         return _engine(config, parts, None, inbox, outbox, progress)
@@ -94,6 +97,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_ranks,
         shares_kv=config.host_cache_gb is not None,
         hosts=None if config.nnodes == 1 else gathered(config, digest, progress),
+        cuts=cuts,
         progress=progress,
     )
     try:
@@ -114,12 +118,19 @@ class _Parts:
     num_threads: int
     """Threads of all ranks of this host together."""
     processors: Mapping[str, Process]
+    stages: Sequence[Stage]
+    """Of the model; one if it is not cut."""
 
 
 def _engine(
     config: EngineConfig, parts: _Parts, group: Group | None, inbox: Inbox, outbox: Outbox, progress: Progress | None
 ) -> Engine:
-    num_ranks, cores = config.tensor_parallel_size, () if group is None else group.cores
+    num_ranks, cores = config.num_ranks, () if group is None else group.cores
+    place = None
+    if group is not None and group.stages is not None:
+        place = StagePlace.of(group.stages, 0, parts.stages)
+        _log.info("stages: %s", _listed(parts.stages))
+    exchange = None if group is None else group.segment.exchange(0)
     with threads_on(cores):
         rank = CPURank(
             config,
@@ -127,16 +138,21 @@ def _engine(
             parts.digest,
             num_threads=parts.num_threads // config.ranks_per_node,
             shard=_shard(config),
-            exchange=None if group is None else group.segment.exchange(0),
+            stage=None if place is None else place.stage,
+            exchange=exchange if place is None else place.exchange,
+            relay=None if place is None else place.relay,
             progress=progress,
         )
     _log.info("weights: %s", rank.described_weights)
     rank.compile(progress)
-    num_pages, max_length = rank.num_pages(1) if group is None else _agreed_sizes(rank, group)
+    num_pages, max_length = rank.num_pages(1)
+    page_bytes = rank.page_bytes
+    if group is not None:
+        num_pages, max_length, page_bytes = _agreed_sizes(rank, group, place, parts.stages)
     rank.allocate(num_pages)
     num_pools = num_ranks if config.enable_dp_attention else 1
     num_pages *= num_pools
-    page_bytes = rank.page_bytes * (num_ranks // num_pools)
+    page_bytes //= num_pools
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -172,9 +188,9 @@ def _engine(
     control = draft_control(config, are_cores_taken=TakenCores())
 
     def make_runner(kv: AnyKV) -> Runner:
-        watch = None if group is None else StepNotes(group.segment, 0)
+        watch = None if group is None or place is not None else StepNotes(group.segment, 0)
         with threads_on(cores):
-            runner = rank.make_runner(max_length=max_length, processors=parts.processors, watch=watch)
+            runner = rank.make_runner(max_length=max_length, processors=parts.processors, watch=watch, place=place)
         if group is not None:
             group.wait_until_ready()
             runner = RankedRunner(runner, group)
@@ -192,14 +208,15 @@ def _engine(
     assert rank.memory is not None
     memory, beside = rank.memory, rank.beside
     if group is not None and config.host_cache_gb is not None:
-        memory, beside = rank.joined_memory(num_pages, group.kv_memory)
+        memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.count))
+    mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=tiered_cache(config, parts.digest, memory, mark=rank.loaded.mark, frames=frames),
+        make_cache=tiered_cache(config, parts.digest, memory, mark=mark, frames=frames),
         allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, parts.folder, info),
@@ -212,21 +229,49 @@ def _engine(
 
 
 def _shard(config: EngineConfig) -> Shard:
-    """Return the first rank."""
+    """Return the first rank of a stage."""
     return Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
 
 
-def _agreed_sizes(rank: CPURank, group: Group) -> tuple[int, int]:
-    """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them."""
+def _agreed_sizes(
+    rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]
+) -> tuple[int, int, int]:
+    """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them.
+
+    The last number is the bytes of a page on all ranks.
+    """
     loaded = group.answers(Loaded)
     check_division(rank.division, loaded)
+    check_layers(rank.layers, loaded, stages)
     own_pages, own_length = rank.num_pages(group.num_here)
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))
     if group.kv_memory:
-        group.enlarge_kv(rank.shared_bytes(num_pages))
+        group.enlarge_kv([rank.shared_bytes(num_pages, one) for one in _stages_of_others(place, group.count)])
     group.tell_all(Sizes(num_pages=num_pages, max_length=max_length))
-    return num_pages, max_length
+    return num_pages, max_length, rank.page_bytes + sum(one.page_bytes for one in loaded)
+
+
+def _listed(stages: Sequence[Stage]) -> str:
+    return "; ".join(map(str, stages))
+
+
+def _stages_of_others(place: StagePlace | None, num_ranks: int) -> list[Stage | None]:
+    """Return the stages of ranks 1 to R - 1; None: there is one."""
+    return [None if place is None else place.stage_of(rank) for rank in range(1, num_ranks)]
+
+
+def _cuts(config: EngineConfig, folder: Path, model: ModelConfig) -> tuple[int, ...]:
+    """Return where the model is cut into stages, so that they read about the same bytes; nothing if it is not.
+
+    Raises:
+        ValueError: it cannot be cut into that many.
+    """
+    count = config.pipeline_parallel_size
+    if count == 1:
+        return ()
+    layers, head = layer_bytes(folder, model, is_stored=config.weights == "auto")
+    return divide(layers, count, model.cuts, head=head)
 
 
 def _described(config: EngineConfig) -> str:

@@ -16,6 +16,7 @@ import torch
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.expert_options import expert_change, expert_rows
 from pagewood.engine.assembly.host_pages import host_pages
+from pagewood.engine.assembly.stage_place import StagePlace
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.memory.page_groups import most_pages
 from pagewood.engine.core.observe.expert_load import ExpertRows
@@ -25,6 +26,7 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stage import Stage
 from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide_rows
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
@@ -38,15 +40,19 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import RowTables
+from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.segment import mapped
+from pagewood.engine.runner.ranks.staged_runner import StagedRunner
 from pagewood.engine.runner.storage import AnyStorage, storage_for
-from pagewood.kvpool import JointLayout, LayerGroups
+from pagewood.kvpool import JointLayout, LatentLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, joined, shared_size
 
 _log = logging.getLogger(__name__)
+
+AnyLayout = MultiHeadLayout | LatentLayout
 
 LOOKUPS: dict[str, Callable[..., Any]] = {"ngram": NgramLookup, "suffix": SuffixIndex}
 """What finds drafts in the texts of a server, by the name of the option."""
@@ -64,8 +70,10 @@ class CPURank:
         folder: of the model.
         digest: of the folder.
         num_threads: of this process.
-        shard: this rank.
-        exchange: with the others; None: the model is whole.
+        shard: this rank, among those of its stage.
+        stage: its layers; None: all.
+        exchange: with the others of its stage; None: it is alone.
+        relay: between stages; None: there is one.
         progress: called for every tensor.
 
     Raises:
@@ -86,7 +94,9 @@ class CPURank:
         *,
         num_threads: int,
         shard: Shard = WHOLE,
+        stage: Stage | None = None,
         exchange: Exchange | None = None,
+        relay: ChannelRelay | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._config = config
@@ -101,8 +111,10 @@ class CPURank:
             num_threads=num_threads,
             max_length=config.max_length,
             shard=shard,
+            stage=stage,
             change=expert_change(config),
             exchange=exchange,
+            relay=relay,
             progress=progress,
         )
         model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
@@ -132,11 +144,12 @@ class CPURank:
         if config.enable_dp_attention:
             units |= {ROW_EXCHANGE: None}
         self._variants, self._units = variants, units
-        self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
+        if stage is None:
+            self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
+        else:  # stages with other numbers of layers would have other groups
+            self.groups = model.config.groups(max_length=1)
         """The groups of layers, each of which gives memory back on its own."""
-        self.layout = model.config.memory_layout(
-            page_size=config.page_size, dtype=config.kv_cache_dtype, order="HND", groups=self.groups
-        )
+        self.layout = self._layout_of(model.config, self.groups)
         """The layout of a frame on this rank."""
         self.page_bytes = self._measured_page()
         """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
@@ -156,6 +169,11 @@ class CPURank:
     def division(self) -> str:
         """What distinguishes the division of experts from others, which all ranks must have."""
         return division_mark(self.loaded.model.whole)
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The first layer that it has, and the first one behind."""
+        return self.loaded.model.stage.first, self.loaded.model.stage.stop
 
     @property
     def expert_rows(self) -> ExpertRows | None:
@@ -229,25 +247,31 @@ class CPURank:
                 uses_rejection=self._config.speculative_verify == "rejection",
             )
 
-    def shared_bytes(self, num_pages: int) -> int:
-        """Return the size of memory that holds what `allocate` allocates."""
+    def shared_bytes(self, num_pages: int, stage: Stage | None = None) -> int:
+        """Return the size of memory that holds what `allocate` allocates, or does on a rank of another stage."""
         num_pages_beside, num_frames = self._sizes(num_pages)
         if self._drafter is None:
-            return shared_size(self.layout, num_frames)
+            return shared_size(self._layout_in(stage), num_frames)
         if not self.has_frames:
             return shared_size(self._drafter.layout(self.layout), num_pages)
         beside = shared_size(self._drafter.layout_beside(self.layout), num_pages_beside)
         return shared_size(self.layout, num_frames) + beside
 
-    def joined_memory(self, num_pages: int, others: Sequence[int]) -> tuple[PageMemory, PageMemory | None]:
+    def joined_memory(
+        self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]
+    ) -> tuple[PageMemory, PageMemory | None]:
         """Return the memory of all ranks as that of one pool, of pages or frames and beside frames; see `beside`.
 
         Args:
             num_pages: of all ranks.
             others: descriptors of what ranks 1 to R - 1 have allocated.
+            stages: of these ranks; None: the model has one.
         """
         assert self.memory is not None
-        mades = [self._made(num_pages, descriptor) for descriptor in others]
+        mades = [
+            self._made(num_pages, descriptor, self._layout_in(stage))
+            for descriptor, stage in zip(others, stages, strict=True)
+        ]
         memories = [self.memory, *(made.memory for made in mades)]
         besides = [one for one in (self._beside, *(made.beside for made in mades)) if one is not None]
         return _joined(memories), _joined(besides) if besides else None
@@ -257,32 +281,51 @@ class CPURank:
         num_frames = num_pages * len(self.groups.windows)
         return most_pages(self.groups.windows, num_frames) if self.has_frames else num_pages, num_frames
 
-    def _made(self, num_pages: int, shared: int | None) -> _Made:
+    def _layout_of(self, model: ModelConfig, groups: LayerGroups) -> AnyLayout:
+        return model.memory_layout(
+            page_size=self._config.page_size, dtype=self._config.kv_cache_dtype, order="HND", groups=groups
+        )
+
+    def _layout_in(self, stage: Stage | None) -> AnyLayout:
+        """Return the layout of a frame on a rank of a stage; None: of this one."""
+        if stage is None:
+            return self.layout
+        own = self.loaded.model.whole.for_stage(stage).for_shard(self.loaded.model.shard)
+        return self._layout_of(own, own.groups(max_length=1))
+
+    def _made(self, num_pages: int, shared: int | None, layout: AnyLayout | None = None) -> _Made:
+        layout = self.layout if layout is None else layout
         cut = None if shared is None else SharedBytes(torch.from_numpy(mapped(shared)))
         num_pages_beside, num_frames = self._sizes(num_pages)
         if self._drafter is None:
-            memory = allocate(self.layout, num_frames, shared=cut)
-            return _Made(memory=memory, storage=storage_for(self.layout, num_frames, memory=memory))
+            memory = allocate(layout, num_frames, shared=cut)
+            return _Made(memory=memory, storage=storage_for(layout, num_frames, memory=memory))
         joint = self._drafter.allocate(
             self.layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
         )
         return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint)
 
     def make_runner(
-        self, *, max_length: int, processors: Mapping[str, Process] | None, watch: StepWatch | None = None
+        self,
+        *,
+        max_length: int,
+        processors: Mapping[str, Process] | None,
+        watch: StepWatch | None = None,
+        place: StagePlace | None = None,
     ) -> Runner:
         """Return what computes, after `compile` and `allocate`.
 
         Args:
             max_length: of a request.
             processors: functions that requests may name.
-            watch: gets what each step has computed; None: the model is whole.
+            watch: gets what each step has computed; None: the model is whole, or cut into stages.
+            place: among the stages; None: there is one.
         """
         assert self._kernel is not None
         assert self._storage is not None
         assert self.memory is not None
         found = self._found
-        runner: Runner = CPURunner(
+        own = CPURunner(
             self.loaded.model,
             self._storage,
             self._kernel,
@@ -295,12 +338,15 @@ class CPURank:
             processors=processors,
             groups=self.groups,
             exchange=self._exchange if self._config.enable_dp_attention else None,
-            watch=watch,
+            watch=watch if place is None else place.watch,
         )
+        runner: Runner = own
         for one in (self.memory, self._beside):
             if one is not None:
                 runner = PopulatingRunner(runner, Populator(one), first=self._first_page(one))
-        return runner
+        if place is None:
+            return runner
+        return StagedRunner(runner, own.learn, place.watch, place.memory, place.rank)
 
     def _first_page(self, memory: PageMemory) -> int | None:
         """Return the id of the first page in the memory of this rank; None: it has all pages, or its part of each."""

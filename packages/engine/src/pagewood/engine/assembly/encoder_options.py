@@ -25,6 +25,7 @@ def for_encoder(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     unusable = {
         "speculative": config.speculative != "off",
         "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "pipeline_parallel_size": config.pipeline_parallel_size > 1,
         "host_cache_gb": config.host_cache_gb is not None,
         "target_step_s": config.target_step_s is not None,
     }

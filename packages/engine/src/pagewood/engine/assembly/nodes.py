@@ -46,9 +46,11 @@ def threads_of_node(config: EngineConfig) -> int:
     num_threads, num_ranks = config.num_threads or num_cores(), config.ranks_per_node
     if num_threads < num_ranks:
         here = f", of which {num_ranks} are on this host" if config.nnodes > 1 else ""
+        which = "tensor_parallel_size"
+        if config.pipeline_parallel_size > 1:
+            which += " times pipeline_parallel_size"
         raise ValueError(
-            f"tensor_parallel_size must be at most the {num_threads} cores that this process may use, "
-            f"got {config.tensor_parallel_size}{here}"
+            f"{which} must be at most the {num_threads} cores that this process may use, got {config.num_ranks}{here}"
         )
     return num_threads
 

@@ -30,6 +30,9 @@ from pagewood.engine.runner.ranks.messages import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pagewood.engine.core.loop import Runner
     from pagewood.engine.runner.ranks.segment import Segment
 
@@ -106,7 +109,8 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
         from pagewood.engine.runner.ranks.pulse import Pulse
         from pagewood.engine.runner.ranks.segment import Segment, mapped
 
-        segment = Segment.in_memory(mapped(begin.segment), begin.count)
+        memory = mapped(begin.segment)
+        segment = Segment.in_memory(memory, begin.count)
     parent = os.getppid()
 
     def lost() -> tuple[int, str] | None:  # a process that rank 0 has forked may keep the connection open
@@ -117,7 +121,7 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     standstill.is_waiting = begin.port is not None
     pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
-        runner = _runner(begin, segment, talk, link, standstill)
+        runner = _runner(begin, memory, segment, talk, link, standstill)
     except (EOFError, BrokenPipeError):
         pulse.stop()
         leave()
@@ -135,7 +139,9 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     runner.close()
 
 
-def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: Standstill) -> Runner:
+def _runner(
+    begin: Begin, memory: NDArray[np.uint8], segment: Segment, talk: Talk, link: Link, standstill: Standstill
+) -> Runner:
     """Build what computes this rank's part; its memory has the size that all ranks agree on."""
 
     def progress(what: str, done: int, total: int) -> None:
@@ -148,10 +154,15 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: 
 
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.named_processors import load_processors
+    from pagewood.engine.assembly.stage_place import StagePlace
     from pagewood.engine.model_folder.folder import model_folder
     from pagewood.engine.model_folder.model_digest import ModelDigest
+    from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.models.shard import Shard
+    from pagewood.engine.models.stage import stages_of
     from pagewood.engine.runner.ranks.notes import StepNotes
+    from pagewood.engine.runner.ranks.segment import segment_bytes
+    from pagewood.engine.runner.ranks.stage_memory import StageMemory
 
     config = begin.config
     processors = load_processors(config)
@@ -159,24 +170,39 @@ def _runner(begin: Begin, segment: Segment, talk: Talk, link: Link, standstill: 
     digest = ModelDigest(folder)
     if config.disk_cache_path is not None or config.remote_cache is not None:
         digest.begin()
+    place = None
+    if begin.cuts:
+        shared = StageMemory.in_memory(memory[segment_bytes(begin.count) :], segment, 1 + len(begin.cuts))
+        place = StagePlace.of(shared, begin.rank, stages_of(begin.cuts, ModelConfig.from_folder(folder).num_layers))
     rank = CPURank(
         config,
         folder,
         digest,
         num_threads=(config.num_threads or config.ranks_per_node) // config.ranks_per_node,
-        shard=Shard(begin.rank, begin.count, by_request=begin.config.enable_dp_attention),
-        exchange=segment.exchange(begin.rank),
+        shard=Shard(begin.rank, begin.count, by_request=config.enable_dp_attention) if place is None else place.shard,
+        stage=None if place is None else place.stage,
+        exchange=segment.exchange(begin.rank) if place is None else place.exchange,
+        relay=None if place is None else place.relay,
         progress=progress,
     )
     num_pages, max_length = rank.num_pages(config.ranks_per_node)
-    talk(Loaded(num_pages=num_pages, max_length=max_length, division=rank.division))
+    talk(
+        Loaded(
+            num_pages=num_pages,
+            max_length=max_length,
+            page_bytes=rank.page_bytes,
+            layers=rank.layers,
+            division=rank.division,
+        )
+    )
     standstill.is_waiting = True
     sizes = receive(link)
     standstill.is_waiting = False
     assert isinstance(sizes, Sizes)
     rank.compile(progress)  # rank 0 has compiled what was not in the cache
     rank.allocate(sizes.num_pages, shared=begin.kv_memory)
-    return rank.make_runner(max_length=sizes.max_length, processors=processors, watch=StepNotes(segment, begin.rank))
+    watch = StepNotes(segment, begin.rank) if place is None else None
+    return rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
 
 
 if __name__ == "__main__":

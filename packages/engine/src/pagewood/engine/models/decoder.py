@@ -146,8 +146,8 @@ class Decoder(Generic[A]):
                 nothing may be captured. None: this rank has all.
 
         Returns:
-            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order. If
-            this is not the last stage: `[T, E]`, the residual stream that it has sent.
+            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order.
+            If this is not the last stage: `[T, E]`, the residual stream that it has sent.
         """
         ops, last, is_last = self._ops, len(self._layers) - 1, self.stage.is_last
         narrows = is_last and all(state <= last for state in captured)  # the last layer's other tokens are not needed

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 TAKEN = frozenset({
-    "--model", "--device", "--threads", "--tensor-parallel-size", "--weights", "--activations", "--dtype",
-    "--kv-cache-dtype", "--batch-invariant", "--max-length", "--max-total-tokens", "--mem-fraction",
-    "--max-running-requests", "--chunked-prefill-size", "--speculative", "--speculative-model",
+    "--model", "--device", "--threads", "--tensor-parallel-size", "--pipeline-parallel-size", "--weights",
+    "--activations", "--dtype", "--kv-cache-dtype", "--batch-invariant", "--max-length", "--max-total-tokens",
+    "--mem-fraction", "--max-running-requests", "--chunked-prefill-size", "--speculative", "--speculative-model",
     "--speculative-num-tokens", "--speculative-control", "--speculative-verify", "--grammar-backend",
     "--grammar-timeout", "--random-seed", "--decision-log",
 })  # fmt: skip

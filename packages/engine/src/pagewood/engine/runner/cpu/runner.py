@@ -198,6 +198,18 @@ class _Step:
         return runs if self.processing is None else (*runs, self.processing.rest)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownRows:
+    """What a stage knows after a step of the rows that have yielded tokens. Legend: S such rows."""
+
+    tokens: Int32
+    """The new ones, as they stand in the table."""
+    lengths: Int32
+    """[S]"""
+    pages: Int32
+    """[S, pages of a row]"""
+
+
 class CPURunner:
     """Computes batches on a worker thread, and owns the KV memory and the tables of tokens, lengths and pages.
 
@@ -208,9 +220,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_latest", "_lookup",
-        "_model", "_now", "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans",
-        "_watch", "_worker", "_writer",
+        "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_is_stage", "_latest",
+        "_lookup", "_model", "_now", "_num_helpers", "_num_threads", "_plain", "_processors", "_reported", "_rotations",
+        "_rows", "_spans", "_watch", "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -253,6 +265,7 @@ class CPURunner:
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
+        self._is_stage = not (model.stage.is_first and model.stage.is_last)
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
         num_tables = len(groups.windows) if groups else 1
@@ -302,7 +315,10 @@ class CPURunner:
         self._spans: RunnerSpans | None = None
         """What a profile records; None: no profile is taken."""  # written by: start_spans, take_spans
         self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
-        self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
+        self._num_helpers = num_threads - 1 if self._is_stage else num_threads - 2
+        """Threads that help beside the one that waits for a step. In a stage it does not help: the step may have ended
+        here, and the thread waits for others while the next one is computed."""
+        self._helpers = ThreadPoolExecutor(max(1, self._num_helpers), "runner-helper")
         self._latest: Later[StepResult] | None = None
         """The result of the latest step; None before the first."""  # written by: launch
 
@@ -321,7 +337,7 @@ class CPURunner:
             pooled=_writable(batch.pooled),
         )
         self._processors.admit(batch)
-        calls = self._processors.of_batch(batch)
+        calls = self._processors.of_batch(batch) if self._model.stage.is_last else {}
         step = _Step(
             batch=batch,
             grants=grants,
@@ -369,13 +385,38 @@ class CPURunner:
         spans, self._spans = self._spans, None
         return ((), 0) if spans is None else spans.taken()
 
+    def learn(self, batch: Batch, result: StepResult) -> KnownRows:
+        """Write the tokens of a step that the last stage has drawn to the table, where they are already in that stage.
+
+        Args:
+            batch: of the step, which has been waited for; no later one has any of its rows that yield tokens.
+            result: of the step.
+        """
+        rows, is_last = self._rows, self._model.stage.is_last
+        sampled = batch.sampled.astype(np.intp)
+        own = batch.rows[sampled].astype(np.intp)
+        starts = np.minimum(batch.starts[sampled], rows.lengths[own] - 1)  # see `Grants`
+        ends = starts + np.where(batch.num_promised > 1, 1, batch.counts[sampled])
+        found: list[Int32] = [np.empty(0, np.int32)]
+        at = 0
+        for row, end, num in zip(own.tolist(), ends.tolist(), result.counts.tolist(), strict=True):
+            if num:
+                first = int(rows.lengths[row]) - num if is_last else end
+                places = rows.tokens[row, first : first + num]
+                if not is_last:
+                    places[:] = result.tokens[at : at + num]
+                    rows.lengths[row] = first + num
+                found.append(places)
+                at += num
+        return KnownRows(tokens=np.concatenate(found), lengths=rows.lengths[own], pages=rows.pages[own])
+
     def close(self) -> None:
         """Finish the launched steps and end the threads; a second call does nothing."""
         self._worker.close()
         self._helpers.shutdown()
 
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
-        runs = step.runs() if self._num_threads > 1 else ()
+        runs = step.runs() if self._num_threads > 1 and not self._is_stage else ()
         return CPUStepHandle(runs, step.constraint, result, lambda: self._latest is not result)
 
     def _watched(self, step: _Step) -> StepResult:
@@ -392,7 +433,9 @@ class CPURunner:
         computed = self._compute(step)
         if computed is None:
             self._writer.kernel.pass_by()
-            return StepResult(tokens=np.empty(0, np.int32), counts=np.zeros(len(step.batch.sampled), np.int32))
+            return _nothing(step.batch)
+        if not self._model.stage.is_last:
+            return _nothing(step.batch)
         scopes, counts, draft_s, verify_s = computed
         now, grants = self._now, step.grants
         scope = now.main.scope
@@ -539,7 +582,7 @@ class CPURunner:
     def _work(self, run: Run | MeasuredRun, later: Later[Run | MeasuredRun | None]) -> None:
         """Compute a run, together with the threads that help."""
         later.give(run)
-        for _ in range(self._num_threads - 2):
+        for _ in range(self._num_helpers):
             self._helpers.submit(run.help)
         if isinstance(run, MeasuredRun):
             run.measure()
@@ -618,6 +661,11 @@ class CPURunner:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
         return scopes, counts
+
+
+def _nothing(batch: Batch) -> StepResult:
+    """Return the result of a step that yields nothing here."""
+    return StepResult(tokens=np.empty(0, np.int32), counts=np.zeros(len(batch.sampled), np.int32))
 
 
 def _spread(values: Int32, places: Int32, size: int) -> Int32:

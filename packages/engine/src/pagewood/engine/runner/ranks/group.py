@@ -35,7 +35,9 @@ from pagewood.engine.runner.ranks.messages import (
     send,
 )
 from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S, LOADING_HEARTBEAT_S, Pulse
+from pagewood.engine.runner.ranks.rank_names import RankNames
 from pagewood.engine.runner.ranks.segment import MAX_RANKS, Segment, mapped, segment_bytes, shared_memory
+from pagewood.engine.runner.ranks.stage_memory import StageMemory, stage_bytes
 
 if TYPE_CHECKING:
     from pagewood.engine.runner.ranks.hosts.hosts import Hosts
@@ -71,14 +73,14 @@ class RankProcess(Protocol):
         ...
 
 
-Spawn = Callable[[int, int, Sequence[int]], RankProcess]
-"""(rank, descriptor of its connection, descriptors of shared memory) -> its process, which has inherited these."""
+Spawn = Callable[[str, int, Sequence[int]], RankProcess]
+"""(label of the rank, descriptor of its connection, descriptors of memory) -> its process, which inherits these."""
 
 
-def spawn(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+def spawn(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
     """Start the process of a rank, with nothing of this process but its connection and the shared memory."""
     return subprocess.Popen(
-        [sys.executable, "-m", _MODULE, str(rank), str(connection)],
+        [sys.executable, "-m", _MODULE, label, str(connection)],
         stdin=subprocess.DEVNULL,
         pass_fds=(connection, *descriptors),
         start_new_session=True,  # the terminal's Ctrl-C is for this process
@@ -95,6 +97,7 @@ class Group:
         config: of all ranks.
         count: R, at least 2; this process is rank 0.
         shares_kv: whether this process reads and writes the KV memory of all ranks.
+        cuts: first layer of each stage but the first one; empty: the model is not cut into stages.
         port: where ranks on devices meet, which run on any cores; None: ranks compute on cores, which are divided.
         heartbeat_s: how long a rank may be silent.
         loading_s: how long a rank may be silent before it is ready.
@@ -104,8 +107,8 @@ class Group:
     """
 
     __slots__ = (
-        "_answers", "_at_end", "_changed", "_hosts", "_links", "_processes", "_progress", "_pulse", "_reader",
-        "_to_show", "cores", "count", "kv_memory", "num_here", "segment",
+        "_answers", "_at_end", "_changed", "_hosts", "_links", "_names", "_processes", "_progress", "_pulse", "_reader",
+        "_to_show", "cores", "count", "kv_memory", "num_here", "segment", "stages",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +117,7 @@ class Group:
         count: int,
         *,
         shares_kv: bool = False,
+        cuts: Sequence[int] = (),
         port: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         loading_s: float = LOADING_HEARTBEAT_S,
@@ -123,12 +127,19 @@ class Group:
     ) -> None:
         if not 2 <= count <= MAX_RANKS:
             raise ValueError(f"a group must have 2 to {MAX_RANKS} ranks, got {count}")
-        descriptor = shared_memory(segment_bytes(count))
+        num_stages, size = 1 + len(cuts), segment_bytes(count)
+        descriptor = shared_memory(size + stage_bytes(count, num_stages))
         self.count = count
         self.num_here = count if hosts is None else hosts.per_node
         """Ranks of this host."""
         self._hosts = hosts
-        self.segment = Segment.in_memory(mapped(descriptor), count)
+        self._names = RankNames(count, num_stages, self.num_here)
+        memory = mapped(descriptor)
+        self.segment = Segment.in_memory(memory, count)
+        self.stages: StageMemory | None = None
+        """What stages share; None: there is one."""
+        if num_stages > 1:
+            self.stages = StageMemory.in_memory(memory[size:], self.segment, num_stages)
         anywhere: list[int] = []
         divided = divided_cores(self.num_here) if port is None else [anywhere] * count
         self.cores: Sequence[int] = divided[0]
@@ -140,7 +151,7 @@ class Group:
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
-        self._progress = JointProgress(count, per_node=self.num_here)
+        self._progress = JointProgress(self._names)
         self._to_show = progress
         self._at_end: Callable[[], None] | None = None  # written by: at_end
         try:
@@ -163,6 +174,7 @@ class Group:
                         kv_memory=kv_memory,
                         search_path=[one for one in sys.path if one],
                         cores=divided[rank] if rank < self.num_here else [],
+                        cuts=list(cuts),
                         port=port,
                         log_level=logging.getLogger("pagewood").getEffectiveLevel(),
                     ),
@@ -291,15 +303,17 @@ class Group:
             RunnerLostError: they differ, or the group ends before that.
         """
         self.segment.agree(number)
+        if self.stages is not None and self.segment.ended[0] == 0:
+            self.stages.agree(number)
         self.check()
 
     def end(self, rank: int, reason: str) -> None:
         """End the group because of a rank."""
         self.segment.end(rank, reason)
 
-    def enlarge_kv(self, num_bytes: int) -> None:
-        """Give the KV memory of each other rank this size, before the ranks map it."""
-        for descriptor in self.kv_memory:
+    def enlarge_kv(self, sizes: Sequence[int]) -> None:
+        """Give the KV memory of ranks 1 to R - 1 these sizes in bytes, before the ranks map it."""
+        for descriptor, num_bytes in zip(self.kv_memory, sizes, strict=True):
             os.ftruncate(descriptor, num_bytes)
 
     def abandon(self) -> None:
@@ -335,9 +349,9 @@ class Group:
         link, other = Link.pair()
         self._links.append(link)
         with other:
-            process = spawn(rank, other.fileno(), descriptors)
+            process = spawn(self._names.label(rank), other.fileno(), descriptors)
         self._processes.append(process)
-        _log.info("rank %d: process %d", rank, process.pid)
+        _log.info("%s: process %d", self._names[rank], process.pid)
 
     def _read(self) -> None:
         """Note what the ranks say, until none of them can say more."""
@@ -364,7 +378,7 @@ class Group:
                 self._progress.note(rank, message)
             elif isinstance(message, Said):
                 logger = logging.getLogger(message.logger)
-                logger.log(message.level, "rank %d%s: %s", rank, self._where(rank), message.text)
+                logger.log(message.level, "%s%s: %s", self._names[rank], self._where(rank), message.text)
             else:
                 self._answers[rank, type(message)] = message
             self._changed.notify_all()
@@ -382,13 +396,13 @@ class Group:
         """Return a rank whose process has ended, and how."""
         for rank, process in enumerate(self._processes, 1):
             if (code := process.poll()) is not None:
-                return rank, f"the process of rank {rank} has ended with code {code}"
+                return rank, f"the process of {self._names[rank]} has ended with code {code}"
         return None
 
     def _lose(self, rank: int, error: Exception) -> None:
         code = self._processes[rank - 1].poll() if rank <= len(self._processes) else None
         how = f"cannot be reached: {error}" if code is None else f"has ended with code {code}"
-        self.segment.end(rank, f"the process of rank {rank} {how}")
+        self.segment.end(rank, f"the process of {self._names[rank]} {how}")
         raise RunnerLostError(self._why()) from error
 
     def _ended(self) -> None:

@@ -27,6 +27,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Where modules are found that the configuration names."""
     cores: list[int]
     """On which its threads run; empty: on any."""
+    cuts: list[int]
+    """First layer of each stage but the first one; empty: the model has one stage."""
     port: int | None
     """Where ranks on devices meet; None: they exchange in the shared memory."""
     log_level: int
@@ -92,6 +94,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     num_pages: int
     max_length: int
+    page_bytes: int
+    """Of its part of a page."""
+    layers: tuple[int, int]
+    """Its first layer, and the first one behind it."""
     division: str
     """See `models.expert_division.division_mark`; the same on all ranks."""
 

@@ -55,7 +55,7 @@ def add_model_options(page: Page) -> None:
         metavar="N",
         dest="num_threads",
         help="compute threads of a CPU (default: one per physical core)",
-        more="They are divided among the processes of --tensor-parallel-size on this host.",
+        more="They are divided among the processes of this host that compute the model.",
     )
     model.add(
         "--tensor-parallel-size",
@@ -100,6 +100,15 @@ def add_model_options(page: Page) -> None:
         action="store_true",
         help="let everyone take part who reaches --master-addr",
         more="They can then read and change what the model computes.",
+    )
+    model.add(
+        "--pipeline-parallel-size",
+        type=int,
+        default=DEFAULTS.pipeline_parallel_size,
+        metavar="N",
+        help="stages of layers that are computed one after the other (default: 1)",
+        more="Each has --tensor-parallel-size processes of its own, and computes other requests at the same time. "
+        "On a CPU, for models that do not fit one memory node. Not with drafting models, --overlap or a decision log.",
     )
     model.add(
         "--expert-parallel",

@@ -95,6 +95,8 @@ class StepWriter:
         held = None if drafter is None else drafter.record_drafts(tape, one)
         mark(1)
         first = tape.num_lines
+        if not self.model.stage.is_last:
+            return self._written_for_stage(tape, one, sizes)
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
@@ -114,10 +116,7 @@ class StepWriter:
             drafter.record_rest(tape, one, accepted)
             mark(3)
         num_sizes = tape.num_row_kinds if divided is None else NUM_KINDS  # a rank may have all rows of a step
-        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes[:num_sizes]]
-        capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
-        capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
-        capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
+        capacity = _capacity(tape, sizes[:num_sizes])
         outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
         program = tape.program(
             self.kernel, capacity, inputs=(one.tokens, *(() if divided is None else divided.inputs)), outputs=outputs
@@ -135,3 +134,31 @@ class StepWriter:
             reports=program.outputs[3],
             sums=program.outputs[4],
         )
+
+    def _written_for_stage(self, tape: Tape, one: Pass, sizes: Sequence[int]) -> StepProgram:
+        """Return the program of a stage that sends hidden states; it yields nothing."""
+        first = tape.num_lines
+        self.model.states(one.tokens, one.rotated(), self.attention, one.kept)
+        lines = slice(first, tape.num_lines)
+        program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=())
+        return StepProgram(
+            drafter=None,
+            main=one,
+            divided=None,
+            program=program,
+            first_draw=lines.stop,
+            target_lines=lines,
+            found=np.empty((0, 1), np.int32),
+            num_found=np.empty((0, 1), np.int32),
+            reports=np.empty((0, 0), np.float32),
+            sums=np.empty((0, 0), np.float32),
+        )
+
+
+def _capacity(tape: Tape, sizes: Sequence[int]) -> list[int]:
+    """Return the rows of each kind for which a program has memory."""
+    capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes[: tape.num_row_kinds]]
+    capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
+    capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
+    capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
+    return capacity

@@ -24,11 +24,15 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stage import Stage
+from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
+from pagewood.engine.runner.cpu.compiled.hand_over import HAND_OVER
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedShape, PackedWeight
@@ -76,8 +80,10 @@ def load_cpu_model(
     num_threads: int = 1,
     max_length: int | None = None,
     shard: Shard = WHOLE,
+    stage: Stage | None = None,
     change: Callable[[ModelConfig], ModelConfig] | None = None,
     exchange: Exchange | None = None,
+    relay: ChannelRelay | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
@@ -93,18 +99,21 @@ def load_cpu_model(
         num_threads: that lay out weights.
         max_length: see `load_model`.
         shard: the rank whose part of the model is loaded; each has a file of its own in the cache folder.
+        stage: the layers that are loaded, likewise; None: all.
         change: see `load_model`.
         exchange: with the other ranks; None: the model is whole.
+        relay: between the stages; None: there is one.
         progress: called for every tensor.
     """
     load = partial(
-        _load, folder, max_length=max_length, shard=shard, change=change, exchange=exchange, progress=progress
-    )
+        _load, folder, max_length=max_length, shard=shard, stage=stage, change=change, exchange=exchange, relay=relay,
+        progress=progress,
+    )  # fmt: skip
     if form not in _CACHED:
         return load(Packer(form, activations=activations, num_threads=num_threads))
     digest.begin()
     started = time.monotonic()
-    part = _part_of(folder, shard, change)
+    part = _part_of(folder, shard, stage, change)
     path = _kept_file(digest, form, part)
     if path is not None:
         try:
@@ -145,11 +154,15 @@ def load_cpu_model(
     return load(Packer(form, activations=activations, num_threads=num_threads))
 
 
-def _part_of(folder: Path, shard: Shard, change: Callable[[ModelConfig], ModelConfig] | None) -> str:
+def _part_of(
+    folder: Path, shard: Shard, stage: Stage | None, change: Callable[[ModelConfig], ModelConfig] | None
+) -> str:
     """Return what distinguishes a rank's part of a model from other parts; empty: the model is whole."""
+    layers = "" if stage is None else f"{stage} "
     if shard.is_whole:
-        return ""
-    return str(shard) if change is None else f"{shard}{division_mark(change(ModelConfig.from_folder(folder)))}"
+        return layers
+    own = str(shard) if change is None else f"{shard}{division_mark(change(ModelConfig.from_folder(folder)))}"
+    return layers + own
 
 
 def _kept_file(digest: ModelDigest, form: WeightFormat, part: str) -> Path | None:
@@ -174,8 +187,10 @@ def _load(
     *,
     max_length: int | None,
     shard: Shard,
+    stage: Stage | None,
     change: Callable[[ModelConfig], ModelConfig] | None,
     exchange: Exchange | None,
+    relay: ChannelRelay | None,
     progress: Progress | None,
     reads_matrices: bool = True,
 ) -> LoadedModel:
@@ -189,13 +204,15 @@ def _load(
         reads_matrices=reads_matrices,
         max_length=max_length,
         shard=shard,
+        stage=stage,
+        relay=relay,
         change=change,
         progress=progress,
     )
     return LoadedModel(
         model=model,
         variants=frozenset(ops.variants),
-        units=tuple(ops.units),
+        units=tuple(ops.units) if relay is None else (*ops.units, EXCHANGE, HAND_OVER),
         form=packer.form,
         expert_rows=ops.expert_rows,
     )
