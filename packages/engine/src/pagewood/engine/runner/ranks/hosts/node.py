@@ -155,7 +155,7 @@ class NodeGroup:
         """Start a rank, with what belongs to this host in place of what belongs to that of rank 0."""
         link, other = Link.pair()
         with other:
-            process = self._spawn(begin.rank, other.fileno(), [self._descriptor])
+            process = self._spawn(str(begin.rank), other.fileno(), [self._descriptor])
         self._links[begin.rank], self._processes[begin.rank] = link, process
         link.send(
             encode_to_rank(
