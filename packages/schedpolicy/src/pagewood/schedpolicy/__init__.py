@@ -4,6 +4,7 @@ from pagewood.schedpolicy.admission.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.admission.deferral import InBatchDeferral
 from pagewood.schedpolicy.admission.quotas import Quota, Quotas, Usage
 from pagewood.schedpolicy.admission.skip_ahead import SkipAhead
+from pagewood.schedpolicy.admission.slots import SlotShares
 from pagewood.schedpolicy.drafting.acceptance import Decoding
 from pagewood.schedpolicy.drafting.control import DraftControl, StepsReport
 from pagewood.schedpolicy.drafting.step_cost import DraftCost, StepCost
@@ -80,10 +81,11 @@ __all__ = [
     "HasClass", "HasDeadline", "HasOwnPriority", "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "InBatchDeferral",
     "Lending", "LiveMatch", "Load", "MultilevelOrder", "NewTokenRatio", "Order", "Outcome", "Placement",
     "PreemptionGuard", "PrefixIndex", "Quota", "Quotas", "RankedOrder", "ReplicaName", "Report", "Role",
-    "RoutedRequest", "Router", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepCost",
-    "StepModel", "StepReserve", "StepSample", "StepsReport", "Switch", "TagAffinity", "Ticket", "TooLate", "Urgent",
-    "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named", "by_arrival", "by_deadline",
-    "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority", "by_priority_low_first",
-    "choose_victim", "choose_victims", "decode_first", "default_order", "deserving", "fair_share", "order_named",
-    "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
+    "RoutedRequest", "Router", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "SlotShares", "StepBudget",
+    "StepCost", "StepModel", "StepReserve", "StepSample", "StepsReport", "Switch", "TagAffinity", "Ticket", "TooLate",
+    "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named", "by_arrival",
+    "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority",
+    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "default_order", "deserving",
+    "fair_share", "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin",
+    "worth_preempting",
 ]  # fmt: skip
