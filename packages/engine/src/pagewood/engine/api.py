@@ -390,6 +390,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Its class, for the order "wrr"."""
     tag: str = ""
     """What it should run next to, for the order "tag", such as the name of an adapter."""
+    adapter: str | None = None
+    """The name of the adapter that computes it; None: the model alone."""
     num_output: int | None = None
     """For a step of a search: how many of the last tokens are output already. Penalties and the grammar begin before
     them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
@@ -506,6 +508,8 @@ class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
     """As in `Submit`."""
     seconds: float
     namespace: str | None = None
+    adapter: str | None = None
+    """The name of the adapter that has computed it; None: the model alone."""
 
     def __post_init__(self) -> None:
         """Check the time."""
@@ -551,8 +555,48 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume_reque
     request_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter"):
+    """Read an adapter, so that later requests may name it. Steps go on meanwhile.
+
+    The answer is a `Delta` that ends with `stop`, or with a refusal that says what is wrong with the folder. An adapter
+    with the contents of the one that it replaces changes nothing, so what is cached for that stays. Otherwise running
+    requests end with the old one, and no request gets what is cached for that.
+    """
+
+    request_id: str
+    name: str
+    folder: str
+    """Of PEFT, on the engine's machine."""
+    replaces: bool = False
+    """Whether there may be an adapter of that name already."""
+    is_pinned: bool = False
+    """Whether it keeps its slot while no request uses it."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Let no later request name an adapter; those that have it end with it.
+
+    The answer is a `Delta` that ends with `stop`, or with a refusal if there is no such adapter.
+    """
+
+    request_id: str
+    name: str
+
+
 Command = (
-    Submit | Abort | SetPriority | Refuse | PassOn | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+    Submit
+    | Abort
+    | SetPriority
+    | Refuse
+    | PassOn
+    | Flush
+    | Pause
+    | Resume
+    | PauseRequest
+    | ResumeRequest
+    | Retain
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 
@@ -675,6 +719,8 @@ ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
 """What a CPU multiplies weights with, see `EngineConfig.activations`."""
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 """What an engine of several with a shared cache does, see `EngineConfig.role`."""
+MAX_ADAPTER_RANK = 1024
+"""The largest value of `EngineConfig.max_adapter_rank`."""
 ExpertLoadDetail: TypeAlias = Literal["off", "ranks", "experts"]
 """How rows of experts are counted, see `EngineConfig.expert_load`."""
 Progress = Callable[[str, int, int], None]
@@ -745,6 +791,13 @@ class EngineConfig:
     """What computes the model. native: the parts of this package; transformers: its class in that library
     (`pagewood-engine[transformers]`), over the same KV memory, which is slower; auto: transformers for an architecture
     that this package has no table for, native for all others."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Name and folder of each adapter that is loaded at start. Folders are those of PEFT."""
+    max_adapters: int = 0
+    """Adapters that requests may use at the same time; others of those that are loaded wait for their turn. 0: the
+    engine has no adapters. On a CPU only."""
+    max_adapter_rank: int = 64
+    """The largest rank of an adapter in a module."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
@@ -1049,6 +1102,7 @@ class EngineConfig:
         self._check_stages()
         self._check_experts()
         self._check_dp_attention()
+        self._check_adapters()
         self._check_needs()
         self._check_tiers()
         self._check_retention()
@@ -1201,6 +1255,31 @@ class EngineConfig:
         for name, value in values.items():
             if value is not None:
                 raise ValueError(f"{name} must be None with enable_dp_attention, got {value!r}")
+
+    def _check_adapters(self) -> None:
+        num_loaded = len(self.adapters)
+        names = [name for name, _ in self.adapters]
+        if len(set(names)) < num_loaded or "" in names:
+            raise ValueError(f"adapters must have names of their own, got {', '.join(names)}")
+        if self.adapters and not self.max_adapters:
+            raise ValueError(f"max_adapters must be >= 1 with adapters, got {self.max_adapters}")
+        if self.max_adapters < 0:
+            raise ValueError(f"max_adapters must be >= 0, got {self.max_adapters}")
+        if not 1 <= self.max_adapter_rank <= MAX_ADAPTER_RANK:
+            raise ValueError(f"max_adapter_rank must be in [1, {MAX_ADAPTER_RANK}], got {self.max_adapter_rank}")
+        if not self.max_adapters:
+            return
+        for name, value, off in (
+            ("device", self.device, "cuda"),
+            ("model_impl", self.model_impl, "transformers"),
+        ):
+            if value == off:
+                raise ValueError(f"max_adapters must be 0 with {name} {off}, got {self.max_adapters}")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"max_adapters must be 0 with {name} {getattr(self, name)}, got {self.max_adapters}")
+        if self.decision_log is not None:
+            raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
 
     def _check_experts(self) -> None:
         if self.expert_load not in (known := get_args(ExpertLoadDetail)):

@@ -17,6 +17,7 @@ from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
 from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
@@ -66,6 +67,7 @@ def assemble(
     allocator: PageAllocator | PageGroups | None = None,
     drafting: Drafting | None = None,
     compiler: Compiler | None = None,
+    adapters: AdapterPool | None = None,
     drafts_constrained: bool = False,
     processors: Mapping[str, Callable[..., None]] | None = None,
     inbox: Inbox,
@@ -85,6 +87,7 @@ def assemble(
         allocator: what `page_allocator` returns, for caches that know the frames of pages; None: it is made here.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         compiler: compiles grammars; None: requests with a grammar are refused.
+        adapters: of the runner; None: requests that name one are refused.
         drafts_constrained: see `Speculation`.
         processors: the functions that the runner calls for requests that name them; None: there are none.
         inbox: source of commands.
@@ -128,6 +131,7 @@ def assemble(
             or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
             notes=observer,
             allocator=own,
+            adapters=adapters,
             page_size=page_size,
             num_rows=config.num_rows,
             free_rows=free_rows,
@@ -239,6 +243,7 @@ def assemble(
             is_drafting=drafting is not None,
             groups=groups,
             has_lengths=info.short_length is not None,
+            adapters=adapters,
         ),
         runner=runner,
         inbox=inbox,

@@ -15,7 +15,7 @@ from pagewood.engine.api import (
 from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.schedpolicy import ORDERS
 from pagewood.schedpolicy.orders.names import MATCH_ORDERS
-from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
+from scenarios.scenario import VOCAB_SIZE, AdapterLoad, Arrival, Scenario
 
 
 def with_stages(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -274,3 +274,31 @@ def with_grammars(scenario: Scenario, rng: random.Random) -> Scenario:
         for arrival in scenario.arrivals
     )
     return replace(scenario, arrivals=arrivals)
+
+
+def with_adapters(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with few slots for several adapters, which are replaced and unloaded while requests run."""
+    names = [f"adapter {number}" for number in range(rng.randint(1, 5))]
+    contents = [rng.randrange(1, 1 << 40) for _ in range(6)]
+    loads = [AdapterLoad(at_step=0, until_step=0, name=name, content=rng.choice(contents)) for name in names]
+    num_slots = rng.randint(1, 4)
+    for name in names:
+        step = 0
+        for _ in range(rng.randint(0, 3)):
+            step += rng.randint(1, 12)
+            loads.append(
+                AdapterLoad(
+                    at_step=step,
+                    until_step=step + rng.choice((0, 0, 3, 9)),
+                    name=name,
+                    content=rng.choice((*contents, 0)),
+                    is_pinned=num_slots > len(names) and rng.random() < 0.3,
+                )
+            )
+            step = loads[-1].until_step
+    arrivals = tuple(
+        replace(arrival, at_step=arrival.at_step + 1, adapter=rng.choice((None, *names)))
+        for arrival in scenario.arrivals
+    )
+    config = replace(scenario.config, max_adapters=num_slots)
+    return replace(scenario, arrivals=arrivals, config=config, adapters=tuple(loads))

@@ -18,6 +18,7 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    LoadAdapter,
     Pause,
     PauseRequest,
     PoolingParams,
@@ -27,9 +28,11 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
     TokenLogprob,
+    UnloadAdapter,
 )
 from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
+from pagewood.engine.core.memory.adapters import AdapterPool, LoadedAdapter
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
@@ -41,6 +44,7 @@ from pagewood.engine.runner.ranks.segment import Segment
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
+from pagewood.schedpolicy import SlotShares
 from scenarios.faulty import FaultyRunner
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
 from thread_ranks import NotedRunner, ThreadRanks
@@ -139,6 +143,40 @@ def run_scenario(
         raise
 
 
+class _Loading:
+    """A folder of an adapter that is read until some step."""
+
+    def __init__(self, loaded: LoadedAdapter, done: Callable[[], bool]) -> None:
+        self._loaded = loaded
+        self.done = done
+
+    def result(self) -> LoadedAdapter:
+        """Return the adapter."""
+        return self._loaded
+
+
+class _Adapters:
+    """A source of adapters that are numbers; a folder says until which step it is read, and the number."""
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        self._step = step
+        self.contents: dict[int, int] = {}
+        """By number of the engine."""  # contents written by: keep
+
+    def load(self, folder: str) -> _Loading:
+        """Begin to read a folder."""
+        until_step, content = map(int, folder.split())
+        return _Loading(LoadedAdapter(version=str(content), weights=content), lambda: self._step() >= until_step)
+
+    def keep(self, number: int, weights: object) -> None:
+        """Keep what an adapter is made of."""
+        assert isinstance(weights, int)
+        self.contents[number] = weights
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class _Run:
     """One run of a scenario."""
 
@@ -175,6 +213,7 @@ class _Run:
         self._interrupted: set[int] = set()
         """Steps that a `KeyboardInterrupt` has ended."""
         self._num_preempted_known = 0
+        self._adapters = _Adapters(lambda: self._step)
         self._drafting = RandomDrafting(
             max_tokens=scenario.max_drafts,
             seed=len(scenario.arrivals),
@@ -201,6 +240,13 @@ class _Run:
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
             drafts_constrained=True,
+            adapters=None
+            if not scenario.config.max_adapters
+            else AdapterPool(
+                scenario.config.max_adapters,
+                source=self._adapters,
+                sharing=SlotShares(scenario.config.max_adapters, max_passes=len(scenario.arrivals) % 5),
+            ),
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
             info=info,
             make_runner=self._make_runner,
@@ -221,6 +267,7 @@ class _Run:
         last_event = max(max(a.at_step, a.abort_at_step or 0) for a in scenario.arrivals)
         last_event = max(last_event, *(end for _, end, _ in scenario.pauses), 0)
         last_event = max(last_event, *(a.hold[1] for a in scenario.arrivals if a.hold is not None), 0)
+        last_event = max(last_event, *(load.until_step for load in scenario.adapters), 0)
         last_event = max(last_event, *(step for step, _, _ in scenario.retains), (scenario.abort_all_at or 0) + 2)
         num_positions = sum(len(a.prompt) + (a.sampling.max_tokens or scenario.max_length) for a in scenario.arrivals)
         deadline = last_event + 20 * num_positions + 100
@@ -293,6 +340,7 @@ class _Run:
             guess_quality=self._scenario.guess_quality,
             leaves_out=self._scenario.leaves_out,
             requests=self._requests_with_rows,
+            adapters=self._adapters.contents.__getitem__ if self._scenario.config.max_adapters else None,
         )
         self._runner = FaultyRunner(
             lambda broken: make_echo(broken=broken),
@@ -331,6 +379,7 @@ class _Run:
                         namespace=arrival.namespace,
                         carry=str(index).encode(),
                         retain_s=arrival.retain_s,
+                        adapter=arrival.adapter,
                         explain=index % 3 == 0,
                     )
                 )
@@ -361,6 +410,14 @@ class _Run:
             self._inbox.put(Pause(request_id="pause and abort", abort=True))
         if abort_at is not None and abort_at + 2 == self._step:
             self._inbox.put(Resume(request_id="resume after the abort"))
+        for load in self._scenario.adapters:
+            if load.at_step == self._step and load.content:
+                folder, name = f"{load.until_step} {load.content}", f"load {load.name}"
+                self._inbox.put(
+                    LoadAdapter(request_id=name, name=load.name, folder=folder, replaces=True, is_pinned=load.is_pinned)
+                )
+            if load.until_step == self._step and not load.content:
+                self._inbox.put(UnloadAdapter(request_id=f"unload {load.name}", name=load.name))
         for number, (step, index, seconds) in enumerate(self._scenario.retains):
             if step == self._step:
                 arrival = self._scenario.arrivals[index]
@@ -390,6 +447,8 @@ class _Run:
 
     def _collect(self) -> None:
         for delta in self._outbox.take():
+            if delta.request_id.startswith("unload"):
+                continue  # it may be unloaded twice
             if not delta.request_id.isdecimal():
                 refused = delta.refusal is not None and delta.refusal.code == "no_retention"
                 assert (delta.finish, delta.first) == (FinishReason.REFUSED if refused else FinishReason.STOP, True)
@@ -452,6 +511,11 @@ class _Run:
                 assert _REFUSALS[code](self._scenario.config), f"request {name}: {last.refusal}"
                 assert code != "queue_timeout" or name not in self._paused, f"request {name} was refused though paused"
                 continue
+            adapter = self._content_of(arrival)
+            if adapter is None:
+                assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
+                assert code in (None, "adapter_not_found", "context_length_exceeded"), f"request {name}: {code}"
+                continue
             if arrival.pooling is not None:
                 self._check_vector(name, arrival, arrival.pooling)
                 continue
@@ -468,6 +532,7 @@ class _Run:
                 stop_ids=stop_ids,
                 max_length=self._scenario.max_length,
                 window=self._window,
+                adapter=adapter,
             )
             self._check_logprobs(name, arrival, output)
             grammar = arrival.sampling.grammar
@@ -495,6 +560,16 @@ class _Run:
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped
             assert last.num_accepted_tokens <= last.num_drafted_tokens
 
+    def _content_of(self, arrival: Arrival) -> int | None:
+        """Return what the adapter of a request was made of when it arrived; None: there was none of that name."""
+        if arrival.adapter is None:
+            return 0
+        loads = [load for load in self._scenario.adapters if load.name == arrival.adapter]
+        # Within a step, loads end behind the requests that arrive, and unloads are sent behind them.
+        before = [load for load in loads if load.until_step < arrival.at_step]
+        content = max(before, key=lambda load: load.until_step).content if before else 0
+        return content or None
+
     def _check_vector(self, name: str, arrival: Arrival, pooling: PoolingParams) -> None:
         """A request for a vector must end with the right one, and have no tokens."""
         last, prompt = self._ends[name], arrival.prompt
@@ -509,7 +584,8 @@ class _Run:
             assert not last.vector
             return
         assert last.finish is FinishReason.STOP
-        vector, expected = np.frombuffer(last.vector, "<f4"), oracle_vector(prompt, pooling, window=self._window)
+        vector = np.frombuffer(last.vector, "<f4")
+        expected = oracle_vector(prompt, pooling, window=self._window, adapter=self._content_of(arrival) or 0)
         assert vector.shape == expected.shape
         assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
         assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)

@@ -33,6 +33,22 @@ class Arrival:
     """Steps at which it is paused alone and resumed, and whether it gives its memory back."""
     retain_s: float | None = None
     """See `Submit.retain_s`; the clock of a scenario counts steps."""
+    adapter: str | None = None
+    """The name of its adapter, which must be in `Scenario.adapters`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLoad:
+    """An adapter that is loaded or unloaded."""
+
+    at_step: int
+    """The step before which its folder is named."""
+    until_step: int
+    """The step in which it has been read; later requests get it."""
+    name: str
+    content: int
+    """What it is made of, > 0; 0: the adapter of that name is unloaded."""
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,8 @@ class Scenario:
     scenario has no faults, and no drafts beside grammars."""
     num_pools: int = 1
     """Ranks among which pages are divided by request."""
+    adapters: tuple[AdapterLoad, ...] = ()
+    """Loads and unloads, one of each name at a time."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

@@ -38,6 +38,7 @@ from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
 from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
+from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
@@ -82,7 +83,7 @@ class CPURank:
 
     __slots__ = (
         "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_make_drafter",
-        "_max_position", "_num_threads", "_storage", "_units", "_variants", "groups", "layout", "loaded",
+        "_max_position", "_num_threads", "_storage", "_units", "_variants", "adapters", "groups", "layout", "loaded",
         "memory", "page_bytes",
     )  # fmt: skip
 
@@ -103,6 +104,12 @@ class CPURank:
         self._exchange = exchange
         self._num_threads = num_threads
         self._found = None if config.speculative == "off" else _find_drafter(config, folder)
+        self.adapters: CPUAdapters | None = None
+        """The adapters of its projections; None: there are none."""
+        if config.max_adapters:
+            self.adapters = CPUAdapters(
+                num_slots=config.max_adapters, max_rank=config.max_adapter_rank, num_rows=config.num_rows
+            )
         self.loaded = load_cpu_model(
             folder,
             config.weights,
@@ -115,6 +122,7 @@ class CPURank:
             change=expert_change(config),
             exchange=exchange,
             relay=relay,
+            adapters=self.adapters,
             progress=progress,
         )
         model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
@@ -339,6 +347,7 @@ class CPURank:
             groups=self.groups,
             exchange=self._exchange if self._config.enable_dp_attention else None,
             watch=watch if place is None else place.watch,
+            adapters=self.adapters,
         )
         runner: Runner = own
         for one in (self.memory, self._beside):

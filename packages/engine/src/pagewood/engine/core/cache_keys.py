@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from pagewood.engine.core.adapter import Adapter
+
 Key: TypeAlias = str | tuple[str | int | None, ...] | None
 """The namespace of a client, or a tuple that begins with it."""
 
@@ -12,8 +14,22 @@ Key: TypeAlias = str | tuple[str | int | None, ...] | None
 class MakeKey(Protocol):
     """Composes a key of its parts, so that two keys are equal if and only if all parts are."""
 
-    def __call__(self, namespace: str | None, *, rope: str | None = None) -> Key:
-        """Return the key of KV in a namespace that was rotated by the set of factors `rope`; None: the first."""
+    def __call__(
+        self,
+        namespace: str | None,
+        *,
+        adapter: str | None = None,
+        adapter_version: str | None = None,
+        rope: str | None = None,
+    ) -> Key:
+        """Return the key of KV in a namespace.
+
+        Args:
+            namespace: of the client.
+            adapter: the name of the adapter that computed it; None: the model alone did.
+            adapter_version: which adapter of that name.
+            rope: the set of factors that rotated it; None: the first.
+        """
         ...
 
 
@@ -34,14 +50,17 @@ class CacheKeys:
         """Return whether a request of at most `max_length` tokens, prompt and output, has the second set."""
         return self.short_length is not None and max_length > self.short_length
 
-    def of(self, namespace: str | None, *, is_long: bool) -> Key:
+    def of(self, namespace: str | None, *, is_long: bool, adapter: Adapter | None = None) -> Key:
         """Return the key of a request."""
-        return self.make(namespace, rope="long" if is_long else None)
+        rope = "long" if is_long else None
+        if adapter is None:
+            return self.make(namespace, rope=rope)
+        return self.make(namespace, adapter=adapter.name, adapter_version=adapter.version, rope=rope)
 
-    def all_of(self, namespace: str | None) -> list[Key]:
-        """Return every key under which a text of a namespace may be cached."""
+    def all_of(self, namespace: str | None, *, adapter: Adapter | None = None) -> list[Key]:
+        """Return every key under which a text of a namespace may be cached, with this adapter or without one."""
         choices = (False,) if self.short_length is None else (False, True)
-        return [self.of(namespace, is_long=is_long) for is_long in choices]
+        return [self.of(namespace, is_long=is_long, adapter=adapter) for is_long in choices]
 
 
 def namespace_of(key: Key) -> str | int | None:

@@ -15,6 +15,7 @@ from pagewood.engine.api import (
     Delta,
     FinishReason,
     Flush,
+    LoadAdapter,
     Overflow,
     PassOn,
     Pause,
@@ -28,7 +29,9 @@ from pagewood.engine.api import (
     SamplingParams,
     SetPriority,
     Submit,
+    UnloadAdapter,
 )
+from pagewood.engine.core.adapter import Adapter
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV
@@ -49,6 +52,7 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbou
 _MASK = 2**63 - 1
 _NO_SAMPLING = SamplingParams()
 """The parameters of requests for a vector, which draw no tokens."""
+_NO_ADAPTERS = Refusal(message="this engine has no adapters, because max_adapters is 0", param="name")
 
 
 class Intake:
@@ -174,6 +178,10 @@ class Intake:
                 return self._flush(command.request_id)
             case Retain():
                 return self._retain(command)
+            case LoadAdapter():
+                return self._load_adapter(command)
+            case UnloadAdapter():
+                return self._unload_adapter(command)
             case PauseRequest():
                 request = self._state.by_id.get(command.request_id)
                 if request is not None:
@@ -195,9 +203,11 @@ class Intake:
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
         prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")
-        refusal = self._refusal(submit, prompt)
+        refusal, adapter = self._refusal(submit, prompt), self._adapter(submit.adapter)
         if refusal is not None:
             return refuse(submit.request_id, refusal, submit.carry)
+        if isinstance(adapter, Refusal):
+            return refuse(submit.request_id, adapter, submit.carry)
         sampling, pooling = submit.sampling, submit.pooling
         max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         if pooling is not None:
@@ -215,8 +225,9 @@ class Intake:
             seed=self._next_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos.union(sampling.stop_token_ids),
             priority=self._sign * submit.priority,
-            key=self._keys.of(submit.namespace, is_long=is_long),
+            key=self._keys.of(submit.namespace, is_long=is_long, adapter=adapter),
             is_long=is_long,
+            adapter=adapter,
             carry=submit.carry,
             arrival=self._num_arrivals,
             arrived_s=now_s,
@@ -266,9 +277,13 @@ class Intake:
         return None
 
     def poll(self) -> list[Delta]:
-        """Queue the requests whose grammars have been compiled and of which enough is cached; return the answers to
-        those that end instead."""
-        deltas: list[Delta] = []
+        """Queue the requests whose grammars have been compiled and of which enough is cached, and let requests name the
+        adapters that have been read.
+
+        Returns:
+            The answers to requests that end instead, and those to the commands that load adapters.
+        """
+        deltas = self._loaded_adapters() if self._state.num_loading else []
         for request in list(self._state.compiling):
             if request.probe is not None:
                 share = self._kv.cached_share(request)
@@ -329,9 +344,11 @@ class Intake:
         return [Delta(name, finish=FinishReason.ABORT, first=True) for name in names]
 
     def close(self) -> None:
-        """Compile no more grammars."""
+        """Compile no more grammars, and read no more adapters."""
         if self._compiler is not None:
             self._compiler.close()
+        if self._kv.adapters is not None:
+            self._kv.adapters.close()
 
     def _flush(self, request_id: str) -> Delta:
         num_tokens = self._kv.flush() * self._kv.page_size
@@ -350,7 +367,10 @@ class Intake:
             message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
             return refuse(command.request_id, Refusal(message=message, param="prompt"))
         tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
-        keys = self._keys.all_of(command.namespace)
+        adapter = self._adapter(command.adapter)
+        if isinstance(adapter, Refusal):
+            return refuse(command.request_id, adapter)
+        keys = self._keys.all_of(command.namespace, adapter=adapter)
         if not command.seconds:
             num_tokens = sum(self._kv.drop(tokens, key) for key in keys) * self._kv.page_size
         else:
@@ -360,6 +380,38 @@ class Intake:
                 return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"))
             num_tokens = max(num or 0 for num in found)
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
+
+    def _adapter(self, name: str | None) -> Adapter | Refusal | None:
+        """Return the adapter of a name, or why there is none; None: no name was given."""
+        if name is None:
+            return None
+        found = None if self._kv.adapters is None else self._kv.adapters.current(name)
+        return _no_adapter(name) if found is None else found
+
+    def _load_adapter(self, command: LoadAdapter) -> Delta | None:
+        adapters = self._kv.adapters
+        refusal = _NO_ADAPTERS if adapters is None else adapters.begin_load(command)
+        if refusal is not None:
+            return refuse(command.request_id, refusal)
+        self._state.num_loading += 1
+        return None
+
+    def _loaded_adapters(self) -> list[Delta]:
+        assert self._kv.adapters is not None
+        ended = self._kv.adapters.poll()
+        self._state.num_loading -= len(ended)
+        return [
+            refuse(command.request_id, found)
+            if isinstance(found, Refusal)
+            else Delta(command.request_id, finish=FinishReason.STOP, first=True)
+            for command, found in ended
+        ]
+
+    def _unload_adapter(self, command: UnloadAdapter) -> Delta:
+        adapters = self._kv.adapters
+        if adapters is None or not adapters.unload(command.name):
+            return refuse(command.request_id, _no_adapter(command.name))
+        return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
     def _queue(self, request: Request) -> None:
         self._state.waiting.add(request)
@@ -466,3 +518,8 @@ class Intake:
         if num_prompt > self._max_length:
             return Overflow(num_prompt=num_prompt, max_length=self._max_length).refusal()
         return None
+
+
+def _no_adapter(name: str) -> Refusal:
+    message = f"adapter must be the name of a loaded one, got {name!r}"
+    return Refusal(message=message, param="adapter", code="adapter_not_found")

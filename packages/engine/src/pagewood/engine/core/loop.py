@@ -29,6 +29,7 @@ from pagewood.engine.core.observe.measures import (
     PLAN,
     RETIRE,
     WAIT,
+    AdapterUse,
     Measurement,
     Measures,
     Stage,
@@ -538,6 +539,18 @@ class Engine:
             num_recalling=waiting.num_recalling,
             tiers=self._kv.tier_counts(),
             experts=None if self._expert_rows is None else self._expert_rows.load(),
+            adapters=self._adapter_use(),
+        )
+
+    def _adapter_use(self) -> AdapterUse | None:
+        if self._kv.adapters is None:
+            return None
+        running, waiting = set[str](), set[str]()
+        for request in self._state.by_id.values():
+            if request.adapter is not None:
+                (waiting if request.row < 0 else running).add(request.adapter.name)
+        return AdapterUse(
+            num_slots=self._kv.adapters.num_slots, running=tuple(sorted(running)), waiting=tuple(sorted(waiting))
         )
 
     @property
@@ -641,7 +654,7 @@ class Engine:
             if self._observer is not None:
                 self._observer.took(commands, [deltas[-1] if deltas else None for deltas in answers], now_s)
             self._send([delta for deltas in answers for delta in deltas])
-        if self._state.compiling:
+        if self._state.compiling or self._state.num_loading:
             self._send(self._intake.poll())
         if self.config.max_queue_s is not None:
             self._send(self._intake.expire(self._clock()))
@@ -655,7 +668,10 @@ class Engine:
     def _can_only_wait(self) -> bool:
         """Return whether passes are useless now: a recall or a grammar must end first, or many have planned nothing."""
         state = self._state
-        return bool(state.waiting.num_recalling or state.compiling) or self._watchdog.num_passes > _BARREN_PASSES
+        return (
+            bool(state.waiting.num_recalling or state.compiling or state.num_loading)
+            or self._watchdog.num_passes > _BARREN_PASSES
+        )
 
     def _launch(self) -> Pending | None:
         state, measures = self._state, self._measures

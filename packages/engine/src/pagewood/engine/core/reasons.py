@@ -66,6 +66,8 @@ class Reason(IntEnum):
     PLACE_KEPT = 25
     """The free places are left to `other` and more requests of higher priority, which wait for a prompt or for copies
     and have a claim to a place and pages [free rows, these requests]."""
+    NO_SLOT = 26
+    """All slots are held by other adapters, or its own leaves its slot to another; those behind it could go first."""
     LIMITED_BY_TARGET = 21
     """The step's prompts were limited by the target for its duration [prompt tokens]; it concerns no single request."""
 

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
+from pagewood.engine.core.adapter import Adapter
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.core.messages.arrays import Int32
@@ -48,6 +49,8 @@ class Request:
     """What its KV depends on besides its tokens; requests share cached prefixes only if their keys are equal."""
     is_long: bool = False
     """Whether it has the second set of factors of a model with two, see `CacheKeys`."""
+    adapter: Adapter | None = None
+    """What computes it beside the model, the same from its arrival to its end; None: the model alone."""
     carry: bytes
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""

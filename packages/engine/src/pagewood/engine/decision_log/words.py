@@ -49,6 +49,8 @@ def waiting(note: Sequence[int], names: Mapping[int, str]) -> str:
             return "the step computed as many prompts as it may"
         case Reason.PLACE_KEPT:
             return f"the free places were left to requests of higher priority, as {name}, that will go on before it"
+        case Reason.NO_SLOT:
+            return "as many adapters are used as may be, or its own leaves its slot to another"
         case Reason.NO_MEMORY | Reason.PASSED_OVER:
             num_wanted, num_reserved, num_available = numbers
             text = f"{_pages(num_wanted)} were needed and {num_reserved} reserved for other requests"

@@ -33,6 +33,19 @@ class Linear(Protocol[A]):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """What a projection is made of, for adapters, which change modules by name."""
+
+    parts: Sequence[tuple[str, int]]
+    """Name and outputs of each module whose matrix is a part, one below the other, as the checkpoint has them."""
+    inputs: int
+    order: RowOrder | None
+    """Of the outputs of all, see `Weights.stack`; each module keeps its own."""
+    bias: Tensor | None
+    """`[out]`, in this order; None: zeros."""
+
+
 class Embedding(Protocol[A]):
     """A table that holds the embedding of every token."""
 
@@ -231,6 +244,10 @@ class Ops(Protocol[A]):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def adaptable(self, linear: Linear[A], projection: Projection) -> Linear[A]:
+        """Return `linear`, or a projection to whose results the adapters of requests add."""
         ...
 
     def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:

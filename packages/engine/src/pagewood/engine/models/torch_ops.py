@@ -30,6 +30,7 @@ from pagewood.engine.models.ops import (
     Norm,
     Placing,
     PlainActivation,
+    Projection,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import RouterConfig
@@ -108,7 +109,7 @@ class TorchOps:
     The rotation of a step is (cosines, sines), each `[T, F]`.
     """
 
-    __slots__ = ("_exchange", "_make_linear")
+    __slots__ = ("_exchange", "_make_linear", "projections")
 
     def __init__(
         self,
@@ -124,10 +125,18 @@ class TorchOps:
         """
         self._make_linear = make_linear
         self._exchange = exchange
+        self.projections: list[Projection] = []
+        """Those that adapters could change, in the order in which they were made."""
+        # contents written by: adaptable
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return self._make_linear(weight, bias)
+
+    def adaptable(self, linear: Linear[Tensor], projection: Projection) -> Linear[Tensor]:
+        """Return `linear`: nothing is added."""
+        self.projections.append(projection)
+        return linear
 
     def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection of float32 numbers."""

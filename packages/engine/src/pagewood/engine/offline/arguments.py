@@ -183,6 +183,7 @@ class Arguments:
         stop: object = (),
         stop_regex: object = (),
         priority: object = 0,
+        adapter: object = None,
     ) -> Call:
         """Return the call that answers prompts, with `n` answers to each; it is not submitted yet.
 
@@ -192,7 +193,7 @@ class Arguments:
         """
         num_each = _num_each(n)
         return Call(
-            self.submits(prompts, sampling, priority, num_answers=num_each or 1),
+            self.submits(prompts, sampling, priority, num_answers=num_each or 1, adapter=adapter),
             tokenizer=self.tokenizer,
             num_each=num_each,
             stop=stop_strings(stop),
@@ -200,30 +201,41 @@ class Arguments:
         )
 
     def submits(
-        self, prompts: Sequence[bytes], sampling: object, priority: object, *, num_answers: int = 1
+        self,
+        prompts: Sequence[bytes],
+        sampling: object,
+        priority: object,
+        *,
+        num_answers: int = 1,
+        adapter: object = None,
     ) -> list[Submit]:
         """Return `num_answers` requests for each prompt, those of the first prompt first.
 
         Raises:
-            TypeError: sampling parameters or a priority have the wrong type.
+            TypeError: sampling parameters, a priority or an adapter have the wrong type.
             ValueError: there are not as many of them as prompts.
         """
         samplings = _spread("sampling", self.default_sampling if sampling is None else sampling, len(prompts))
         priorities = _spread("priority", priority, len(prompts))
+        adapters = _spread("adapter", adapter, len(prompts))
         for name, one in samplings:
             if not isinstance(one, SamplingParams):
                 raise TypeError(f"{name} must be SamplingParams, got {_short(one)}")
         for name, one in priorities:
             if not _is_int(one):
                 raise TypeError(f"{name} must be an int, got {_short(one)}")
+        for name, one in adapters:
+            if one is not None and not isinstance(one, str):
+                raise TypeError(f"{name} must be a string or None, got {_short(one)}")
         submits: list[Submit] = []
-        for tokens, (_, params), (_, rank) in zip(prompts, samplings, priorities, strict=True):
+        for tokens, (_, params), (_, rank), (_, own) in zip(prompts, samplings, priorities, adapters, strict=True):
             first, *others = [str(next(self._ids)) for _ in range(num_answers)]
             submit = Submit(
                 request_id=first,
                 tokens=tokens,
                 sampling=cast("SamplingParams", params),
                 priority=int(cast("int", rank)),
+                adapter=cast("str | None", own),
             )
             submits += fan_out(submit, others) if others else [submit]
         return submits

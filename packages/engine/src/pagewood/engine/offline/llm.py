@@ -101,8 +101,8 @@ class LLM:
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
             n: answers to each prompt, which is computed once. If `sampling` has a seed, the first answer has that seed,
                 and the others have seeds derived from it (`fan_out.answer_seed`). None: one answer.
-            options: `stop` and `stop_regex` end a text, and `priority` is for all prompts, or one for each; see
-                `CallOptions`.
+            options: `stop` and `stop_regex` end a text, and `priority` and `adapter` are for all prompts, or one for
+                each; see `CallOptions`.
 
         Returns:
             One completion for each prompt, in the order of the prompts. If `n` is given, also if it is 1, a list of n

@@ -25,3 +25,5 @@ class CallOptions(TypedDict, Generic[Priority], total=False):
     characters; as many as the longest match may have are held back in a stream."""
     priority: Priority
     """0 by default. If not all requests can run at once, higher priorities go first."""
+    adapter: str | Sequence[str | None] | None
+    """The name of the adapter of all prompts, or of each; None, by default: the model alone."""

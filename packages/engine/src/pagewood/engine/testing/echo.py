@@ -37,6 +37,7 @@ def oracle_tokens(
     stop_ids: frozenset[int],
     max_length: int,
     window: int | None = None,
+    adapter: int = 0,
 ) -> list[int]:
     """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token.
 
@@ -47,12 +48,13 @@ def oracle_tokens(
         stop_ids: tokens that end the output.
         max_length: longest prompt plus output.
         window: positions that a token sees, itself included, if no layer sees all of them; None: one does.
+        adapter: what its adapter is made of; 0: it has none.
     """
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
     output: list[int] = []
     while len(output) < limit:
-        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32))
+        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), adapter)
         allowed = None
         if sampling.grammar is not None:
             allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
@@ -68,10 +70,12 @@ def oracle_tokens(
     return output
 
 
-def oracle_vector(prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None) -> NDArray[np.float32]:
-    """Return the vector of a prompt, computed alone; `window` as in `oracle_tokens`."""
+def oracle_vector(
+    prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None, adapter: int = 0
+) -> NDArray[np.float32]:
+    """Return the vector of a prompt, computed alone; `window` and `adapter` as in `oracle_tokens`."""
     tokens = np.array(prompt, np.int32)
-    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32))
+    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), adapter)
     states = np.stack([echo_state(_seen(kv[: i + 1], window), i) for i in range(len(tokens))])
     chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
     vector = chosen[: pooling.dimensions].astype(np.float64)
@@ -128,6 +132,8 @@ class EchoRunner:
         requests: returns the requests that hold a row: the guesser looks at their grammars, `answer` at their prompts.
         answer: returns the tokens that follow a prompt, for texts that a test has chosen. Where they are over, or a
             grammar forbids one, and with None, a token is the hash.
+        adapters: returns what the adapter of a number is made of, which changes the KV of its requests; None: there are
+            no adapters.
     """
 
     def __init__(
@@ -148,7 +154,13 @@ class EchoRunner:
         leaves_out: bool = False,
         requests: Callable[[], Iterable[Request]] | None = None,
         answer: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
+        adapters: Callable[[int], int] | None = None,
     ) -> None:
+        self._adapters = adapters
+        self._slots_of_rows: dict[int, int] = {}
+        """By row: the slot of its adapter."""
+        self._in_slots: dict[int, int] = {}
+        """By slot: what its adapter is made of."""
         self._requests = requests
         self._answer = answer
         self._page_size = page_size
@@ -247,7 +259,7 @@ class EchoRunner:
                 count = self._guess(batch, indices[grant], row, start, count) if guessed is None else guessed
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
-            kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
+            kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32), self._adapter_of(row))
             if grant in broken:
                 self._write(row, start, np.full(count, _GARBAGE, np.uint64))
                 self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
@@ -371,6 +383,11 @@ class EchoRunner:
         ):
             self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
             self._num_top.pop(row, None)
+        if self._adapters is not None:
+            for row, (slot, number) in zip(batch.admitted_rows(), batch.adapters.tolist(), strict=True):
+                self._slots_of_rows[row] = slot
+                if slot >= 0:
+                    self._in_slots[slot] = self._adapters(number)
         self._drafts.begin(batch.admitted_rows())
         if batch.reports is not None:
             self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
@@ -444,18 +461,23 @@ class EchoRunner:
 
         The layers of the guesser are in the first group.
         """
-        kv = _kv_of(self._tokens[row, :start], np.arange(start, dtype=np.int32))
+        kv = _kv_of(self._tokens[row, :start], np.arange(start, dtype=np.int32), self._adapter_of(row))
         past, tag, num_rebuilt = self._drafts.catch_up(row, kv, self._slots(row, self._first_seen(start), start))
         self._num_rebuilt += num_rebuilt
         return past, tag
 
     def _draft_kv(self, row: int, position: int, past: _UInt64, tag: int) -> tuple[_UInt64, int]:
         """Write the guesser's KV at a position; return that and `past`, what it has before, and the tag up to there."""
-        kv = _kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32))
+        own = self._tokens[row, position : position + 1]
+        kv = _kv_of(own, np.array([position], np.int32), self._adapter_of(row))
         [slot] = self._slots(row, position, position + 1).tolist()
         tag += _sum(kv)
         self._drafts.note(slot, _sum(kv), tag)
         return np.concatenate([past, kv]), tag
+
+    def _adapter_of(self, row: int) -> int:
+        """Return what the adapter of a row is made of, as it is in its slot now; 0: it has none."""
+        return self._in_slots.get(self._slots_of_rows.get(row, -1), 0)
 
     def _first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""
@@ -536,8 +558,9 @@ def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:
     )
 
 
-def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
-    return mix((tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1))
+def _kv_of(tokens: Int32, positions: Int32, adapter: int) -> _UInt64:
+    words = (tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1)
+    return mix(words if adapter == 0 else mix(words) + np.uint64(adapter))
 
 
 def _sum(kv: _UInt64) -> int:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageAllocator
 from pagewood.engine.core.messages.arrays import Int32
@@ -74,6 +75,11 @@ class DividedKV:
 
     def __init__(self, spaces: Sequence[KVSpace]) -> None:
         self.spaces = tuple(spaces)
+
+    @property
+    def adapters(self) -> AdapterPool | None:
+        """The slots of adapters, which all spaces share."""
+        return self.spaces[0].adapters
 
     @property
     def page_size(self) -> int:

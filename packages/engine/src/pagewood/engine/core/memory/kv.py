@@ -11,6 +11,7 @@ import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason
 from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
 from pagewood.engine.core.memory.retention import Retention
 from pagewood.engine.core.messages.arrays import Int32
@@ -305,12 +306,13 @@ class KVSpace:
         num_rows: requests that can hold a row at the same time.
         free_rows: rows that no request has, if other spaces give them to their requests too; None: all `num_rows`.
         retention: retains prefixes that are likely to return; None: they are evicted like others.
+        adapters: have a slot for each request with a row; None: there are none.
         notes: gets the reasons of evictions, and every admitted request is then explained; None: no reasons are kept.
     """
 
     __slots__ = (
-        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "cache", "epoch", "groups", "num_evicted",
-        "page_size", "tiers",
+        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "adapters", "cache", "epoch", "groups",
+        "num_evicted", "page_size", "tiers",
     )  # fmt: skip
 
     def __init__(
@@ -322,9 +324,12 @@ class KVSpace:
         num_rows: int,
         free_rows: list[int] | None = None,
         retention: Retention | None = None,
+        adapters: AdapterPool | None = None,
         notes: Notes | None = None,
     ) -> None:
         self._notes = notes
+        self.adapters = adapters
+        """The slots of adapters; None: there are none."""
         self._make_cache = make_cache
         self._retention = retention
         self.cache = make_cache()  # written by: kv
@@ -517,6 +522,8 @@ class KVSpace:
         request.num_passed = num_matched_pages - len(window)
         request.pages[:num_matched_pages] = match.pages
         self._append(request, num_fresh)
+        if self.adapters is not None:
+            self.adapters.hold(request)
         return count
 
     def touch(self, request: Request) -> None:
@@ -580,6 +587,8 @@ class KVSpace:
         self.cache.unlock(request.lease)
         if request.retain_s is not None and request.finish is not None:
             self._remember(request)
+        if self.adapters is not None:
+            self.adapters.drop(request)
         self._free_rows.append(request.row)
         request.row = -1
         request.lease = None

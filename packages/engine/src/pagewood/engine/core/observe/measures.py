@@ -151,6 +151,17 @@ class Measures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterUse:
+    """The adapters of live requests, by name."""
+
+    num_slots: int
+    """Adapters that requests may use at the same time."""
+    running: tuple[str, ...] = ()
+    """Ascending; the same for the next field."""
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """What `Measures` and the parts of an engine have counted; sums since they were switched on, queues now."""
 
@@ -179,6 +190,8 @@ class Measurement:
     """Pages copied between tiers, by the name of the count; empty without lower tiers."""
     experts: ExpertLoad | None = None
     """None: rows of experts are not counted."""
+    adapters: AdapterUse | None = None
+    """None: the engine has no adapters."""
 
 
 def counts_of(histogram: Histogram) -> tuple[tuple[float, ...], tuple[int, ...], float]:

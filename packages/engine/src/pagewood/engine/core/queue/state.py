@@ -28,6 +28,8 @@ class EngineState:
     compiling: list[Request] = field(default_factory=list["Request"])
     """Not queued yet, because their grammars are being compiled, or the cache has not said how much it has of them; in
     no order."""  # written by: intake, retire
+    num_loading: int = 0
+    """Adapters whose folders are being read."""  # written by: intake
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     num_reported: int = 0
@@ -50,8 +52,10 @@ class EngineState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is compiled, queued, running, paused alone or draining."""
-        return not (len(self.waiting) or self.running or self.held or self.draining or self.compiling)
+        """Whether nothing is compiled, loaded, queued, running, paused alone or draining."""
+        return not (
+            len(self.waiting) or self.running or self.held or self.draining or self.compiling or self.num_loading
+        )
 
     @property
     def is_resting(self) -> bool:
@@ -63,9 +67,9 @@ class EngineState:
             return False
         if self.paused == "no":
             can_run = len(self.waiting) > self.num_behind_paused or self.waiting.num_recalling
-            return not (can_run or self.running or self.draining or self.compiling)
+            return not (can_run or self.running or self.draining or self.compiling or self.num_loading)
         leaving = self.paused == "retract" and self.running
-        return not (leaving or self.draining or self.compiling)
+        return not (leaving or self.draining or self.compiling or self.num_loading)
 
     @property
     def num_behind_paused(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.cache_keys import Key, namespace_of
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
@@ -32,11 +33,12 @@ class BatchBuilder:
             as it does for a request whose logits are changed.
         groups: the frames of pages; None: a page is its memory in all layers.
         has_lengths: whether the model has two sets of factors for rotations.
+        adapters: have a slot for each request; None: there are none.
     """
 
     __slots__ = (
-        "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting", "_key",
-        "_num_rows", "_page_size", "_table",
+        "_adapters", "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting",
+        "_key", "_num_rows", "_page_size", "_table",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +49,9 @@ class BatchBuilder:
         is_drafting: bool = False,
         groups: PageGroups | None = None,
         has_lengths: bool = False,
+        adapters: AdapterPool | None = None,
     ) -> None:
+        self._adapters = adapters
         self._has_lengths = has_lengths
         self._num_rows = num_rows
         self._groups = groups
@@ -136,6 +140,8 @@ class BatchBuilder:
             extras["processors"] = Processors.of(admitted)
             extras["reports"] = Reports.of(admitted)
             extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
+            if self._adapters is not None:
+                extras["adapters"] = np.array([self._adapters.place_of(one) for one in admitted], np.int32)
             if self._has_lengths:
                 extras["is_long"] = np.array([one.is_long for one in admitted], np.int32)
             if self._is_drafting:

@@ -501,6 +501,8 @@ class Planner:
                 )  # fmt: skip
             return
         self._skip_ahead.begin_step(waiting)
+        if kv.adapters is not None:
+            kv.adapters.begin_step(waiting)
         # Whether declining a request has no effect, except that its cached prefix counts as used.
         is_plain = self._notes is None and self._preemption is None and kv.tiers is None and not kv.num_retained
         last_space: KVSpace | None = None  # where the last request was placed; None: look again
@@ -540,6 +542,10 @@ class Planner:
                 if self._preemption is not None and not had_place:
                     shortage.excluded += self._preemption.ask(state, request)
                 break
+            if kv.adapters is not None and not kv.adapters.may_admit(request):
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_SLOT, request)
+                continue
             if waiting.defer(request):
                 if self._notes is not None:
                     self._notes.note(Reason.PARKED, request, waiting.parked_on(request), request.num_matched)

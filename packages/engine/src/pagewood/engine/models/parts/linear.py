@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.models.ops import A, Linear, Ops, Weights
+from pagewood.engine.models.ops import A, Linear, Ops, Projection, Weights
 from pagewood.engine.models.stored.head_order import RowOrder
 
 
@@ -35,4 +35,6 @@ def read_linear(
     """
     weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order, inputs=part)
     bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts], order=order) if has_bias else None
-    return ops.linear(weight, bias if adds_bias else None)
+    names = [(f"{prefix}{name}", rows) for name, rows in parts]
+    projection = Projection(parts=names, inputs=inputs, order=order, bias=bias)
+    return ops.adaptable(ops.linear(weight, bias if adds_bias else None), projection)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.registry import FAMILIES
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files, holds_gguf, index_file, weight_map
 from pagewood.engine.models.stored.fused_experts import separate_experts
@@ -153,14 +154,20 @@ def open_tensors(folder: Path) -> TensorFiles:
 
 def _arranged(folder: Path, files: TensorFiles) -> TensorFiles:
     """Return the files as those of Llama's decoders, if config.json names a family with another layout."""
+    found = stored_layout(folder)
+    return files if found is None else StoredTensors(files, found[0], num_heads=found[1])
+
+
+def stored_layout(folder: Path) -> tuple[StoredLayout, int] | None:
+    """Return the layout of a folder's tensors and the number of query heads; None: the layout is Llama's."""
     file = folder / "config.json"
     fields = Fields.from_file(file) if file.is_file() else Fields(str(file), {})
     for name in fields.texts("architectures") or ():
         family = FAMILIES.get(name)
         if family is not None and family.stored is not None:
             num_heads = read_size(fields.renamed(family.field_names), "num_attention_heads", "num_heads")
-            return StoredTensors(files, family.stored, num_heads=num_heads)
-    return files
+            return family.stored, num_heads
+    return None
 
 
 def _keys(file: safe_open) -> Iterator[str]:

@@ -35,6 +35,7 @@ from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
+from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.division import RequestDivision
@@ -220,9 +221,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_is_stage", "_latest",
-        "_lookup", "_model", "_now", "_num_helpers", "_num_threads", "_plain", "_processors", "_reported", "_rotations",
-        "_rows", "_spans", "_watch", "_worker", "_writer",
+        "_adapters", "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_is_stage",
+        "_latest", "_lookup", "_model", "_now", "_num_helpers", "_num_threads", "_plain", "_processors", "_reported",
+        "_rotations", "_rows", "_spans", "_watch", "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -241,6 +242,7 @@ class CPURunner:
         groups: LayerGroups | None = None,
         exchange: Exchange | None = None,
         watch: StepWatch | None = None,
+        adapters: CPUAdapters | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -262,7 +264,9 @@ class CPURunner:
             exchange: with the other ranks, if rows are divided among them by request: each has `storage.num_pages`
                 pages, see `RequestDivision`. None: this rank has the pages of all requests, or its part of them.
             watch: gets what each step has computed, if the model is divided among ranks.
+            adapters: of the model's projections; None: there are none.
         """
+        self._adapters = adapters
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._is_stage = not (model.stage.is_first and model.stage.is_last)
@@ -603,6 +607,8 @@ class CPURunner:
         if len(batch.admitted) > 0:
             self._adjustments.begin(batch)
             self._rotations.admit(batch)
+        if self._adapters is not None:
+            self._adapters.admit(batch)
         if len(batch.limits) > 0:
             for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
                 rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids

@@ -27,6 +27,7 @@ from pagewood.engine.models.ops import (
     Norm,
     Placing,
     PlainActivation,
+    Projection,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
@@ -121,6 +122,10 @@ class CUDAOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return DenseLinear(weight, bias, self._multiply)
+
+    def adaptable(self, linear: Linear[Tensor], projection: Projection) -> Linear[Tensor]:
+        """Return `linear`: there are no adapters."""
+        return linear
 
     def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`, both float32."""

@@ -29,10 +29,12 @@ from pagewood.engine.models.ops import (
     Norm,
     Placing,
     PlainActivation,
+    Projection,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.runner.cpu.compiled import activations, rows
+from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
 from pagewood.engine.runner.cpu.compiled.attention import heads
 from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
 from pagewood.engine.runner.cpu.compiled.experts import route
@@ -52,6 +54,7 @@ from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program import experts
+from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.norm_arrays import bias_of, weight_of
@@ -246,7 +249,7 @@ class CPUOps:
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_exchange", "_level", "_packer", "_pair_level", "expert_rows", "units", "variants")
+    __slots__ = ("_adapters", "_exchange", "_level", "_packer", "_pair_level", "expert_rows", "units", "variants")
 
     def __init__(
         self,
@@ -255,6 +258,7 @@ class CPUOps:
         level: DotLevel | None = None,
         pair_level: PairLevel | None = None,
         exchange: Exchange | None = None,
+        adapters: CPUAdapters | None = None,
     ) -> None:
         """Choose the form of weights.
 
@@ -263,15 +267,18 @@ class CPUOps:
             level: instructions for products of bytes; None: the fastest of this processor.
             pair_level: the same for products of bfloat16 numbers.
             exchange: with the other ranks of the model; None: it is whole.
+            adapters: of the projections; None: there are none.
         """
         self._exchange = exchange
+        self._adapters = adapters
         self._packer = Packer("float32") if packer is None else packer
         self._level = level
         self._pair_level = pair_level
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
-        self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}  # written by: experts, placing
+        self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}
         """Further kernels that the parts so far need, in the order of their first use."""
+        # written by: adaptable, experts, placing
         self.expert_rows: dict[int, NDArray[np.int64]] = {}
         """By layer, how many rows each placed expert has had, where they are counted."""  # written by: experts
 
@@ -281,6 +288,13 @@ class CPUOps:
         if packed is None:
             return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
         return PackedLinear(packed, bias, self._level_of(packed))
+
+    def adaptable(self, linear: Linear[Buffer], projection: Projection) -> Linear[Buffer]:
+        """Return `linear`, or with adapters a projection to which they add."""
+        if self._adapters is None:
+            return linear
+        self.units[ADAPTERS] = None
+        return self._adapters.add(linear, projection)
 
     def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels of float32."""

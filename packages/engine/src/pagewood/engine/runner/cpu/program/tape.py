@@ -9,9 +9,10 @@ hidden state is wanted, N instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, StepKernel
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+Made = TypeVar("Made")
 
 _LINE = 16  # elements of a cache line, on which every matrix starts
 
@@ -105,12 +107,13 @@ class _Line:
 class Tape:
     """A list of instructions, in the order in which they run."""
 
-    __slots__ = ("_counted", "_lines", "_scopes")
+    __slots__ = ("_counted", "_lines", "_scopes", "_shared")
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []  # written by: write
         self._scopes: list[dict[Column, Operand]] = []  # written by: scope, fill
         self._counted: list[tuple[Rows, int]] = []  # written by: counted
+        self._shared: dict[Hashable, Any] = {}  # written by: shared
 
     def scope(self) -> Scope:
         """Return a new scope; `fill` gives it tables."""
@@ -142,6 +145,12 @@ class Tape:
         """
         self._counted.append((most, times))
         return Rows(-len(self._counted), most.scope)
+
+    def shared(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what `make` has made for this key, which later instructions share; the first call makes it."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     def write(self, instruction: Instruction, rows: Rows, /, **operands: Operand) -> None:
         """Add an instruction for some rows; its kernel says what the operands are. The program keeps arrays alive.

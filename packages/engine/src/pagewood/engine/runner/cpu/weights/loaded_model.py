@@ -30,6 +30,7 @@ from pagewood.engine.runner.cpu.compiled.hand_over import HAND_OVER
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
@@ -84,6 +85,7 @@ def load_cpu_model(
     change: Callable[[ModelConfig], ModelConfig] | None = None,
     exchange: Exchange | None = None,
     relay: ChannelRelay | None = None,
+    adapters: CPUAdapters | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
@@ -103,11 +105,12 @@ def load_cpu_model(
         change: see `load_model`.
         exchange: with the other ranks; None: the model is whole.
         relay: between the stages; None: there is one.
+        adapters: of the projections; None: there are none.
         progress: called for every tensor.
     """
     load = partial(
         _load, folder, max_length=max_length, shard=shard, stage=stage, change=change, exchange=exchange, relay=relay,
-        progress=progress,
+        adapters=adapters, progress=progress,
     )  # fmt: skip
     if form not in _CACHED:
         return load(Packer(form, activations=activations, num_threads=num_threads))
@@ -191,10 +194,13 @@ def _load(
     change: Callable[[ModelConfig], ModelConfig] | None,
     exchange: Exchange | None,
     relay: ChannelRelay | None,
+    adapters: CPUAdapters | None,
     progress: Progress | None,
     reads_matrices: bool = True,
 ) -> LoadedModel:
-    ops = CPUOps(packer, exchange=exchange)
+    if adapters is not None:
+        adapters.begin()
+    ops = CPUOps(packer, exchange=exchange, adapters=adapters)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(
         folder,

@@ -1,0 +1,56 @@
+"""What an adapter changes, under the names of a model's modules.
+
+Legend: r rank, K inputs, N outputs of a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Change:
+    """The change of one module: its result y for the input x becomes `factors` y + `b` (`a` x) + `bias`.
+
+    Invariant: `a` and `b` are there or absent together, and the scale of the adapter is part of `b`.
+    """
+
+    a: Float32 | None = None
+    """`[r, K]`. Modules that are stored as one have the same array."""
+    b: Float32 | None = None
+    """`[N, r]`"""
+    factors: Float32 | None = None
+    """`[N]`; None: ones."""
+    bias: Float32 | None = None
+    """`[N]`; None: zeros."""
+
+    @property
+    def arrays(self) -> tuple[Float32 | None, ...]:
+        """The arrays in their order."""
+        return self.a, self.b, self.factors, self.bias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdapterWeights:
+    """An adapter for one model."""
+
+    changes: Mapping[str, Change]
+    """By the name of the module, as in "model.layers.0.self_attn.q_proj"."""
+
+    def version(self) -> str:
+        """Return a digest of all that it changes; two adapters with the same one give the same results."""
+        digest = blake2b(digest_size=16)
+        for name, change in sorted(self.changes.items()):
+            digest.update(f"{name}\0".encode())
+            for array in change.arrays:
+                digest.update(b"-" if array is None else f"{array.shape}".encode())
+                if array is not None:
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()

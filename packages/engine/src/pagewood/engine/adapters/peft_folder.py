@@ -1,0 +1,166 @@
+"""Reads the folders in which PEFT stores adapters: adapter_config.json and adapter_model.safetensors.
+
+The tensors say what an adapter changes, and the configuration how much; what contradicts the other is an error. Shapes
+are compared with the model before a tensor is read, so a folder takes no more memory than an adapter of the largest
+rank in every module. Pickled files are never read.
+
+Legend: r rank, K inputs, N outputs of a module.
+Source: Hu et al., LoRA, 2021; Kalajdzievski, rsLoRA, 2023; Liu et al., DoRA, 2024.
+"""
+
+# pyright: basic
+# safetensors has no types.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from pagewood.engine.adapters.low_rank import AdapterWeights, Change
+from pagewood.engine.adapters.modules import ModelModules
+from pagewood.engine.adapters.peft_config import PeftConfig
+
+TENSORS = "adapter_model.safetensors"
+Float32 = NDArray[np.float32]
+_PREFIX = "base_model.model."
+_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS = (
+    "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "base_layer.bias",
+)  # fmt: skip
+_KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS)
+_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "lora_embedding_A": "embeddings in target_modules",
+        "lora_embedding_B": "embeddings in target_modules",
+        "token_adapter.trainable_tokens_delta": "trainable_token_indices",
+        "base_layer.weight": "embeddings in target_modules",
+        "weight": "modules_to_save",
+    }
+)
+"""What configurations call that which other kinds of tensors come from."""
+_DTYPES = ("F32", "BF16", "F16")
+
+
+def read_adapter(folder: Path, model: ModelModules, *, max_rank: int) -> AdapterWeights:
+    """Read an adapter for a model.
+
+    Args:
+        folder: of the adapter.
+        model: that it changes.
+        max_rank: the largest rank that is allowed.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, does not fit the model, or needs something that is not supported.
+    """
+    config = PeftConfig.from_folder(folder, max_rank=max_rank)
+    path = folder / TENSORS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} must have {TENSORS}, which is not there; pickled weights are not read")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _Reader(path, file, config, model).read()
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+class _Reader:
+    """Reads one file."""
+
+    __slots__ = ("_config", "_file", "_model", "_path")
+
+    def __init__(self, path: Path, file: safe_open, config: PeftConfig, model: ModelModules) -> None:
+        self._path = path
+        self._file = file
+        self._config = config
+        self._model = model
+
+    def read(self) -> AdapterWeights:
+        found: dict[str, dict[str, str]] = {}
+        for name in iter(self._file.keys()):
+            module, kind = self._split(name)
+            found.setdefault(module, {})[kind] = name
+        if not found:
+            raise ValueError(f"{self._path} must have tensors, got none")
+        changes: dict[str, Change] = {}
+        for module, names in found.items():
+            for name, change in self._changes(module, names).items():
+                if name in changes:
+                    raise ValueError(f"{self._path}: {module} must be the only change of {name}")
+                changes[name] = change
+        return AdapterWeights(changes=changes)
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return the module of a tensor and its kind."""
+        own = name.removeprefix(_PREFIX).removesuffix(".weight" if name.endswith(f"{_MAGNITUDE}.weight") else "")
+        for kind in _KINDS:
+            if own.endswith(f".{kind}"):
+                return own.removesuffix(f".{kind}"), kind
+        reason = next((f": {why} are not supported" for end, why in _OTHERS.items() if own.endswith(f".{end}")), "")
+        raise ValueError(f"{self._path}: {name[:200]} is not a tensor of a supported kind{reason}")
+
+    def _changes(self, module: str, names: Mapping[str, str]) -> dict[str, Change]:
+        """Return the changes by the modules that a stored one holds."""
+        config, model = self._config, self._model
+        places = model.places(module)
+        if not places:
+            raise ValueError(f"{self._path}: {module[:200]} is not a module of the model that an adapter may change")
+        config.check_target(module)
+        for kind, needed, why in (
+            (_A, True, "every module"),
+            (_B, True, "every module"),
+            (_MAGNITUDE, config.has_magnitudes, "use_dora"),
+            (_BIAS_OF_B, config.has_bias, "lora_bias"),
+        ):
+            if (kind in names) != needed:
+                rule = "must be there" if needed else "must not be there"
+                raise ValueError(f"{self._path}: {kind} of {module} {rule}, by {why} of its configuration")
+        if _BIAS in names and not config.replaces_bias:
+            raise ValueError(f"{self._path}: {_BIAS} of {module} must not be there, by bias of its configuration")
+        shapes = [model.modules[name] for name in places]
+        rank, outputs, inputs = config.rank_of(module), sum(one.outputs for one in shapes), shapes[0].inputs
+        a, b = self._array(names[_A], rank, inputs), self._array(names[_B], outputs, rank)
+        magnitude, shift, bias = (
+            None if kind not in names else self._array(names[kind], outputs) for kind in (_MAGNITUDE, _BIAS_OF_B, _BIAS)
+        )
+        scale, changes = np.float32(config.scale_of(module)), dict[str, Change]()
+        for name, place in places.items():
+            own_b = scale * model.rows(b, place)
+            base = model.modules[name].bias
+            old = np.zeros(len(own_b), np.float32) if base is None else base
+            new = old if bias is None else model.rows(bias, place)
+            added: Float32 = np.zeros(len(own_b), np.float32) if shift is None else scale * model.rows(shift, place)
+            factors: Float32 | None = None
+            if magnitude is not None:
+                factors = model.rows(magnitude, place) / _norms(model.numbers(name), a, own_b)
+                own_b, added, old = factors[:, None] * own_b, factors * added, factors * old
+            added = (added + (new - old)).astype(np.float32)
+            changes[name] = Change(a=a, b=own_b, factors=factors, bias=added if added.any() else None)
+        return changes
+
+    def _array(self, name: str, *shape: int) -> Float32:
+        """Return a tensor as float32.
+
+        Raises:
+            ValueError: it has another shape or dtype, or numbers that are not finite.
+        """
+        header = self._file.get_slice(name)
+        if tuple(header.get_shape()) != shape or header.get_dtype() not in _DTYPES:
+            raise ValueError(
+                f"{self._path}: {name} must have shape {shape} and one of the dtypes {', '.join(_DTYPES)}, got "
+                f"{tuple(header.get_shape())} and {header.get_dtype()}"
+            )
+        array: Float32 = self._file.get_tensor(name).to(torch.float32).numpy()
+        if not np.isfinite(array).all():
+            raise ValueError(f"{self._path}: {name} must have finite numbers")
+        return array
+
+
+def _norms(weights: Float32, a: Float32, b: Float32) -> Float32:
+    """Return the norms `[N]` of the rows of `weights` `[N, K]` plus `b` `[N, r]` `a` `[r, K]`."""
+    return np.linalg.norm(weights + b @ a, axis=1).astype(np.float32)

@@ -1,0 +1,228 @@
+"""The adapters of an engine: which are loaded, and which of them lie in the slots of the device."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pagewood.engine.api import LoadAdapter, Refusal
+from pagewood.engine.core.adapter import Adapter
+from pagewood.engine.core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedAdapter:
+    """An adapter whose folder has been read."""
+
+    version: str
+    """See `Adapter.version`."""
+    weights: object
+    """See `Adapter.weights`."""
+
+
+class Loading(Protocol):
+    """A folder that is being read."""
+
+    def done(self) -> bool:
+        """Whether it has been read, or cannot be."""
+        ...
+
+    def result(self) -> LoadedAdapter | Refusal:
+        """Return the adapter, or why there is none; only when it is `done`."""
+        ...
+
+
+class AdapterSource(Protocol):
+    """Reads folders of adapters, in a thread of its own, and gives the runner what it has read."""
+
+    def load(self, folder: str) -> Loading:
+        """Begin to read a folder."""
+        ...
+
+    def keep(self, number: int, weights: object) -> None:
+        """Let the runner find the weights of an adapter by its number, as long as they are referred to."""
+        ...
+
+    def close(self) -> None:
+        """Read no more folders."""
+        ...
+
+
+class SlotSharing(Protocol):
+    """Decides which requests may run, where those with the same adapter share a slot."""
+
+    def pin(self, keys: Iterable[Hashable]) -> None:
+        """Let these keys, and no others, hold a slot at all times."""
+        ...
+
+    def begin_step(self, waiting: Container[Any]) -> None:
+        """Forget requests that are no longer waiting."""
+        ...
+
+    def may_admit(self, request: Request, key: Hashable) -> bool:
+        """Return whether a request may run now; if not, those admitted from now on pass it."""
+        ...
+
+    def admitted(self, request: Request, key: Hashable) -> None:
+        """Note that a request runs."""
+        ...
+
+    def stopped(self, key: Hashable) -> None:
+        """Note that a running request has ended or was preempted."""
+        ...
+
+
+class AdapterPool:
+    """Loaded adapters and the slots of the device.
+
+    Invariant: a slot changes its adapter only while no request with a row has it, so no launched step reads it. An
+    adapter that is replaced or unloaded lives on until its last request has ended.
+
+    Args:
+        num_slots: adapters that requests with a row may have at the same time.
+        source: reads folders.
+        sharing: decides which requests may run.
+    """
+
+    __slots__ = ("_by_name", "_loading", "_num_loaded", "_num_users", "_pinned", "_sharing", "_slots", "_source")
+
+    def __init__(self, num_slots: int, *, source: AdapterSource, sharing: SlotSharing) -> None:
+        self._source = source
+        self._sharing = sharing
+        self._by_name: dict[str, Adapter] = {}  # written by: adapters
+        self._pinned: set[str] = set()  # written by: adapters
+        self._loading: list[tuple[LoadAdapter, Loading]] = []  # written by: adapters
+        self._num_loaded = 0  # written by: adapters
+        self._slots: OrderedDict[int, Adapter | None] = OrderedDict((slot, None) for slot in range(num_slots))
+        """By slot, its adapter; the one whose requests ended longest ago comes first."""  # written by: adapters
+        self._num_users: dict[int, int] = {}
+        """Requests with a row, by the number of their adapter."""  # written by: adapters
+
+    @property
+    def num_slots(self) -> int:
+        """Adapters that requests with a row may have at the same time."""
+        return len(self._slots)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a folder is being read."""
+        return bool(self._loading)
+
+    def current(self, name: str) -> Adapter | None:
+        """Return the adapter that a new request gets under a name; None: there is none."""
+        return self._by_name.get(name)
+
+    def begin_load(self, command: LoadAdapter) -> Refusal | None:
+        """Begin to read the folder of an adapter; return why not, or None."""
+        name = command.name
+        if not command.replaces and name in self._by_name:
+            message = f"name must not be that of a loaded adapter unless it is to be replaced, got {name!r}"
+            return Refusal(message=message, param="name", code="adapter_exists")
+        if any(other.name == name for other, _ in self._loading):
+            return Refusal(message=f"an adapter {name!r} is being loaded", param="name", code="adapter_exists")
+        if command.is_pinned and len(self._pinned | {name}) >= self.num_slots:
+            message = f"is_pinned must be False for one of the {self.num_slots} adapters that can run, got True"
+            return Refusal(message=message, param="is_pinned")
+        self._loading.append((command, self._source.load(command.folder)))
+        return None
+
+    def load(self, command: LoadAdapter) -> Refusal | None:
+        """Read the folder of an adapter and wait for it; return why there is none, or None."""
+        refusal = self.begin_load(command)
+        if refusal is not None:
+            return refusal
+        _, loading = self._loading.pop()
+        found = self._put(command, loading.result())
+        return found if isinstance(found, Refusal) else None
+
+    def poll(self) -> list[tuple[LoadAdapter, Adapter | Refusal]]:
+        """Return the commands whose folders have been read, each with the adapter that requests get from now on."""
+        ended = [entry for entry in self._loading if entry[1].done()]
+        self._loading = [entry for entry in self._loading if entry not in ended]
+        return [(command, self._put(command, loading.result())) for command, loading in ended]
+
+    def unload(self, name: str) -> bool:
+        """Let no new request have an adapter; return whether there was one."""
+        if self._by_name.pop(name, None) is None:
+            return False
+        self._pinned.discard(name)
+        self._pin()
+        return True
+
+    def begin_step(self, waiting: Container[Request]) -> None:
+        """Forget requests that are no longer waiting."""
+        self._sharing.begin_step(waiting)
+
+    def may_admit(self, request: Request) -> bool:
+        """Return whether a request may run now; if not, those admitted from now on pass it."""
+        return request.adapter is None or self._sharing.may_admit(request, request.adapter.number)
+
+    def hold(self, request: Request) -> None:
+        """Give the adapter of an admitted request a slot, if it has none."""
+        adapter = request.adapter
+        if adapter is None:
+            return
+        self._sharing.admitted(request, adapter.number)
+        self._num_users[adapter.number] = self._num_users.get(adapter.number, 0) + 1
+        if self._slot_of(adapter) is None:
+            slot = next(slot for slot, other in self._slots.items() if self._is_free(other))
+            self._slots[slot] = adapter
+
+    def drop(self, request: Request) -> None:
+        """Note that a request has no row any more."""
+        adapter = request.adapter
+        if adapter is None:
+            return
+        self._sharing.stopped(adapter.number)
+        self._num_users[adapter.number] -= 1
+        if not self._num_users[adapter.number]:
+            del self._num_users[adapter.number]
+            slot = self._slot_of(adapter)
+            assert slot is not None
+            self._slots.move_to_end(slot)
+
+    def place_of(self, request: Request) -> tuple[int, int]:
+        """Return the slot and the number of the adapter of a request with a row; -1 and -1: it has none."""
+        adapter = request.adapter
+        if adapter is None:
+            return -1, -1
+        slot = self._slot_of(adapter)
+        assert slot is not None
+        return slot, adapter.number
+
+    def close(self) -> None:
+        """Read no more folders."""
+        self._source.close()
+
+    def _put(self, command: LoadAdapter, loaded: LoadedAdapter | Refusal) -> Adapter | Refusal:
+        if isinstance(loaded, Refusal):
+            return loaded
+        old = self._by_name.get(command.name)
+        if old is None or old.version != loaded.version:
+            self._num_loaded += 1
+            adapter = Adapter(
+                name=command.name,
+                version=loaded.version,
+                number=self._num_loaded,
+                weights=loaded.weights,
+            )
+            self._source.keep(adapter.number, loaded.weights)
+            self._by_name[command.name] = adapter
+        (self._pinned.add if command.is_pinned else self._pinned.discard)(command.name)
+        self._pin()
+        return self._by_name[command.name]
+
+    def _pin(self) -> None:
+        self._sharing.pin(self._by_name[name].number for name in self._pinned)
+
+    def _slot_of(self, adapter: Adapter) -> int | None:
+        return next((slot for slot, other in self._slots.items() if other is adapter), None)
+
+    def _is_free(self, adapter: Adapter | None) -> bool:
+        """Whether the slot of an adapter may get another one."""
+        if adapter is None:
+            return True
+        is_pinned = adapter.name in self._pinned and self._by_name.get(adapter.name) is adapter
+        return not is_pinned and adapter.number not in self._num_users

@@ -1,0 +1,275 @@
+"""What adapters add to projections: rows grouped by adapter, times A (shrink), times B (expand).
+
+The rows of a step have any mix of adapters, and of none. They are grouped by the slot of their adapter, and the slots'
+rows are cut into runs; rows without an adapter are in no run, and nothing touches them. Both products go through the
+tiles of other products, so the sum of a row has one order whatever rows lie beside it.
+
+A projection may consist of several modules with the same inputs, one below the other (its components), of which an
+adapter changes some. The matrices A of an adapter lie below each other and are multiplied together.
+
+Legend: T rows, K inputs, N outputs, C components, R columns of all A of a slot (a multiple of 32), Z most of them.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.instruction import (
+    Count,
+    InScope,
+    NumRows,
+    Part,
+    Unit,
+    instruction,
+    one_part,
+)
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, longs, vector
+from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK
+from pagewood.engine.runner.cpu.compiled.products.tile import LOW, TALL, WIDTH, multiply_rows
+
+MOST_COMPONENTS = 3
+"""C is at most this: queries, keys and values."""
+PANELS = 16
+"""Panels of outputs that a part of an expansion computes: less work than that takes a thread less than a claim."""
+RUN = BLOCK * TALL
+"""Most rows of a run."""
+NUM_RUN_COLUMNS = 3
+"""Of the table of runs: slot, first place in the order, number of rows."""
+_U = np.uint64
+
+
+class SiteColumn(IntEnum):
+    """A column of what a slot says of a projection."""
+
+    SHRINK = 0
+    """Address of `[R / 32, K, 32]`, the panels of all A; 0: the adapter does not change this projection."""
+    SIZE = 1
+    """R."""
+    COMPONENTS = 2
+    """The first of `ComponentColumn` of the first component; those of the others follow."""
+
+
+class ComponentColumn(IntEnum):
+    """A column of what a slot says of a component with N outputs."""
+
+    EXPAND = 0
+    """Address of `[N / 32, rank, 32]`, the panels of B, scaled; 0: no product is added."""
+    FIRST = 1
+    """Which of the R columns is the first of its own A."""
+    RANK = 2
+    FACTORS = 3
+    """Address of `[N]`, which multiply what the model computes; 0: ones."""
+    BIAS = 4
+    """Address of `[N]`, added; 0: zeros."""
+
+
+NUM_COMPONENT_COLUMNS = len(ComponentColumn)
+NUM_SITE_COLUMNS = SiteColumn.COMPONENTS + MOST_COMPONENTS * NUM_COMPONENT_COLUMNS
+
+
+@inlined
+def _group(slots: Any, num_slots: Any, order: Any, runs: Any) -> Any:
+    """Write the rows with a slot to `order`, by slot, and their runs; return how many runs there are."""
+    free = np.zeros(num_slots + 1, np.int64)  # of each slot: at first its rows, then the first place that is free
+    for row in range(slots.shape[0]):
+        if slots[row] >= 0:
+            free[slots[row] + 1] += 1
+    num_runs, start = 0, 0
+    for slot in range(num_slots):
+        count = free[slot + 1]
+        free[slot] = start
+        parts = (count + RUN - 1) // RUN
+        for part in range(parts):
+            first, last = start + count * part // parts, start + count * (part + 1) // parts
+            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = slot, first, last - first
+            num_runs += 1
+        start += count
+    for row in range(slots.shape[0]):
+        if slots[row] >= 0:
+            order[free[slots[row]]] = row
+            free[slots[row]] += 1
+    return num_runs
+
+
+@instruction(one_part)
+@inlined
+def group_tokens(
+    scope: InScope, row_slots_at: Any, slots_at: Any, order_at: Any, runs_at: Any, num_slots: Any,
+    num_runs_at: Count, num_rows: NumRows,
+) -> None:  # fmt: skip
+    """Group the tokens of a scope by the slot of their request.
+
+    Args:
+        scope: of the tokens.
+        row_slots_at: `[rows of the runner] int32`, the slot of each request's adapter; -1: it has none.
+        slots_at: `[T] int32`, written: the slot of each token.
+        order_at: `[T] int32`, written: the tokens with a slot, by slot.
+        runs_at: `[T, NUM_RUN_COLUMNS] int32`, written.
+        num_slots: slots are below it.
+        num_runs_at: written.
+        num_rows: T.
+    """
+    row_slots, slots = integers(row_slots_at, 0), integers(slots_at, num_rows)
+    rows, offsets = integers(scope[Column.ROWS], 0), integers(scope[Column.OFFSETS], 0)
+    for grant in range(scope[Column.NUM_GRANTS]):
+        slot = row_slots[rows[grant]]
+        for token in range(offsets[grant], offsets[grant + 1]):
+            slots[token] = slot
+    runs = integer_rows(runs_at, num_rows, NUM_RUN_COLUMNS)
+    longs(num_runs_at, 1)[0] = _group(slots, num_slots, integers(order_at, num_rows), runs)
+
+
+@instruction(one_part)
+@inlined
+def group_kept(
+    scope: InScope, slots_at: Any, kept_slots_at: Any, order_at: Any, runs_at: Any, num_slots: Any,
+    num_runs_at: Count, num_rows: NumRows,
+) -> None:  # fmt: skip
+    """Like `group_tokens`, for the kept tokens of a scope, or for the wanted ones, which are the first of these.
+
+    `slots` `[tokens] int32` are those of all tokens.
+    """
+    slots, kept_slots, kept = (
+        integers(slots_at, 0),
+        integers(kept_slots_at, num_rows),
+        integers(scope[Column.WANTED], 0),
+    )
+    for row in range(num_rows):
+        kept_slots[row] = slots[kept[row]]
+    runs = integer_rows(runs_at, num_rows, NUM_RUN_COLUMNS)
+    longs(num_runs_at, 1)[0] = _group(kept_slots, num_slots, integers(order_at, num_rows), runs)
+
+
+@inlined
+def _num_shrunk(num_rows: Any, most: Any) -> Any:
+    return num_rows * (most // WIDTH)
+
+
+@instruction(_num_shrunk)
+@strict
+def shrink(
+    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, size: Any, most: Any,
+    part: Part,
+) -> None:  # fmt: skip
+    """Write one panel of `out` `[T, Z]` for one run: its rows of `x` `[T, K]`, in the order of the groups, times A.
+
+    Args:
+        table_at: `[slots, num_sites, NUM_SITE_COLUMNS] int64`.
+        site: which projection.
+        num_sites: of the model.
+        order_at: see `group_tokens`; the same for `runs_at`.
+        runs_at: the rows of this instruction.
+        x_at: the input of the projection.
+        out_at: written, in the order of the groups.
+        size: K.
+        most: Z.
+        part: which, run by run.
+    """
+    runs, panel = integer_rows(runs_at, 0, NUM_RUN_COLUMNS), part % (most // WIDTH)
+    run = part // (most // WIDTH)
+    slot, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    if own[SiteColumn.SHRINK] == 0 or panel * WIDTH >= own[SiteColumn.SIZE]:
+        return
+    order, x, out = integers(order_at, 0), vector(x_at, 0), vector(out_at, 0)
+    panels, zeros = vector(own[SiteColumn.SHRINK], 0), np.zeros(WIDTH, np.float32)
+    gathered, panel_at = np.empty(LOW * size, np.float32), panel * size * WIDTH
+    num = (count + LOW - 1) // LOW
+    for one in range(num):
+        begin, end = first + count * one // num, first + count * (one + 1) // num
+        at = begin * most + panel * WIDTH
+        if order[end - 1] - order[begin] == end - 1 - begin:  # neighbours, which are read where they are
+            multiply_rows(
+                end - begin, x, np.int64(order[begin]) * size, size, panels, panel_at, size, zeros, 0, out, at, most,
+                panel_at, 0,
+            )  # fmt: skip
+            continue
+        for place in range(begin, end):
+            source = np.int64(order[place]) * size
+            for i in range(_U(size)):
+                gathered[_U((place - begin) * size) + i] = x[_U(source) + i]
+        multiply_rows(
+            end - begin, gathered, 0, size, panels, panel_at, size, zeros, 0, out, at, most, panel_at, 0
+        )  # fmt: skip
+
+
+@inlined
+def _num_expanded(num_rows: Any, num_panels: Any) -> Any:
+    return num_rows * ((num_panels + PANELS - 1) // PANELS)
+
+
+@instruction(_num_expanded)
+@strict
+def expand(
+    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, sizes_at: Any,
+    num_panels: Any, size: Any, most: Any, part: Part,
+) -> None:  # fmt: skip
+    """Add to some panels of `out` `[T, N]`, for the rows of one run, what their adapter adds.
+
+    Args:
+        table_at: see `shrink`, also for the next four.
+        site: which projection.
+        num_sites: of the model.
+        order_at: rows by slot.
+        runs_at: the rows of this instruction.
+        x_at: `[T, Z]`, the result of `shrink`.
+        out_at: `[T, N]`, what the model itself computes; changed.
+        sizes_at: `[C] int64`, outputs of each component.
+        num_panels: of all components; each begins with a panel of its own.
+        size: N.
+        most: Z.
+        part: which, run by run.
+    """
+    runs, of_run = integer_rows(runs_at, 0, NUM_RUN_COLUMNS), (num_panels + PANELS - 1) // PANELS
+    run, start = part // of_run, part % of_run * PANELS
+    slot, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    order, x, sizes, out = integers(order_at, 0), vector(x_at, 0), longs(sizes_at, 0), floats(out_at, 0, size)
+    zeros, added = np.zeros(WIDTH, np.float32), np.empty(LOW * WIDTH, np.float32)
+    num = (count + LOW - 1) // LOW
+    component, base, column = 0, 0, 0  # the component of a panel, its first panel, and its first output
+    for panel in range(start, min(start + PANELS, num_panels)):
+        while panel - base >= (sizes[component] + WIDTH - 1) // WIDTH:
+            base += (sizes[component] + WIDTH - 1) // WIDTH
+            column += sizes[component]
+            component += 1
+        at = SiteColumn.COMPONENTS + component * NUM_COMPONENT_COLUMNS
+        weights_at, rank = own[at + ComponentColumn.EXPAND], own[at + ComponentColumn.RANK]
+        factors_at, bias_at = own[at + ComponentColumn.FACTORS], own[at + ComponentColumn.BIAS]
+        if weights_at == 0 and factors_at == 0 and bias_at == 0:
+            continue
+        inside = (panel - base) * WIDTH
+        width = min(WIDTH, sizes[component] - inside)
+        weights, factors, bias = vector(weights_at, 0), vector(factors_at, 0), vector(bias_at, 0)
+        for one in range(num):
+            begin, end = first + count * one // num, first + count * (one + 1) // num
+            if weights_at != 0:
+                multiply_rows(
+                    end - begin, x, begin * most + own[at + ComponentColumn.FIRST], most, weights, inside * rank, rank,
+                    zeros, 0, added, 0, WIDTH, inside * rank, 0,
+                )  # fmt: skip
+            else:
+                for i in range(_U(LOW * WIDTH)):
+                    added[i] = np.float32(0.0)
+            for place in range(begin, end):
+                row = order[place]
+                for j in range(width):
+                    own_value = out[row, column + inside + j]
+                    if factors_at != 0:
+                        own_value *= factors[inside + j]
+                    own_value += added[(place - begin) * WIDTH + j]
+                    if bias_at != 0:
+                        own_value += bias[inside + j]
+                    out[row, column + inside + j] = own_value
+
+
+ADAPTERS = Unit("adapters", group_tokens, group_kept, shrink, expand)
+"""For models to whose projections adapters may add."""

@@ -1,0 +1,270 @@
+"""Adapters of projections as instructions on a tape, and what the slots of a runner hold.
+
+Legend: T tokens, K inputs, N outputs, S slots, P projections of a model that adapters may change.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.adapters.low_rank import AdapterWeights, Change
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.models.ops import Linear, Projection
+from pagewood.engine.runner.cpu.compiled import adapters
+from pagewood.engine.runner.cpu.compiled.adapters import (
+    MOST_COMPONENTS,
+    NUM_COMPONENT_COLUMNS,
+    NUM_RUN_COLUMNS,
+    NUM_SITE_COLUMNS,
+    ComponentColumn,
+    SiteColumn,
+)
+from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.program.tape import Buffer, Rows
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grouping:
+    """The rows of a pass, by slot."""
+
+    slots: Buffer
+    """`[T] int32`, see `group_tokens`; this and the next two."""
+    order: Buffer
+    runs: Buffer
+    num_runs: Rows
+
+
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
+class PackedAdapter:
+    """An adapter in the layout of the products. Invariant: `rows` refers to nothing but `kept`."""
+
+    rows: Int64
+    """[P, NUM_SITE_COLUMNS], what a slot with it says of each projection."""
+    kept: Sequence[Float32]
+    """The arrays that `rows` has the addresses of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.rows.nbytes + sum(one.nbytes for one in self.kept)
+
+
+class CPUAdapters:
+    """The adapters of a runner. Invariant: a slot's arrays live as long as its row of the table names them.
+
+    An adapter stays where it lies in memory; a slot has the addresses of its arrays. So a slot gets another adapter in
+    some microseconds, on the worker, between two steps: no step that was launched before sees it.
+
+    Args:
+        num_slots: S.
+        max_rank: of an adapter in a module.
+        num_rows: rows of the runner.
+    """
+
+    __slots__ = ("_known", "_max_rank", "_num_slots", "_projections", "_resident", "_row_slots", "_table")
+
+    def __init__(self, *, num_slots: int, max_rank: int, num_rows: int) -> None:
+        self._num_slots = num_slots
+        self._max_rank = max_rank
+        self._projections: list[Projection] = []  # written by: begin, add
+        self._row_slots: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: admit
+        self._table: Int64 | None = None  # written by: table; contents written by: admit
+        self._known: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
+        """By number; each lives as long as the engine refers to it."""  # contents written by: keep
+        self._resident: list[PackedAdapter | None] = [None] * num_slots  # contents written by: admit
+
+    @property
+    def projections(self) -> Sequence[Projection]:
+        """The projections of the model that adapters may change."""
+        return self._projections
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of an adapter in a module."""
+        return self._max_rank
+
+    @property
+    def table(self) -> Int64:
+        """[S, P, NUM_SITE_COLUMNS], what each slot says of each projection; no projection is added after that."""
+        if self._table is None:
+            self._table = np.zeros((self._num_slots, len(self._projections), NUM_SITE_COLUMNS), np.int64)
+        return self._table
+
+    def begin(self) -> None:
+        """Forget the projections of a model that could not be loaded."""
+        self._projections.clear()
+
+    def add(self, linear: Linear[Buffer], projection: Projection) -> Linear[Buffer]:
+        """Return a projection to which adapters add.
+
+        Raises:
+            ValueError: it consists of more modules than the instructions know.
+        """
+        if len(projection.parts) > MOST_COMPONENTS:
+            raise ValueError(
+                f"adapters need projections of at most {MOST_COMPONENTS} modules, got {len(projection.parts)} in "
+                f"{projection.parts[0][0]}"
+            )
+        assert self._table is None
+        self._projections.append(projection)
+        return AdaptedLinear(linear, self, len(self._projections) - 1, self._most(projection))
+
+    def _most(self, projection: Projection) -> int:
+        return -(-len(projection.parts) * self._max_rank // WIDTH) * WIDTH
+
+    def pack(self, weights: AdapterWeights) -> PackedAdapter:
+        """Lay an adapter out."""
+        rows = np.zeros((len(self._projections), NUM_SITE_COLUMNS), np.int64)
+        kept: list[Float32] = []
+
+        def place(array: Float32) -> int:
+            kept.append(np.ascontiguousarray(array, np.float32))
+            return kept[-1].ctypes.data
+
+        for row, projection in zip(rows, self._projections, strict=True):
+            changes = [weights.changes.get(name) for name, _ in projection.parts]
+            firsts, stacked = _stacked([None if one is None else one.a for one in changes])
+            row[SiteColumn.SIZE] = len(stacked)
+            if len(stacked):
+                row[SiteColumn.SHRINK] = place(_panels(stacked))
+            start = 0
+            for number, ((_, size), change, first) in enumerate(zip(projection.parts, changes, firsts, strict=True)):
+                if change is not None:
+                    own = None if projection.order is None else projection.order[start : start + size] - start
+                    columns = row[SiteColumn.COMPONENTS + number * NUM_COMPONENT_COLUMNS :]
+                    for column, array in _arrays(change, own).items():
+                        columns[column] = place(array)
+                    columns[ComponentColumn.FIRST] = first
+                    columns[ComponentColumn.RANK] = 0 if change.a is None else len(change.a)
+                start += size
+        return PackedAdapter(rows=rows, kept=kept)
+
+    def keep(self, number: int, packed: PackedAdapter) -> None:
+        """Make an adapter known by its number, as long as it is referred to."""
+        self._known[number] = packed
+
+    def admit(self, batch: Batch) -> None:
+        """Note the slot of each admitted request, and load those that get another adapter; on the worker."""
+        if not len(batch.adapters):
+            return
+        self._row_slots[batch.admitted_rows()] = batch.adapters[:, 0]
+        for slot, number in batch.adapters.tolist():
+            if slot < 0:
+                continue
+            packed = self._known[number]
+            if self._resident[slot] is not packed:
+                self.table[slot] = packed.rows
+                self._resident[slot] = packed
+
+    def grouping(self, x: Buffer) -> _Grouping:
+        """Return the groups of the rows of `x`; the first call for these rows writes the instruction."""
+        return x.tape.shared(("adapters", x.rows), lambda: self._group(x))
+
+    def _group(self, x: Buffer) -> _Grouping:
+        tape, rows, scope = x.tape, x.rows, x.rows.scope
+        own = _Grouping(
+            slots=tape.buffer(rows, 1),
+            order=tape.buffer(rows, 1),
+            runs=tape.buffer(rows, NUM_RUN_COLUMNS),
+            num_runs=tape.counted(rows),
+        )
+        if rows == scope.tokens:
+            tape.write(
+                adapters.group_tokens, rows, scope=scope, row_slots=self._row_slots, slots=own.slots, order=own.order,
+                runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
+            )  # fmt: skip
+            return own
+        of_tokens = self.grouping(Buffer(tape, scope.tokens, 1))
+        tape.write(
+            adapters.group_kept, rows, scope=scope, slots=of_tokens.slots, kept_slots=own.slots, order=own.order,
+            runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
+        )  # fmt: skip
+        return own
+
+
+class AdaptedLinear:
+    """A projection to which adapters add. Invariant: rows without an adapter have the bits of the projection itself."""
+
+    __slots__ = ("_adapters", "_linear", "_most", "_number", "_sizes")
+
+    def __init__(self, linear: Linear[Buffer], adapters: CPUAdapters, number: int, most: int) -> None:
+        """Take a projection, the one with this number; an adapter has at most `most` columns of A for it."""
+        self._linear = linear
+        self._adapters = adapters
+        self._number = number
+        self._most = most
+        parts = adapters.projections[number].parts
+        self._sizes: Int64 = np.array([size for _, size in parts], np.int64)
+
+    def __call__(self, x: Buffer) -> Buffer:
+        """Return `[T, N]` of `[T, K]`."""
+        grouping, tape, table = self._adapters.grouping(x), x.tape, self._adapters.table
+        out = self._linear(x)
+        shrunk = tape.buffer(x.rows, self._most)
+        own = {"table": table, "site": self._number, "num_sites": table.shape[1], "order": grouping.order}
+        tape.write(
+            adapters.shrink, grouping.num_runs, **own, runs=grouping.runs, x=x, out=shrunk, size=x.size,
+            most=self._most,
+        )  # fmt: skip
+        tape.write(
+            adapters.expand, grouping.num_runs, **own, runs=grouping.runs, x=shrunk, out=out, sizes=self._sizes,
+            num_panels=int((-(-self._sizes // WIDTH)).sum()), size=out.size, most=self._most,
+        )  # fmt: skip
+        return out
+
+
+def _stacked(matrices: Sequence[Float32 | None]) -> tuple[list[int], Float32]:
+    """Return the first row of each matrix `[r, K]` where they lie below each other, and all, filled up to 32 rows.
+
+    Modules that share one matrix, because they are stored as one, share its rows.
+    """
+    firsts, parts, places, total = [], [], dict[int, int](), 0
+    for one in matrices:
+        if one is None:
+            firsts.append(0)
+            continue
+        if id(one) not in places:
+            places[id(one)] = total
+            parts.append(one)
+            total += len(one)
+        firsts.append(places[id(one)])
+    if not parts:
+        return firsts, np.empty((0, 0), np.float32)
+    fill = np.zeros((-total % WIDTH, parts[0].shape[1]), np.float32)
+    return firsts, np.concatenate([*parts, fill])
+
+
+def _panels(matrix: Float32) -> Float32:
+    """Return a matrix `[N, K]` as panels `[N / 32, K, 32]`, with zeros behind its outputs."""
+    size, depth = matrix.shape
+    padded = np.zeros((-(-size // WIDTH) * WIDTH, depth), np.float32)
+    padded[:size] = matrix
+    return np.ascontiguousarray(padded.reshape(-1, WIDTH, depth).transpose(0, 2, 1))
+
+
+def _arrays(change: Change, order: NDArray[np.int64] | None) -> Mapping[ComponentColumn, Float32]:
+    """Return the arrays of a component, its outputs in the order of the projection."""
+
+    def arranged(array: Float32) -> Float32:
+        return array if order is None else array[order]
+
+    found: dict[ComponentColumn, Float32] = {}
+    if change.b is not None:
+        found[ComponentColumn.EXPAND] = _panels(arranged(change.b))
+    if change.factors is not None:
+        found[ComponentColumn.FACTORS] = arranged(change.factors)
+    if change.bias is not None:
+        found[ComponentColumn.BIAS] = arranged(change.bias)
+    return found

@@ -1,0 +1,44 @@
+"""Folders of adapters with random numbers, made by PEFT itself."""
+
+# pyright: basic
+# torch and peft are typed in part only.
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+
+
+def write_adapter(reference: Any, folder: Path, *, seed: int = 0, **fields: Any) -> Any:
+    """Save an adapter of `reference`, which is changed in place, and return the model with it.
+
+    Every number is random: a new adapter would change nothing, because its B is zero.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(reference, peft.LoraConfig(task_type="CAUSAL_LM", **fields)).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_magnitude" in name:
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+            elif "lora_" in name or (parameter.requires_grad and name.endswith("bias")):
+                parameter.normal_(0.0, 0.15)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(str(folder))
+    return model
+
+
+def linear_names(reference: Any) -> list[str]:
+    """Return the last names of the linear modules in the layers of a model."""
+    found = {
+        name.rpartition(".")[2]
+        for name, module in reference.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") and any(part.isdigit() for part in name.split("."))
+    }
+    return sorted(found)

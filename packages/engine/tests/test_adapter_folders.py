@@ -1,0 +1,133 @@
+"""What is refused of folders of adapters, by the name of the field or tensor, and what damaged ones do: only errors."""
+
+# pyright: basic
+# safetensors has no types.
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mutation import damaged_bytes, damaged_json
+from pagewood.engine.adapters.modules import ModelModules, Module
+from pagewood.engine.adapters.peft_folder import read_adapter
+from scale import scaled
+
+PLACE = "base_model.model.model.layers.0.self_attn"
+CONFIG = {
+    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+    "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False, "modules_to_save": None, "peft_version": "0.21.2",
+}  # fmt: skip
+MODEL = ModelModules(
+    modules={
+        f"model.layers.0.self_attn.{name}": Module(inputs=8, outputs=size)
+        for name, size in (("q_proj", 8), ("v_proj", 4))
+    },
+    num_heads=2,
+    numbers=lambda name: np.ones((8 if "q_proj" in name else 4, 8), np.float32),
+)
+
+
+def tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"q_proj.lora_A": (2, 8), "q_proj.lora_B": (8, 2), "v_proj.lora_A": (2, 8), "v_proj.lora_B": (4, 2)}
+    return {f"{PLACE}.{name}.weight": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(
+    folder: Path, *, config: dict[str, Any] | None = None, changed: dict[str, np.ndarray | None] | None = None
+) -> Path:
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **(config or {})}))
+    found = {**tensors(), **(changed or {})}
+    save_file({name: array for name, array in found.items() if array is not None}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_what_is_read_is_scaled(tmp_path: Path) -> None:
+    weights = read_adapter(write(tmp_path), MODEL, max_rank=4)
+    own, change = tensors(), weights.changes["model.layers.0.self_attn.v_proj"]
+    np.testing.assert_array_equal(change.a, own[f"{PLACE}.v_proj.lora_A.weight"])
+    np.testing.assert_array_equal(change.b, 2 * own[f"{PLACE}.v_proj.lora_B.weight"])
+    assert weights.version() == read_adapter(write(tmp_path), MODEL, max_rank=4).version()
+    other = read_adapter(write(tmp_path, config={"lora_alpha": 5}), MODEL, max_rank=4)
+    assert other.version() != weights.version()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("peft_type", "LOHA"), ("modules_to_save", ["lm_head"]), ("target_parameters", ["experts.gate_up_proj"]),
+        ("trainable_token_indices", [1]), ("alora_invocation_tokens", [1, 2]), ("layer_replication", [[0, 1]]),
+        ("use_qalora", True), ("use_bdlora", {"x": 1}), ("kasa_config", {"x": 1}), ("something_new", 1),
+        ("bias", "all"), ("r", 9), ("r", 0), ("r", "2"), ("lora_alpha", float("inf")), ("rank_pattern", {"q_proj": 9}),
+        ("rank_pattern", {"(": 2}), ("rank_pattern", {"q" * 2000: 2}), ("alpha_pattern", {"q_proj": "x"}),
+        ("target_modules", ["q_proj"]), ("use_dora", True), ("lora_bias", True),
+    ],
+)  # fmt: skip
+def test_what_is_not_computed_is_refused_by_its_name(field: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=field):
+        read_adapter(write(tmp_path, config={field: value}), MODEL, max_rank=4)
+
+
+def test_an_expression_that_takes_others_for_ever_takes_no_time(tmp_path: Path) -> None:
+    read_adapter(write(tmp_path, config={"alpha_pattern": {"(([a-z_.0-9]+)+)+!": 3}}), MODEL, max_rank=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "error"),
+    [
+        (f"{PLACE}.q_proj.lora_A.weight", np.zeros((3, 8), np.float32), "must have shape"),
+        (f"{PLACE}.q_proj.lora_A.weight", np.zeros((2, 8), np.int32), "one of the dtypes"),
+        (f"{PLACE}.q_proj.lora_A.weight", np.full((2, 8), np.nan, np.float32), "finite"),
+        (f"{PLACE}.q_proj.lora_A.weight", None, "lora_A.weight of .*q_proj must be there"),
+        (f"{PLACE}.k_proj.lora_A.weight", np.zeros((2, 8), np.float32), "k_proj is not a module"),
+        (f"{PLACE}.q_proj.lora_magnitude_vector", np.zeros(8, np.float32), "by use_dora"),
+        (f"{PLACE}.q_proj.base_layer.bias", np.zeros(8, np.float32), "by bias"),
+        ("base_model.model.lm_head.weight", np.zeros((2, 8), np.float32), "modules_to_save"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", np.zeros((2, 8), np.float32), "embeddings"),
+        ("x", np.zeros(1, np.float32), "not a tensor of a supported kind"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_their_name(
+    name: str, array: np.ndarray | None, error: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        read_adapter(write(tmp_path, changed={name: array}), MODEL, max_rank=4)
+
+
+def test_files_that_are_missing_or_pickled(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_adapter(tmp_path, MODEL, max_rank=4)
+    write(tmp_path)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(FileNotFoundError, match="pickled weights are not read"):
+        read_adapter(tmp_path, MODEL, max_rank=4)
+
+
+def test_damaged_folders_are_errors(tmp_path: Path) -> None:
+    """No other exception, no hang, and no memory beyond that of an adapter."""
+    write(tmp_path)
+    config, data = json.loads((tmp_path / "adapter_config.json").read_text()), tmp_path / "adapter_model.safetensors"
+    whole, num_errors, before = data.read_bytes(), 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = scaled(300)
+    for seed in range(count):
+        rng = random.Random(seed)
+        data.write_bytes(damaged_bytes(rng, whole) if seed % 2 else whole)
+        damaged = config if seed % 2 else damaged_json(rng, config)
+        text = json.dumps(damaged)
+        (tmp_path / "adapter_config.json").write_bytes(
+            damaged_bytes(rng, text.encode()) if seed % 6 == 0 else text.encode()
+        )
+        try:
+            read_adapter(tmp_path, MODEL, max_rank=4)
+        except ValueError:
+            num_errors += 1
+    assert num_errors > count // 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB

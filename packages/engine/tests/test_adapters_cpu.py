@@ -1,0 +1,277 @@
+"""Adapters on the CPU against PEFT's own, in fp32, with tiny random weights; and what no batch may change."""
+
+# pyright: basic
+# torch and peft are typed in part only.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from adapter_folders import linear_names, write_adapter
+from families.case import Case, build
+from families.registry import CASES
+from pagewood.engine.adapters.peft_folder import read_adapter
+from pagewood.engine.model_folder.adapter_modules import model_modules
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.weights.packer import Packer
+from pagewood.engine.runner.storage import storage_for
+from row_driver import DrivenSequence, RowDriver
+from seeded_faults import seed_fault
+
+Float32 = NDArray[np.float32]
+TOKENS = np.random.default_rng(3).integers(0, 97, 45).tolist()
+LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3")
+"""Cases whose names or arrangements of modules differ; all others are slow."""
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 4, "lora_alpha": 6},
+    "rslora": {"r": 4, "lora_alpha": 6, "use_rslora": True},
+    "patterns": {
+        "r": 4, "lora_alpha": 6, "rank_pattern": {"q_proj": 2, r".*layers\.[12]\..*up_proj": 7},
+        "alpha_pattern": {"v_proj": 3, "model.layers.0.mlp.down_proj": 11},
+    },
+    "biases": {"r": 4, "lora_alpha": 6, "bias": "lora_only"},
+    "a bias of B": {"r": 4, "lora_alpha": 6, "lora_bias": True},
+    "dora": {"r": 4, "lora_alpha": 6, "use_dora": True},
+    "dora with biases": {"r": 4, "lora_alpha": 6, "use_dora": True, "bias": "lora_only"},
+    "some modules": {"r": 40, "lora_alpha": 80, "target_modules": ["q_proj", "v_proj"]},
+    "by an expression": {"r": 4, "target_modules": r".*\.1\..*(k_proj|down_proj)"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A model with slots for adapters on a CPU runner."""
+
+    adapters: CPUAdapters
+    runner: CPURunner
+    driver: RowDriver
+    folder: Path
+
+    def load(self, *folders: Path) -> None:
+        """Make the adapters of folders known by their places, from 0 on."""
+        modules = model_modules(self.folder, self.adapters.projections)
+        for number, folder in enumerate(folders):
+            packed = self.adapters.pack(read_adapter(folder, modules, max_rank=self.adapters.max_rank))
+            _HELD.append(packed)
+            self.adapters.keep(number, packed)
+
+    def add(self, prompt: Sequence[int], slot: int, number: int | None = None) -> DrivenSequence:
+        """Return a sequence with an adapter, by default the one whose number is that of the slot."""
+        return self.driver.add(prompt, adapter=(slot, slot if number is None else number))
+
+    def logits(self, work: Sequence[tuple[DrivenSequence, int]]) -> list[Float32]:
+        """Return the logits of the next positions of each sequence."""
+        batch = self.driver.batch(work)
+        return np.split(self.runner.forward(batch), np.cumsum(batch.counts)[:-1])
+
+
+_HELD: list[Any] = []
+"""Adapters that an engine would refer to."""
+
+
+def bench(folder: Path, *, packer: Packer | None = None, num_threads: int = 2, max_rank: int = 40) -> Bench:
+    adapters = CPUAdapters(num_slots=3, max_rank=max_rank, num_rows=12)
+    ops = CPUOps(packer, adapters=adapters)
+    model = load_model(folder, ops)
+    config = model.config
+    layout = config.memory_layout(page_size=4, dtype="float32", order="HND")
+    kernel = warm_up(layout, head_dims=config.head_dims, packed=ops.variants, others=tuple(ops.units))
+    runner = CPURunner(
+        model, storage_for(layout, 400), kernel, max_rows=12, max_length=160, num_threads=num_threads, adapters=adapters
+    )
+    driver = RowDriver(runner, num_pages=400, page_size=4, short_length=model.short_length)
+    return Bench(adapters=adapters, runner=runner, driver=driver, folder=folder)
+
+
+@torch.inference_mode()
+def logits_of(reference: Any) -> Float32:
+    return reference(torch.tensor(TOKENS)[None]).logits[0].numpy()
+
+
+def can_be_compared(case: Case) -> bool:
+    return not case.by_token and not case.is_long
+
+
+COMPARED = [name for name, case in CASES.items() if can_be_compared(case)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in LAYOUTS else pytest.mark.slow) for one in COMPARED]
+)
+def test_every_family_computes_what_peft_does(name: str, tmp_path: Path) -> None:
+    """Two rows with the adapter, one without between them; modules are all that can be changed."""
+    reference = build(CASES[name], tmp_path)
+    own = bench(tmp_path)
+    modules = model_modules(tmp_path, own.adapters.projections)
+    linear = [one for one, module in reference.named_modules() if type(module).__name__ in ("Linear", "Conv1D")]
+    # PEFT renames feed-forwards of families with experts, also in a model without.
+    has_experts = "deepseek3" in name or any(".experts" in one for one, _ in reference.named_parameters())
+    known = [one for one in linear if modules.places(one) and not (has_experts and "self_attn" not in one)]
+    assert known
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, target_modules=known)
+    own.load(tmp_path / "a")
+    sequences = [own.add(TOKENS, slot, number) for slot, number in ((1, 0), (-1, -1), (1, 0))]
+    first, base, last = own.logits([(one, 100) for one in sequences])
+    own.runner.close()
+    expected = logits_of(changed)
+    np.testing.assert_allclose(first, expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(base, logits_of(reference), atol=1e-4, rtol=0)
+    assert np.array_equal(first, last)
+    assert np.abs(expected - logits_of(reference)).max() > 1e-2
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("llama")
+    return build(CASES["llama-biases"], folder), folder
+
+
+@pytest.fixture(scope="module")
+def shared(llama: tuple[Any, Path]) -> Iterator[Bench]:
+    own = bench(llama[1])
+    yield own
+    own.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_computes_what_peft_does(kind: str, llama: tuple[Any, Path], tmp_path: Path) -> None:
+    own = bench(llama[1])
+    fields = {"target_modules": linear_names(llama[0]), **KINDS[kind]}
+    changed = write_adapter(copy.deepcopy(llama[0]), tmp_path, **fields)
+    own.load(tmp_path)
+    [logits] = own.logits([(own.add(TOKENS, 2, 0), 100)])
+    own.runner.close()
+    np.testing.assert_allclose(logits, logits_of(changed), atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def folders(llama: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Adapters of different ranks and modules."""
+    folder, names = tmp_path_factory.mktemp("adapters"), linear_names(llama[0])
+    made = [
+        {"r": 4, "target_modules": names}, {"r": 36, "target_modules": ["q_proj", "down_proj"]},
+        {"r": 3, "target_modules": names, "use_dora": True},
+    ]  # fmt: skip
+    for number, fields in enumerate(made):
+        write_adapter(copy.deepcopy(llama[0]), folder / str(number), seed=number, **fields)
+    return [folder / str(number) for number in range(len(made))]
+
+
+PACKERS = {
+    "float32": Packer("float32"), "bfloat16": Packer("bfloat16"), "int8": Packer("int8"), "int4": Packer("int4"),
+    "int8, widened": Packer("int8", activations="float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PACKERS)
+def test_bits_do_not_depend_on_the_batch(form: str, llama: tuple[Any, Path], folders: list[Path]) -> None:
+    """Each adapter alone in one chunk, then all beside each other in uneven chunks, with one thread and with two.
+
+    Rows without an adapter have the bits of a model that has none.
+    """
+    alone: list[Float32] = []
+    prompts = [TOKENS, TOKENS[::-1], TOKENS[5:40], TOKENS[:2] * 11]
+    plain = _without_adapters(llama[1], PACKERS[form], prompts[3])
+    for num_threads in (1, 2):
+        own = bench(llama[1], packer=PACKERS[form], num_threads=num_threads)
+        own.load(*folders)
+        slots = (0, 1, 2, -1)
+        if num_threads == 1:
+            for prompt, slot in zip(prompts, slots, strict=True):
+                alone += own.logits([(own.add(prompt, slot), 100)])
+            assert np.array_equal(alone[3], plain)
+            own.runner.close()
+            continue
+        mixed = [(prompts[i], slots[i]) for i in (0, 3, 1, 2, 0, 3, 2, 1, 0)]
+        sequences = [own.add(prompt, slot) for prompt, slot in mixed]
+        parts: list[list[Float32]] = [[] for _ in mixed]
+        step = 0
+        while any(one.num_computed < len(one.tokens) for one in sequences):
+            work = [(i, one) for i, one in enumerate(sequences) if one.num_computed < len(one.tokens)]
+            grants = [(one, 1 + (step + 3 * i) % 9) for i, one in work]
+            found = own.logits(grants)
+            for (i, _), logits in zip(work, found, strict=True):
+                parts[i].append(logits)
+            step += 1
+        own.runner.close()
+        for (_, slot), logits in zip(mixed, parts, strict=True):
+            assert np.array_equal(np.concatenate(logits), alone[slots.index(slot)])
+
+
+def _without_adapters(folder: Path, packer: Packer, prompt: list[int]) -> Float32:
+    ops = CPUOps(packer)
+    model = load_model(folder, ops)
+    layout = model.config.memory_layout(page_size=4, dtype="float32", order="HND")
+    runner = CPURunner(
+        model, storage_for(layout, 60), warm_up(layout, packed=ops.variants), max_rows=1, max_length=60, num_threads=1
+    )
+    driver = RowDriver(runner, num_pages=60, page_size=4)
+    logits = runner.forward(driver.batch([(driver.add(prompt), 100)]))
+    runner.close()
+    return logits
+
+
+def test_a_slot_gets_another_adapter_between_two_launched_steps(shared: Bench, folders: list[Path]) -> None:
+    """Two steps in flight, the second of which loads into the slot of the first: each sees its own."""
+    shared.load(*folders)
+    one, other = (shared.logits([(shared.add(TOKENS, number), 100)])[0].argmax(-1)[-1] for number in range(2))
+    steps: list[Any] = []
+    for number in range(2):
+        steps.append(shared.runner.launch(shared.driver.batch([(shared.add(TOKENS, 2, number), 100)])))
+    assert [step.wait().tokens.tolist() for step in steps] == [[one], [other]]
+    assert one != other
+
+
+def check_a_mix(own: Bench, folders: list[Path], plain: Float32) -> None:
+    """Rows with two adapters and without, beside each other, are those of each alone; then a slot gets another one."""
+    own.load(*folders)
+    one, base, other = own.logits([(own.add(TOKENS, slot), 100) for slot in (1, -1, 0)])
+    assert np.array_equal(base, plain)
+    for slot, logits in ((1, one), (0, other)):
+        assert np.array_equal(own.logits([(own.add(TOKENS, slot), 100)])[0], logits)
+    assert np.array_equal(own.logits([(own.add(TOKENS, 1, 0), 100)])[0], other)
+
+
+FAULTS = {
+    "the rows of the model alone are touched": ("batch.adapters[:, 0]", "batch.adapters[:, 0].clip(0)"),
+    "a row has the adapter of its neighbour": ("batch.adapters[:, 0]", "batch.adapters[::-1, 0]"),
+    "a slot keeps the adapter before": ("is not packed", "is None"),
+    "a slot is loaded for the first row only": ("batch.adapters.tolist()", "batch.adapters[:1].tolist()"),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_mix_and_faults_that_are_found_in_it(
+    fault: str | None, llama: tuple[Any, Path], folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, own = _without_adapters(llama[1], PACKERS["float32"], TOKENS), bench(llama[1])
+    if fault is None:
+        check_a_mix(own, folders, plain)
+    else:
+        seed_fault([(CPUAdapters, "admit", *FAULTS[fault])], monkeypatch)
+        with pytest.raises(AssertionError):
+            check_a_mix(own, folders, plain)
+    own.runner.close()
+
+
+def test_without_adapters_nothing_of_them_is_compiled(llama: tuple[Any, Path]) -> None:
+    """And so no instruction of a program can be one of them: the kernel of a program has no place for it."""
+    without, with_some = CPUOps(), CPUOps(adapters=CPUAdapters(num_slots=1, max_rank=1, num_rows=1))
+    for ops in (without, with_some):
+        load_model(llama[1], ops)
+    assert ADAPTERS not in without.units
+    assert ADAPTERS in with_some.units

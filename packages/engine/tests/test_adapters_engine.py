@@ -1,0 +1,220 @@
+"""A whole CPU engine with adapters: tokens of each request are those of PEFT, whatever else the engine does.
+
+Greedy tokens are compared with those of PEFT's model, and with those of the engine when it computes one request.
+"""
+
+# pyright: basic
+# torch and peft are typed in part only.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adapter_folders import linear_names, write_adapter
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.api import (
+    EngineConfig,
+    FinishReason,
+    Flush,
+    LoadAdapter,
+    PoolingParams,
+    SamplingParams,
+    Submit,
+    UnloadAdapter,
+)
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+
+NUM_TOKENS = 12
+PROMPTS = [np.random.default_rng(seed).integers(0, 97, 20 + 7 * seed).tolist() for seed in range(3)]
+NAMES = (None, "a", "b")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str | None, Any]]:
+    """A folder with a model, and two adapters of it in the folders a and b; and PEFT's models."""
+    folder = tmp_path_factory.mktemp("model")
+    found: dict[str | None, Any] = {None: build(CASES["qwen3"], folder)}
+    for seed, name in enumerate("ab"):
+        fields = {"r": 4 + seed, "target_modules": linear_names(found[None])}
+        found[name] = write_adapter(copy.deepcopy(found[None]), folder / name, seed=seed, **fields)
+    return folder, found
+
+
+@pytest.fixture(scope="module")
+def folder(models: tuple[Path, Mapping[str | None, Any]]) -> Path:
+    return models[0]
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Mapping[str | None, Any]]) -> Mapping[tuple[str | None, int], list[int]]:
+    """PEFT's greedy tokens, by the adapter and the prompt."""
+    found: dict[tuple[str | None, int], list[int]] = {}
+    for name, model in models[1].items():
+        for number, prompt in enumerate(PROMPTS):
+            tokens = list(prompt)
+            with torch.inference_mode():
+                for _ in range(NUM_TOKENS):
+                    tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+            found[name, number] = tokens[len(prompt) :]
+    return found
+
+
+class Bench:
+    """An engine of one thread, stepped by the test."""
+
+    def __init__(self, folder: Path, *, adapters: Sequence[str] = "ab", **fields: Any) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        fields = {"max_adapters": 2, "num_threads": 1, "max_total_tokens": 2048, "max_length": 256, **fields}
+        config = EngineConfig(
+            model=str(folder), adapters=tuple((name, str(folder / name)) for name in adapters), **fields
+        )
+        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
+        self.outputs: dict[str, list[int]] = {}
+        self.ends: dict[str, Any] = {}
+
+    def ask(self, request_id: str, prompt: Sequence[int], adapter: str | None, **options: Any) -> None:
+        """Submit a greedy request."""
+        options = {"sampling": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True), **options}
+        tokens = np.array(prompt, "<i4").tobytes()
+        self.inbox.put(Submit(request_id=request_id, tokens=tokens, adapter=adapter, **options))
+
+    def run(self, *request_ids: str) -> None:
+        """Compute until all these have ended."""
+        pending = None
+        while not all(name in self.ends for name in request_ids) or pending is not None:
+            pending = self.engine.advance(pending)
+            for delta in self.outbox.take():
+                self.outputs.setdefault(delta.request_id, []).extend(delta.tokens)
+                if delta.finish is not None:
+                    self.ends[delta.request_id] = delta
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "small chunks and a small pool": {
+        "chunked_prefill_size": 8, "page_size": 4, "max_total_tokens": 256, "max_running": 9,
+    },
+    "drafts from the text": {"speculative": "ngram", "speculative_num_tokens": 4},
+    "one slot": {"max_adapters": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_tokens_are_those_of_peft(
+    kind: str, folder: Path, expected: Mapping[tuple[str | None, int], list[int]]
+) -> None:
+    """All prompts with all adapters and without, twice, so that the second time finds a cached prefix."""
+    bench = Bench(folder, **OPTIONS[kind])
+    for time in range(2):
+        keys = {f"{time} {name} {number}": (name, number) for number in range(len(PROMPTS)) for name in NAMES}
+        for request_id, (name, number) in keys.items():
+            bench.ask(request_id, PROMPTS[number], name)
+        bench.run(*keys)
+        for request_id, key in keys.items():
+            assert bench.outputs[request_id] == expected[key], request_id
+    assert bench.ends["1 a 1"].num_cached_tokens > 0 or OPTIONS[kind].get("max_total_tokens") == 256
+    bench.engine.close()
+
+
+def test_loading_while_requests_run(folder: Path, expected: Mapping[tuple[str | None, int], list[int]]) -> None:
+    """A name gets other contents: the running request ends as it began, later ones get the new adapter, and no prefix.
+
+    The same contents again keep what is cached.
+    """
+    bench = Bench(folder, adapters="a")
+    bench.ask("first", PROMPTS[0], "a")
+    for _ in range(3):
+        bench.engine.step()
+    bench.inbox.put(LoadAdapter(request_id="load", name="a", folder=str(folder / "b"), replaces=True))
+    bench.run("first", "load")
+    assert bench.ends["load"].finish is FinishReason.STOP
+    bench.ask("second", PROMPTS[0], "a")
+    bench.run("second")
+    assert (bench.outputs["first"], bench.outputs["second"]) == (expected["a", 0], expected["b", 0])
+    assert bench.ends["second"].num_cached_tokens == 0
+    bench.inbox.put(LoadAdapter(request_id="again", name="a", folder=str(folder / "b"), replaces=True))
+    bench.run("again")
+    bench.ask("third", PROMPTS[0], "a")
+    bench.run("third")
+    assert bench.outputs["third"] == expected["b", 0]
+    assert bench.ends["third"].num_cached_tokens > 0
+    bench.inbox.put(UnloadAdapter(request_id="unload", name="a"))
+    bench.ask("fourth", PROMPTS[0], "a")
+    bench.run("unload", "fourth")
+    assert bench.ends["fourth"].refusal.code == "adapter_not_found"
+    bench.engine.close()
+
+
+def test_answers_to_commands_that_cannot_be_carried_out(folder: Path, tmp_path: Path) -> None:
+    bench = Bench(folder, adapters="a")
+    (tmp_path / "adapter_config.json").write_text("[]")
+    commands = {
+        "missing": LoadAdapter(request_id="missing", name="x", folder=str(tmp_path / "none")),
+        "broken": LoadAdapter(request_id="broken", name="y", folder=str(tmp_path)),
+        "there already": LoadAdapter(request_id="there already", name="a", folder=str(folder / "b")),
+        "two pinned": LoadAdapter(request_id="two pinned", name="z", folder=str(folder / "b"), is_pinned=True),
+        "unknown": UnloadAdapter(request_id="unknown", name="x"),
+    }
+    bench.inbox.put(LoadAdapter(request_id="pin", name="a", folder=str(folder / "a"), replaces=True, is_pinned=True))
+    bench.run("pin")
+    for command in commands.values():
+        bench.inbox.put(command)
+    bench.run(*commands)
+    codes = [bench.ends[name].refusal.code for name in commands]
+    assert codes == ["adapter_missing", "adapter_invalid", "adapter_exists", None, "adapter_not_found"]
+    bench.engine.close()
+
+
+def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> None:
+    bench = Bench(folder)
+    for name in NAMES:
+        bench.ask(f"vector {name}", PROMPTS[0], name, pooling=PoolingParams(kind="mean"))
+        sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=1, prompt_logprobs=0)
+        bench.ask(f"scores {name}", PROMPTS[0], name, sampling=sampling)
+    bench.run(*(f"{kind} {name}" for name in NAMES for kind in ("vector", "scores")))
+    assert len({bench.ends[f"vector {name}"].vector for name in NAMES}) == len(NAMES)
+    bench.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"device": "cuda"}, "max_adapters must be 0 with device cuda"),
+        ({"model_impl": "transformers"}, "max_adapters must be 0 with model_impl transformers"),
+        ({"tensor_parallel_size": 2}, "max_adapters must be 0 with tensor_parallel_size 2"),
+        ({"pipeline_parallel_size": 2}, "max_adapters must be 0 with pipeline_parallel_size 2"),
+        ({"decision_log": "x"}, "max_adapters must be 0 with decision_log"),
+        ({"max_adapters": 0, "adapters": (("a", "x"),)}, "max_adapters must be >= 1 with adapters"),
+        ({"adapters": (("a", "x"), ("a", "y"))}, "names of their own"),
+        ({"max_adapter_rank": 0}, r"max_adapter_rank must be in \[1, 1024\], got 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        EngineConfig(**{"max_adapters": 2, **fields})
+
+
+def test_an_adapter_of_the_start_that_cannot_be_loaded_ends_it(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"adapter a cannot be loaded: .*r must be in \[1, 2\], got 4"):
+        Bench(folder, max_adapter_rank=2)
+
+
+def test_an_engine_without_adapters_refuses_them(folder: Path) -> None:
+    bench = Bench(folder, adapters="", max_adapters=0)
+    bench.ask("one", PROMPTS[0], "a")
+    bench.inbox.put(LoadAdapter(request_id="load", name="a", folder=str(folder / "a")))
+    bench.inbox.put(Flush(request_id="flush"))
+    bench.run("one", "load", "flush")
+    assert bench.ends["one"].refusal.code == "adapter_not_found"
+    assert bench.ends["load"].refusal.param == "name"
+    bench.engine.close()
