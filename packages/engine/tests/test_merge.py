@@ -1,0 +1,81 @@
+"""A model with a merged adapter against PEFT's own merge, for every arrangement of tensors."""
+
+# pyright: basic
+# torch and peft are typed in part only.
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quantised_folders
+from adapter_folders import write_adapter
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.model_folder.adapter_modules import model_modules
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.model_folder.merge import merge_adapter
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.quantise import Scheme, quantise_model
+
+TOKENS = [5, 9, 1, 44, 23, 90, 11, 3, 3, 71]
+KINDS: dict[str, dict[str, Any]] = {
+    "llama-biases": {"use_dora": True, "bias": "lora_only"}, "gpt2": {}, "gpt-neox": {"use_dora": True},
+    "phi3-window": {"use_rslora": True}, "starcoder2": {"bias": "lora_only"}, "gemma3-in-a-model-of-images": {},
+}  # fmt: skip
+
+
+@torch.inference_mode()
+def logits_of(folder: Path) -> torch.Tensor:
+    model = load_model(folder, TorchOps())
+    positions = torch.arange(len(TOKENS))
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(TOKENS))
+    return model(torch.tensor(TOKENS), [rope(positions) for rope in model.ropes], attention, positions)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> None:
+    reference = build(CASES[name], tmp_path / "model")
+    ops = TorchOps()
+    load_model(tmp_path / "model", ops)
+    modules = model_modules(tmp_path / "model", ops.projections)
+    known = [one for one, module in reference.named_modules() if modules.places(one) and hasattr(module, "weight")]
+    fields = {"r": 4, "target_modules": known, **KINDS[name]}
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "adapter", **fields)
+    num_changed = merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    assert num_changed == len(modules.modules)
+    with torch.inference_mode():
+        expected = changed(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(logits_of(tmp_path / "merged"), expected, atol=1e-4, rtol=0)
+    before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("model", "merged"))
+    assert {key: (one.shape, one.dtype) for key, one in before.items()} == {
+        key: (one.shape, one.dtype) for key, one in after.items()
+    }
+
+
+def test_numbers_keep_their_dtype_and_quantised_ones_are_refused(tmp_path: Path) -> None:
+    reference = build(CASES["llama"], tmp_path / "model")
+    write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, target_modules=["q_proj"])
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({name: one.bfloat16() for name, one in load_file(file).items()}, file)
+    merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    assert {one.dtype for one in load_file(tmp_path / "merged" / "model.safetensors").values()} == {torch.bfloat16}
+    with pytest.raises(ValueError, match="OUT must be a new or empty folder"):
+        merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    quantised_folders.write_model(tmp_path / "plain")
+    quantise_model(tmp_path / "plain", tmp_path / "quantised", Scheme(format="int8"))
+    with pytest.raises(ValueError, match="weights must be plain numbers for an adapter to be merged"):
+        merge_adapter(tmp_path / "quantised", tmp_path / "adapter", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_bias_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    reference = build(CASES["llama"], tmp_path / "model")
+    write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, target_modules=["q_proj"], lora_bias=True)
+    with pytest.raises(ValueError, match="lora_bias must be false"):
+        merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
