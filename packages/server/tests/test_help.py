@@ -18,7 +18,7 @@ from pagewood.server.cli.serve import IN_SHORT_HELP, add_options
 SOURCES = [path.read_text() for path in Path(options.__path__[0]).glob("*.py")]
 NAMES = sorted(name for text in SOURCES for name in re.findall(r'^ +"(--[a-z-]+)",', text.replace("add(", "\n "), re.M))
 README = Path(__file__).parents[1] / "README.md"
-COMMANDS = ("serve", "chat", "top", "bench", "check", "generate", "inspect", "quantize", "replay", "why")
+COMMANDS = ("serve", "chat", "top", "bench", "check", "generate", "inspect", "quantize", "merge", "replay", "why")
 
 
 def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:

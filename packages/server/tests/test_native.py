@@ -234,7 +234,7 @@ async def test_stop_strings_and_grammars_have_sglangs_names(server: MemoryServer
         ({"input_ids": [True]}, "input_ids", "token ids"),
         ({"input_ids": [258]}, "input_ids", "[0, 258), but got 258"),
         ({"input_ids": [[1], [-1]]}, "input_ids", "[0, 258), but got -1"),
-        ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
+        ({"text": "a", "extra_key": "x"}, "extra_key", "not supported"),
         ({"text": "a", "mood": 1}, "mood", "Unrecognized"),
         ({"text": "a", "tools": []}, "tools", "only allowed with 'messages'"),
         ({"text": "a", "top_logprobs_num": 1}, "top_logprobs_num", "'return_logprob' is enabled"),

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from echo_adapters import EchoAdapters
 from echo_folder import EOS_ID
 from memory_link import MemoryLink
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.loop import EngineInfo, StepHandle
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.observe.expert_load import ExpertRows
@@ -31,6 +33,7 @@ from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE
 from pagewood.engine.text import Tokenizer
+from pagewood.schedpolicy import SlotShares
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.snapshots import Snapshots
 from pagewood.server.http.access import AccessRules
@@ -56,6 +59,7 @@ from pagewood.server.processes.engine_side import (
     pulse_of,
 )
 from pagewood.server.protocols.common.service import Service
+from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.status import EngineState, EngineStatus
 from pagewood.server.stages.detokenizing import run_detokenizer
@@ -157,7 +161,10 @@ class MemoryServer:
         tracing: Tracing | None = None,
         dashboard_text: bool = False,
         expert_rows: ExpertRows | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
+        self._adapters = EchoAdapters()
+        self._max_adapters = 0 if adapters is None else 2
         self.tokenizer = tokenizer
         self._script = script
         self._max_length = max_length
@@ -192,6 +199,7 @@ class MemoryServer:
             bodies=Bodies(limits),
             defaults=default_sampling(folder),
             model_name=model_name,
+            adapters=adapters or ServedAdapters(),
             template=tokenizer.response_template,
             recipe=recipe or VectorRecipe(),
             started=1,
@@ -275,24 +283,37 @@ class MemoryServer:
         return await self.client.post(path, json={"model": "echo", **body})
 
     def expected_tokens(
-        self, prompt: list[int], *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        adapter: int = 0,
     ) -> list[int]:
-        """Return the echo model's answer to a prompt, computed by the oracle."""
+        """Return the echo model's answer to a prompt, computed by the oracle; for `adapter` see `oracle_tokens`."""
         return oracle_tokens(
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
             vocab_size=self.tokenizer.vocab_size,
             stop_ids=frozenset({EOS_ID}),
             max_length=self._max_length,
+            adapter=adapter,
         )
 
     def expected_text(
-        self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        adapter: int = 0,
     ) -> str:
         """Return the echo model's answer to a text."""
         tokens = self.tokenizer.encode(prompt).tolist()
         return self.tokenizer.decode(
-            self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
+            self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed, adapter=adapter)
         )
 
     def _answer(self, prompt: tuple[int, ...]) -> list[int]:
@@ -303,7 +324,9 @@ class MemoryServer:
 
     def _run_engine(self) -> None:
         inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)
-        config = EngineConfig(max_running=NUM_ROWS, retained_share=self._retained_share)
+        config = EngineConfig(
+            max_running=NUM_ROWS, retained_share=self._retained_share, max_adapters=self._max_adapters
+        )
         info = EngineInfo(
             model_name=self.service.model_name,
             max_length=self._max_length,
@@ -326,6 +349,7 @@ class MemoryServer:
                 held_pages=kv.held_pages,
                 requests=lambda: engine._state.running,  # pyright: ignore[reportPrivateUsage]
                 answer=None if self._script is None else self._answer,
+                adapters=self._adapters.contents.__getitem__ if self._max_adapters else None,
             )
             return GatedRunner(runner, self.gate)
 
@@ -334,6 +358,11 @@ class MemoryServer:
             info=info,
             make_runner=make_runner,
             drafting=self._drafting,
+            adapters=AdapterPool(
+                self._max_adapters, source=self._adapters, sharing=SlotShares(self._max_adapters, max_passes=4)
+            )
+            if self._max_adapters
+            else None,
             compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),

@@ -48,6 +48,8 @@ class ServeConfig:
     """Clients' name of the model."""
     model_folder: Path
     """Folder with the tokenizer and the configuration of the model."""
+    adapter_folders: tuple[Path, ...] = ()
+    """Admins may load adapters that lie below these; empty: none."""
     tokenizer_workers: int = 1
     """Tokenizer processes."""
     max_queued: int = 1024

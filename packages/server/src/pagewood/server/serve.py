@@ -14,7 +14,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ from pagewood.server.observe.logs import announce
 from pagewood.server.processes.child import STOP_GRACE_S, Settings, register_dump
 from pagewood.server.processes.supervisor import Stage, Supervisor
 from pagewood.server.processes.watchdog import Watchdog
+from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.pump import AnswerPump
 from pagewood.server.requests.status import EngineStatus
@@ -177,6 +178,7 @@ async def _serve(
         watch=None if metrics is None else metrics.requests,
     )
     status = EngineStatus()
+    adapters = ServedAdapters.of(config.engine.adapters, config.adapter_folders)
     recovery = Recovery(status, incidents)
     shutdown = Shutdown(live, drain_s=config.drain_s, incidents=incidents)
     console = Console(
@@ -217,7 +219,7 @@ async def _serve(
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
-        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status),
+        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status, adapters),
         was_ready=lambda: status.model is not None,
         on_death=on_death,
         on_failure=give_up,
@@ -257,6 +259,7 @@ async def _serve(
                     bodies=Bodies(limits),
                     defaults=defaults,
                     model_name=config.served_model_name,
+                    adapters=adapters,
                     template=ResponseTemplate.from_folder(config.model_folder),
                     recipe=recipe,
                     metrics=metrics,
@@ -325,8 +328,16 @@ def _tokenizer_stage(index: int) -> Stage:
     return Stage(name=f"tokenizer-{index}", module="pagewood.server.processes.tokenizer_process", computes=False)
 
 
-def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int, status: EngineStatus) -> Settings:
+def _settings(
+    config: ServeConfig,
+    folder: Path,
+    stage: Stage,
+    incarnation: int,
+    status: EngineStatus,
+    adapters: ServedAdapters,
+) -> Settings:
     send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, ENGINE.name)
+    engine = config.engine if not incarnation else replace(config.engine, adapters=adapters.loaded())
     is_flushing = stage is ENGINE and config.engine.disk_cache_path is not None
     return Settings(
         folder=str(folder),
@@ -338,7 +349,7 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int,
         log_level=config.log_level,
         log_format=config.log_format,
         measures=config.metrics,
-        engine=config.engine,
+        engine=engine,
         paused=status.paused,
         kv_events=config.kv_events,
         kv_events_replay=config.kv_events_replay,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pagewood.server import __version__
-from pagewood.server.cli import bench, chat, check, generate, inspect, quantize, replay, serve, top, why
+from pagewood.server.cli import bench, chat, check, generate, inspect, merge, quantize, replay, serve, top, why
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, top, bench, generate, inspect, check, quantize, replay, why):
+    for command in (serve, chat, top, bench, generate, inspect, check, quantize, merge, replay, why):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     output: object = sys.stdout

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pagewood.engine.model_folder.folder import model_folder, model_name
+from pagewood.server.cli.merge import merged_model
 from pagewood.server.cli.options.address import add_address_options
 from pagewood.server.cli.options.engine import engine_config
 from pagewood.server.cli.options.logs import add_failure_options, add_log_options
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 IN_SHORT_HELP = frozenset({
-    "path", "--model", "--served-model-name", "--device", "--threads", "--weights", "--dtype", "--kv-cache-dtype",
+    "path", "--model", "--served-model-name", "--adapter", "--max-adapters", "--device", "--threads",
+    "--weights", "--dtype", "--kv-cache-dtype",
     "--host", "--port", "--api-key-file", "--insecure-no-keys", "--tls-cert", "--tls-key", "--allowed-host",
     "--allowed-origin", "--trusted-proxy", "--root-path",
     "--max-length", "--max-total-tokens", "--mem-fraction", "--disable-radix-cache", "--host-cache-gb",
@@ -103,7 +106,11 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     if options.path is not None and options.model is not None:
         raise ValueError(f"MODEL and --model must not be given together, got {options.path!r} and {options.model!r}")
-    engine = engine_config(options, model=options.path or options.model)
+    path = options.path or options.model
+    name = options.served_model_name or model_name(path)
+    engine = engine_config(options, model=path)
+    if options.merge_adapter is not None:
+        engine = replace(engine, model=merged_model(path, options.merge_adapter))
     if engine.node_rank:
         logs.configure(options.log_level, f"node-{engine.node_rank}", form=options.log_format)
         from pagewood.server.node import run_node  # imported here because node 0 does not need it
@@ -116,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_of(options, ServeConfig)
     settings |= {
         "engine": engine,
-        "served_model_name": options.served_model_name or model_name(engine.model),
+        "served_model_name": name,
         "model_folder": folder,
         "max_queued": options.max_queued_requests,
         "metrics_compat": tuple(dict.fromkeys(options.metrics_compat)),

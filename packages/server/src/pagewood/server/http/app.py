@@ -28,6 +28,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import MetricsEndpoint
 from pagewood.server.observe.profile_endpoint import ProfileEndpoint
 from pagewood.server.processes.canary import CanaryEndpoints
+from pagewood.server.protocols.adapters import AdapterEndpoints
 from pagewood.server.protocols.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.protocols.anthropic.errors import anthropic_error
 from pagewood.server.protocols.common.respond import error_response, json_response
@@ -110,6 +111,7 @@ class Frontend:
         return [
             *OpenAIEndpoints(self.service).operations(),
             *ModelEndpoints(self.service).operations(),
+            *AdapterEndpoints(self.service).operations(),
             *ResponsesEndpoints(self.service).operations(),
             *VectorEndpoints(self.service).operations(),
             *AnthropicEndpoints(self.service).operations(),

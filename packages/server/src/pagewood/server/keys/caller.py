@@ -29,6 +29,8 @@ class Caller:
     has_run_key: bool = False
     """Whether the server has made an admin key for its run."""
     max_priority: int | None = None
+    adapters: tuple[str, ...] | None = None
+    """The adapters that its requests may name; None: all."""
     quota: Quota | None = None
     """The limits and the use of its key; None: the server has no keys."""
     terms: GatewayTerms | None = None
@@ -39,13 +41,16 @@ class Caller:
         with the terms of the gateway.
 
         Raises:
-            ApiError: its priority is higher than the caller's highest.
+            ApiError: its priority is higher than the caller's highest, or it names an adapter that the caller may not
+                use.
         """
         if isinstance(message, wire.RetainText):
+            self.check_adapter(message.adapter)
             return msgspec.structs.replace(message, namespace=namespace_of(self.tenant, message.namespace))
         if not isinstance(message, wire.Generate):
             return message
         self.check_priority(message.options.priority)
+        self.check_adapter(message.options.adapter)
         namespace = namespace_of(self.tenant, message.options.namespace)
         changed = {} if self.terms is None else self.terms.changes(message.options)
         if not self.tenant and namespace == message.options.namespace and not changed:
@@ -65,6 +70,20 @@ class Caller:
                 status=403,
                 param="priority",
                 code="priority_not_allowed",
+            )
+
+    def check_adapter(self, adapter: str | None) -> None:
+        """Check the adapter that the caller asks for; None: it asks for none.
+
+        Raises:
+            ApiError: 403 if it may not use it.
+        """
+        if adapter is not None and self.adapters is not None and adapter not in self.adapters:
+            raise ApiError(
+                f"This API key may not use the adapter '{adapter}'.",
+                status=403,
+                param="model",
+                code="adapter_not_allowed",
             )
 
     def owns(self, tenant: str) -> bool:

@@ -36,6 +36,8 @@ class ApiKey:
     """HTTP requests that it may have at a time."""
     max_priority: int | None = None
     """Highest priority of its requests."""
+    adapters: tuple[str, ...] | None = None
+    """The adapters that its requests may name; the model without an adapter is always allowed."""
 
     def __post_init__(self) -> None:
         if len(self.digest) != hashlib.sha256().digest_size:

@@ -25,6 +25,14 @@ class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, tuple[int, ...]]
 
 
+class AdapterUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The adapters of live requests; see `core.observe.measures.AdapterUse`."""
+
+    num_slots: int
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Sums since the engine was built, queues at the time of the pulse."""
 
@@ -43,3 +51,4 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     num_recalling: int
     tiers: dict[str, int]
     experts: ExpertLoad | None = None
+    adapters: AdapterUse | None = None

@@ -20,6 +20,7 @@ from pagewood.engine.api import (
     Explanation,
     FinishReason,
     Flush,
+    LoadAdapter,
     Pause,
     PauseRequest,
     Refusal,
@@ -28,6 +29,7 @@ from pagewood.engine.api import (
     Resume,
     ResumeRequest,
     SetPriority,
+    UnloadAdapter,
 )
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.text import Part
@@ -183,6 +185,7 @@ class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
     prompt: Prompt
     seconds: float
     namespace: str | None = None
+    adapter: str | None = None
     max_length: int | None = None
     """Longest text of the model, in tokens. The prompt may be longer."""
 
@@ -197,7 +200,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
 
 WithPrompt = Generate | Encode | RetainText
 """Messages whose prompt is tokenized."""
-NewRequest = WithPrompt | Profile | Flush | Pause | Resume
+NewRequest = WithPrompt | Profile | Flush | Pause | Resume | LoadAdapter | UnloadAdapter
 
 
 def ids_of(message: NewRequest) -> tuple[str, ...]:
@@ -257,6 +260,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The host of each rank, in words, where ranks are on several hosts."""
     config: dict[str, Any] = {}
     """The configuration of the engine, without folders."""
+    adapter: str | None = None
+    """The adapter that a client named with it; None: the model alone."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pagewood.server.metrics import bounds
 from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.families import Families, coarser, counted
@@ -81,11 +83,14 @@ def vllm_families(facts: Facts) -> Families:
             )
         ],
     )
-    families.gauge(
-        "lora_requests_info",
-        "Running stats on lora requests.",
-        [({"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}, facts.metrics.started_s)],
-    )
+    use = found.adapters
+    names = {
+        "max_lora": str(0 if use is None else use.num_slots),
+        "running_lora_adapters": "" if use is None else ",".join(use.running),
+        "waiting_lora_adapters": "" if use is None else ",".join(use.waiting),
+    }
+    told_s = facts.metrics.started_s if use is None else time.time()  # routers take the latest of several series
+    families.gauge("lora_requests_info", "Running stats on lora requests.", [(names, told_s)])
     return families
 
 

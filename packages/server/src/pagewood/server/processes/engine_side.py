@@ -67,6 +67,7 @@ def shown_config(config: EngineConfig) -> dict[str, Any]:
     found = {one.name: getattr(config, one.name) for one in fields(config)}
     for name in ("model", "disk_cache_path", "speculative_model", "decision_log", "expert_map", "node_secret_file"):
         found[name] = None if found[name] is None else Path(found[name]).name
+    found["adapters"] = [name for name, _ in config.adapters]
     found["logits_processors"] = [name for name, _ in config.logits_processors]
     return found
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model, in the form of OpenAI's clients or of Anthropic's."""
+"""`GET /v1/models`: the model and its adapters, in the form of OpenAI's clients or of Anthropic's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAG = "OpenAI"
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The model."""
+    """The model, or an adapter of it."""
 
     id: str
     object: Literal["model"] = "model"
@@ -36,7 +36,8 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: Literal["pagewood"] = "pagewood"
     root: str
     """`vllm bench serve` reads it if it is started without --model."""
-    parent: None = None
+    parent: str | None = None
+    """The model of an adapter; null: it is the model."""
     max_model_len: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
 
@@ -79,25 +80,28 @@ class ModelEndpoints:
         ]
 
     async def models(self, request: Request) -> Response:
-        """List the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        """List the model and its adapters; in Anthropic's form, if the request has the header `anthropic-version`."""
         if is_anthropic(request):
             return json_response(page(self.service, request))
-        return json_response(ModelList(data=(self._model_object(),)))
+        adapters = map(self._model_object, self.service.adapters.by_name)
+        return json_response(ModelList(data=(self._model_object(None), *adapters)))
 
     async def model(self, request: Request) -> Response:
-        """Describe the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        """Describe the model or an adapter; in Anthropic's form, if the request has the header `anthropic-version`."""
         is_theirs = is_anthropic(request)
-        self.service.check_name(request.path_params["name"])
+        adapter = self.service.adapter_of(request.path_params["name"])
         if is_theirs:
             return json_response(described(self.service))
-        return json_response(self._model_object())
+        return json_response(self._model_object(adapter))
 
-    def _model_object(self) -> ModelObject:
+    def _model_object(self, adapter: str | None) -> ModelObject:
+        """Return the description of the model, or of an adapter."""
         service = self.service
         model = service.status.model
         return ModelObject(
-            id=service.model_name,
-            created=service.started,
-            root=service.model_name,
+            id=adapter or service.model_name,
+            created=service.started if adapter is None else service.adapters.by_name[adapter].created,
+            root=adapter or service.model_name,
+            parent=None if adapter is None else service.model_name,
             max_model_len=None if model is None else model.max_length,
         )

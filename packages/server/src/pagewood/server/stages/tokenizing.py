@@ -287,7 +287,15 @@ def _retained(tokenizer: Tokenizer, message: wire.RetainText) -> list[Retain]:
     text = _prompt_text(tokenizer, message.prompt)
     check_text(tokenizer, text, max_length=message.max_length)
     tokens = _prompt_tokens(tokenizer, message.prompt, text).astype("<i4", copy=False).tobytes()
-    return [Retain(request_id=message.request_id, tokens=tokens, seconds=message.seconds, namespace=message.namespace)]
+    return [
+        Retain(
+            request_id=message.request_id,
+            tokens=tokens,
+            seconds=message.seconds,
+            namespace=message.namespace,
+            adapter=message.adapter,
+        )
+    ]
 
 
 def _encodable(error: Exception) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import get_args
 
 from pagewood.engine.api import ActivationFormat, EngineConfig, ExpertLoadDetail, ModelImpl, WeightFormat
 from pagewood.server.cli.options.page import Page
+from pagewood.server.requests.adapters import NAME
 
 DEFAULTS = EngineConfig()
 
@@ -41,6 +44,48 @@ def add_model_options(page: Page) -> None:
         help="what computes it: native, transformers (default: auto)",
         more="auto: transformers for an architecture that Pagewood has no table for, native for all others. "
         "transformers needs pagewood-engine[transformers], and is slower.",
+    )
+    model.add(
+        "--adapter",
+        action="append",
+        type=_adapter,
+        default=[],
+        dest="adapters",
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter that clients may name; repeatable",
+        more="A folder of PEFT. Clients write the name in place of the model, or MODEL:NAME. It needs --max-adapters.",
+    )
+    model.add(
+        "--max-adapters",
+        type=int,
+        default=DEFAULTS.max_adapters,
+        metavar="N",
+        help="adapters used at the same time (default: 0, no adapters)",
+        more="More may be loaded; their requests take turns. On a CPU only.",
+    )
+    model.add(
+        "--max-adapter-rank",
+        type=int,
+        default=DEFAULTS.max_adapter_rank,
+        metavar="R",
+        help=f"largest rank of an adapter (default: {DEFAULTS.max_adapter_rank})",
+    )
+    model.add(
+        "--adapter-folder",
+        action="append",
+        type=Path,
+        default=[],
+        dest="adapter_folders",
+        metavar="FOLDER",
+        help="admins may load adapters from below it by request; may be repeated",
+        more="By /v1/load_lora_adapter or /load_lora_adapter. Without it, they may load none.",
+    )
+    model.add(
+        "--merge-adapter",
+        type=Path,
+        metavar="FOLDER",
+        help="serve the model with this LoRA adapter in its weights",
+        more="For one adapter that serves all requests, on any device. The merged model is kept in ~/.cache/pagewood.",
     )
     model.add(
         "--device",
@@ -191,3 +236,11 @@ def _add_number_formats(page: Page) -> None:
         help="on CUDA, the same logits in every batch, to the last bit; slower",
         more="On a CPU they always are the same.",
     )
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """Return the name and the folder of an adapter."""
+    name, _, folder = text.partition("=")
+    if not NAME.fullmatch(name) or not folder:
+        raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, NAME of letters, digits and ._@/+-, got {text!r}")
+    return name, folder

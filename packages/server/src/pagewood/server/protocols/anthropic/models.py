@@ -83,6 +83,6 @@ def page(service: Service, request: Request) -> AnthropicModelList:
         )
     borders = [query[name] for name in ("before_id", "after_id") if name in query]
     for border in borders:  # nothing comes before or after the one model
-        service.check_name(border)
+        service.adapter_of(border)
     data = () if borders else (described(service),)
     return AnthropicModelList(data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None)

@@ -150,6 +150,7 @@ class BeamResponse:
                 ),
                 num_output=num_output if self.params.changes_logits or self.bad_words else None,
                 priority=self.priority,
+                adapter=self.model.adapter,
             ),
             bad_words=self.bad_words,
             reports_prompt=reports_prompt,
@@ -194,7 +195,7 @@ class BeamResponse:
         return wire.Generate(
             request_id=new_request_id("req"),
             prompt=wire.TokenPrompt(tokens=prompt),
-            options=RequestOptions(sampling=_UNUSED_TOKEN, priority=self.priority),
+            options=RequestOptions(sampling=_UNUSED_TOKEN, priority=self.priority, adapter=self.model.adapter),
             text=wire.TextOptions(is_scoring=True),
             prefix_tokens=_bytes(beam.tokens),
             max_length=self.model.max_length,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, Pause, RequestOptions, Resume, SamplingParams
+from pagewood.engine.api import Flush, LoadAdapter, Pause, RequestOptions, Resume, SamplingParams, UnloadAdapter
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
@@ -28,6 +28,7 @@ from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.protocols.common.formats import Format
 from pagewood.server.protocols.common.respond import GroupResponse
 from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, new_request_id
 from pagewood.server.requests.status import EngineState, EngineStatus
 
@@ -88,6 +89,7 @@ class Service:
     defaults: SamplingParams
     """Sampling parameters of requests that give none."""
     model_name: str
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
     template: ResponseTemplate | None = None
     """How answers of the model are read; None: answers are plain text."""
     recipe: VectorRecipe = field(default_factory=VectorRecipe)
@@ -138,30 +140,34 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.parsing, make)
 
     def model(self, name: str) -> wire.Model:
-        """Return the loaded model.
+        """Return the loaded model, with the adapter if `name` is that of one.
 
         Raises:
             ApiError: `name` is another model, or the engine is not ready.
         """
-        self.check_name(name)
+        adapter = self.adapter_of(name)
         model = self.status.model
         if model is None or self.status.state is not EngineState.READY:
             raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
-        return model
+        return model if adapter is None else replace(model, adapter=adapter)
 
-    def check_name(self, name: str) -> None:
-        """Check that `name` is the model.
+    def adapter_of(self, name: str) -> str | None:
+        """Return the adapter that a client names: alone, or behind the model and a colon; None: it names the model.
 
         Raises:
-            ApiError: it is not.
+            ApiError: `name` is neither.
         """
-        if name != self.model_name:
-            raise ApiError(
-                f"The model '{name}' does not exist; this server has '{self.model_name}'.",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+        if name == self.model_name:
+            return None
+        adapter = name.removeprefix(f"{self.model_name}:")
+        if adapter in self.adapters.by_name:
+            return adapter
+        raise ApiError(
+            f"The model '{name}' does not exist; this server has '{self.model_name}'.",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
     def generate(self, generation: Generation, model: wire.Model, *, names: frozenset[str], format: Format) -> ASGIApp:
         """Submit a request, and return the response that will send its answers; it ends with an error at its deadline.
@@ -176,7 +182,12 @@ class Service:
             ApiError: the server holds too many requests, or the model cannot call functions.
         """
         options, reading = generation.options, self._reading(generation)
-        asked = replace(options, explain_admission=self.metrics is not None, names=tuple(sorted(names)))
+        asked = replace(
+            options,
+            adapter=model.adapter,
+            explain_admission=self.metrics is not None,
+            names=tuple(sorted(names)),
+        )
         text = replace(generation.text, reading=reading)
         grammar_param = generation.grammar_param
         if grammar_param is None and generation.tools is not None:
@@ -243,16 +254,17 @@ class Service:
 
     async def ask(
         self,
-        message: wire.Encode | wire.RetainText | wire.Profile | Flush | Pause | Resume,
+        message: wire.Encode | wire.RetainText | wire.Profile | Flush | Pause | Resume | LoadAdapter | UnloadAdapter,
         *,
         prompt_param: str = "",
+        param_names: Mapping[str, str] | None = None,
     ) -> wire.Answer:
-        """Send a message that has one answer, and return the answer.
+        """Send a message that has one answer, and return the answer; `param_names` as in `Generation`.
 
         Raises:
             ApiError: it was refused, the server holds too many requests, or a process that held it died.
         """
-        group = self.live.submit([message], prompt_param=prompt_param)
+        group = self.live.submit([message], prompt_param=prompt_param, param_names=param_names or {})
         try:
             return (await group.next())[1]
         finally:

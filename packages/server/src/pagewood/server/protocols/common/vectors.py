@@ -40,7 +40,7 @@ def vector_request(
     return wire.Generate(
         request_id=new_request_id("req"),
         prompt=prompt_of(prompt, vocab_size=model.vocab_size, param=param),
-        options=RequestOptions(pooling=pooling, priority=priority),
+        options=RequestOptions(pooling=pooling, priority=priority, adapter=model.adapter),
         end_token=end_token,
         max_length=recipe.longest(model.max_length),
         cuts_prompt=cuts_prompt,

@@ -155,7 +155,8 @@ class NativeEndpoints:
     async def generate(self, request: Request) -> ASGIApp:
         """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""
         said = await self.service.read(request, fields.parse_generate)
-        model = self._model(said.model)
+        name = said.model if said.lora_path is None else f"{said.model or self.service.model_name}:{said.lora_path}"
+        model = self._model(name)
         prompts, prompt_param, is_many = said.prompts(vocab_size=model.vocab_size)
         try:
             return self._generate(request, said, model, prompts, prompt_param=prompt_param, is_many=is_many)
@@ -265,6 +266,7 @@ class NativeEndpoints:
             prompt=prompt,
             seconds=said.seconds,
             namespace=said.cache_salt or None,
+            adapter=model.adapter,
             max_length=model.max_length,
         )
         return json_response(answers.Retained((await self.service.ask(message, prompt_param=param)).num_cached_tokens))

@@ -32,7 +32,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "video_data": (None,),
     "audio_data": (None,),
     "token_ids_logprob": (None,),
-    "lora_path": (None,),
     "session_params": (None, {}),
     "extra_key": (None,),
     "custom_logit_processor": (None,),
@@ -182,6 +181,8 @@ class GenerateRequest(Conversation, SharedKVFields):
     input_ids: Annotated[Any, BeforeValidator(_inputs, _Inputs)] = None
     """The token ids of a text, or of several."""
     model: str | None = None
+    lora_path: Name | None = None
+    """The name of an adapter of `model`."""
     sampling_params: NativeSampling | None = None
     stream: bool | None = None
     rid: Name | None = None

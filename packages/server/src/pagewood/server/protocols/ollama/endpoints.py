@@ -167,7 +167,7 @@ class OllamaEndpoints:
 
     async def show(self, request: Request) -> Response:
         """Describe the one model."""
-        self.service.check_name(self._own_name(await self._read(request, fields.parse_show)))
+        self.service.adapter_of(self._own_name(await self._read(request, fields.parse_show)))
         template, model = self.service.template, self.service.status.model
         kinds = {field.kind for field in template.fields} if template is not None else set[str]()
         read = {"calls": "tools", "reasoning": "thinking"}

@@ -231,7 +231,7 @@ def _requests(
             wire.Generate(
                 request_id=new_request_id("req"),
                 prompt=_pair(scoring, *pair, instruct),
-                options=RequestOptions(sampling=scoring.sampling, priority=priority),
+                options=RequestOptions(sampling=scoring.sampling, priority=priority, adapter=model.adapter),
                 max_length=model.max_length,
             )
             for pair in zip(queries, second, strict=True)
