@@ -1,0 +1,176 @@
+"""Measures adapters on a CPU: what rows with adapters cost in a step, and what loading costs those that run.
+
+python benchmarks/adapters.py                  # a model of 110M parameters, 32 requests, adapters of rank 16
+python benchmarks/adapters.py --smoke          # a tiny model and few steps, only to test the script
+
+It prints the milliseconds of a step in which all requests decode: in an engine without adapters, in one with adapters
+whose requests use none, and with 1, 8 and 32 of them; with one request without an adapter among 31; and then the time
+between tokens (median and p99) while adapters are loaded, as a multiple of the same time before. Kinds of steps take
+turns, so that other work on the machine meets all of them.
+"""
+
+# pyright: basic
+# transformers and safetensors are typed in part only.
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+from pagewood.engine.api import Abort, EngineConfig, LoadAdapter, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+
+LARGE = {
+    "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_key_value_heads": 12,
+}  # fmt: skip
+TINY = {
+    "vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4,
+}  # fmt: skip
+NUM_REQUESTS = 32
+PROMPT_LENGTH = 64
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each kind of step")
+    parser.add_argument("--steps", type=int, default=60, help="steps of a turn")
+    parser.add_argument("--loads", type=int, default=100, help="adapters that are loaded while requests run")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    shape = TINY if options.smoke else LARGE
+    if options.smoke:
+        options.rounds, options.steps, options.loads = 1, 4, 4
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_model(folder / "model", shape)
+        names = [f"a{number}" for number in range(NUM_REQUESTS)]
+        for number, name in enumerate(names):
+            write_adapter(folder / name, shape, options.rank, seed=number)
+        plain, adapted = Bench(folder, ()), Bench(folder, names)
+        kinds: dict[str, tuple[Bench, Sequence[str | None]]] = {
+            "without": (plain, [None] * NUM_REQUESTS), "none used": (adapted, [None] * NUM_REQUESTS),
+            **{f"{num} used": (adapted, [names[i % num] for i in range(NUM_REQUESTS)]) for num in (1, 8, 32)},
+            "one without": (adapted, [None, *names[1:]]),
+        }  # fmt: skip
+        found: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(options.rounds):
+            for kind, (bench, adapters) in kinds.items():
+                found[kind] += bench.decode(adapters, options.steps)
+        base = median(found["without"])
+        for kind, times in found.items():
+            print(f"{kind:12} {1e3 * median(times):8.2f} ms a step, {median(times) / base:.3f} of a step without")
+        before = adapted.decode([None] * NUM_REQUESTS, options.steps)
+        during = adapted.decode([None] * NUM_REQUESTS, options.steps, loads=options.loads, folder=folder / names[0])
+        for name, share in (("median", 0.5), ("p99", 0.99)):
+            old, new = (float(np.quantile(times, share)) for times in (before, during))
+            print(f"{name} between tokens while {options.loads} adapters are loaded: {new / old:.2f} of that before")
+        plain.engine.close()
+        adapted.engine.close()
+
+
+class Bench:
+    """An engine, and the requests of a turn."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.inbox, self.outbox, self.num_turns = MemoryInbox(), MemoryOutbox(), 0
+        config = EngineConfig(
+            model=str(folder / "model"),
+            adapters=tuple((name, str(folder / name)) for name in names),
+            max_adapters=len(names),
+            max_running=NUM_REQUESTS,
+            max_total_tokens=2 * NUM_REQUESTS * 1024,
+            max_length=1024,
+            prefix_cache=False,
+            overlap=False,
+        )
+        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
+
+    def decode(
+        self, adapters: Sequence[str | None], num_steps: int, *, loads: int = 0, folder: Path | None = None
+    ) -> list[float]:
+        """Return the seconds of steps in which one request for each of `adapters` decodes.
+
+        Args:
+            adapters: of the requests.
+            num_steps: at most; more if adapters are still being loaded.
+            loads: how many adapters are loaded meanwhile, one after the other.
+            folder: of these.
+        """
+        self.num_turns += 1
+        rng = np.random.default_rng(self.num_turns)
+        for number, adapter in enumerate(adapters):
+            tokens = rng.integers(0, 500, PROMPT_LENGTH).astype("<i4").tobytes()
+            sampling = SamplingParams(max_tokens=1024 - PROMPT_LENGTH, temperature=0.0, ignore_eos=True)
+            name = f"{self.num_turns} {number}"
+            self.inbox.put(Submit(request_id=name, tokens=tokens, sampling=sampling, adapter=adapter))
+        while len(self.engine._state.running) < len(adapters) or any(  # pyright: ignore[reportPrivateUsage]
+            not request.num_generated
+            for request in self.engine._state.running  # pyright: ignore[reportPrivateUsage]
+        ):
+            self.engine.step()
+        times: list[float] = []
+        num_asked = num_loaded = 0
+        while len(times) < num_steps or (num_loaded < loads and len(times) < 800):
+            if num_asked == num_loaded < loads:
+                name = f"load {self.num_turns} {num_asked}"
+                self.inbox.put(LoadAdapter(request_id=name, name=name.replace(" ", "-"), folder=str(folder)))
+                num_asked += 1
+            began_s = time.perf_counter()
+            self.engine.step()
+            times.append(time.perf_counter() - began_s)
+            num_loaded += sum(delta.request_id.startswith("load") for delta in self.outbox.take())
+        for number in range(len(adapters)):
+            self.inbox.put(Abort(request_id=f"{self.num_turns} {number}"))
+        self.engine.step()
+        self.outbox.take()
+        return times
+
+
+def write_model(folder: Path, shape: dict[str, int]) -> None:
+    """Write a model with random weights."""
+    torch.manual_seed(0)
+    config: Any = transformers.LlamaConfig(**cast("dict[str, Any]", shape))
+    transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
+
+
+def write_adapter(folder: Path, shape: dict[str, int], rank: int, *, seed: int) -> None:
+    """Write an adapter of all projections with random numbers."""
+    folder.mkdir()
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    sizes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+    sizes |= {"mlp.gate_proj": (hidden, inner), "mlp.up_proj": (hidden, inner), "mlp.down_proj": (inner, hidden)}
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": [one.split(".")[1] for one in sizes],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    rng, tensors = np.random.default_rng(seed), {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, (inputs, outputs) in sizes.items():
+            place = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{place}.lora_A.weight"] = rng.normal(0, 0.02, (rank, inputs)).astype(np.float32)
+            tensors[f"{place}.lora_B.weight"] = rng.normal(0, 0.02, (outputs, rank)).astype(np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+if __name__ == "__main__":
+    main()
