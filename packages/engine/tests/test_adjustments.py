@@ -216,9 +216,7 @@ def test_drafts_are_verified_with_the_changes() -> None:
 
 FAULTS: dict[str, list[Edit]] = {
     "cached text not sent": [(batch_builder.BatchBuilder, "build", "or request.sampling.changes_logits", "")],
-    "prompt counts as output": [
-        (Adjustments, "of", "[one.output_start for one in adjusted]", "[0 for one in adjusted]")
-    ],
+    "prompt counts as output": [(Adjustments, "of", "[one.num_prompt for one in adjusted]", "[0 for one in adjusted]")],
     "end one late": [(core_adjustments, "_biases", "request.num_prompt + ", "request.num_prompt + 1 + ")],
     "former request's changes": [
         (RowAdjustments, "admit", "self._is_on[batch.rows[batch.admitted]] = False", "pass"),

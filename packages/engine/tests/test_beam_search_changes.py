@@ -251,15 +251,16 @@ def check(changes: str) -> Check:
 
 
 FAULTS: dict[str, tuple[Edit, Check]] = {
-    "the output begins behind the prompt": (
-        (adjustments.Adjustments, "of", "one.output_start", "one.num_prompt"), check("frequency and presence"),
+    "the output does not count": (
+        (adjustments.Adjustments, "of", "one.num_prompt for", "one.num_prompt + 99 for"),
+        check("frequency and presence"),
     ),
     "the grammar begins anew in each step": (
-        (intake.Intake, "poll", "request.output_start : request.num_prompt", "0:0"),
+        (intake.Intake, "poll", "request.num_prompt : request.num_known", "0:0"),
         test_each_sequence_follows_the_grammar,
     ),
     "min_tokens is ignored": (
-        (BeamSearchParams, "step_sampling", "int(num_output < self.min_tokens)", "0"), check("min_tokens")
+        (BeamSearchParams, "step_sampling", "min(self.min_tokens, num_output + 1)", "0"), check("min_tokens")
     ),
     "a stop string is continued": (
         (BeamSearch, "take", "is_over or", "is_stop or"), test_stop_strings_end_sequences_as_in_transformers

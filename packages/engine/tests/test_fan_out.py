@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pagewood.engine import LLM, AsyncLLM, SamplingParams
 from pagewood.engine.api import Submit
-from pagewood.engine.fan_out import answer_seed, fan_out
+from pagewood.engine.fan_out import fan_out
 from pagewood.engine.runner.splitmix import Domain, mix, row_keys, seeds_of
+from pagewood.engine.seeds import answer_seed
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 SEEDED = SamplingParams(temperature=1.0, seed=11, max_tokens=12, ignore_eos=True)

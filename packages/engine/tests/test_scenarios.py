@@ -633,7 +633,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         (
             retire,
             "_append",
-            "            num_answered += request.num_before is not None  # a search needs what is reported with it\n"
+            "            num_answered += request.is_search  # a search needs what is reported with it\n"
             "            break",
             "",
         )

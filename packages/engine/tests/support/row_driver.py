@@ -47,11 +47,6 @@ class DrivenSequence:
         """Return the sampled tokens."""
         return self.tokens[self.num_prompt :]
 
-    @property
-    def output_start(self) -> int:
-        """Tokens before the first that counts as output."""
-        return self.num_prompt
-
 
 class RowDriver:
     """Gives sequences rows and pages, and builds the batches that compute them.

@@ -392,10 +392,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What it should run next to, for the order "tag", such as the name of an adapter."""
     adapter: str | None = None
     """The name of the adapter that computes it; None: the model alone."""
-    num_output: int | None = None
-    """For a step of a search: how many of the last tokens are output already. Penalties and the grammar begin before
-    them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
-    answer has no token and ends with STOP; if no token is allowed, with LENGTH. None: an ordinary request."""
+    is_search: bool = False
+    """Whether it is a step of a search: a stop token is then answered as any other token, and if no token is allowed,
+    the answer has none and ends with LENGTH."""
     retain_s: float | None = None
     """Seconds after its end for which its prefix is likely to return, so that the cache keeps it longer than others, at
     most `EngineConfig.max_retain_s` and as far as `EngineConfig.retained_share` allows; 0: it will not return, so what
@@ -427,17 +426,26 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Submit(RequestOptions, frozen=True, kw_only=True, tag="submit"):
     """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
 
+    The engine goes on behind `output` as if it had generated it: positions, counts, penalties, `min_tokens`,
+    `max_tokens` and the grammar include it, and no `Delta` repeats it. So what an engine has begun, another one can
+    end: a token is a function of logits, parameters, seed and position. If the output completes the grammar, the answer
+    has no token and ends with STOP.
+
     The engine does not read `carry`; it returns it unchanged in the first `Delta` of the request.
     """
 
     request_id: str
     tokens: bytes
+    output: bytes = b""
+    """The tokens that the request has had already, as in `tokens`; fewer than `max_tokens`."""
     carry: bytes = b""
 
     @classmethod
-    def of(cls, options: RequestOptions, *, request_id: str, tokens: bytes, carry: bytes = b"") -> Submit:
+    def of(
+        cls, options: RequestOptions, *, request_id: str, tokens: bytes, output: bytes = b"", carry: bytes = b""
+    ) -> Submit:
         """Return the request with these options."""
-        return cls(request_id=request_id, tokens=tokens, carry=carry, **msgspec.structs.asdict(options))
+        return cls(request_id=request_id, tokens=tokens, output=output, carry=carry, **msgspec.structs.asdict(options))
 
 
 def _check_retention(name: str, seconds: float) -> None:

@@ -124,11 +124,12 @@ class BeamSearchParams:
     ) -> SamplingParams:
         """Return the parameters of a request for the tokens that may follow one sequence.
 
-        Its own token is not used. `Submit.num_output` of the request must be that of this call, if `changes_logits`.
+        Its own token is not used. If `changes_logits`, the request is a search (`RequestOptions.is_search`), and the
+        sequence is its `Submit.output`; otherwise the sequence is the end of its prompt.
 
         Args:
             stop_ids: tokens that end a sequence.
-            num_output: tokens of the sequence.
+            num_output: tokens of the sequence, if it is the output of the request.
             has_bad_words: whether the request gets further bad words, whose tokens are not known here; the logits then
                 change in any case.
         """
@@ -143,7 +144,8 @@ class BeamSearchParams:
             seed=0,
             ignore_eos=True,
             stop_token_ids=tuple(sorted(stop_ids)),
-            min_tokens=int(num_output < self.min_tokens),
+            max_tokens=num_output + 1,
+            min_tokens=min(self.min_tokens, num_output + 1),
             logprobs=num_alternatives,
             logprobs_kind="processed",
         )
@@ -167,7 +169,7 @@ def alternatives_of(top: Alternatives | None, finish: FinishReason) -> Alternati
 
     Args:
         top: the tokens reported with the token of the answer; None: it has no token.
-        finish: how the answer ended, if it has no token: see `Submit.num_output`.
+        finish: how the answer ended, if it has no token: see `RequestOptions.is_search`.
     """
     if top is None:
         return ((_COMPLETE, 0.0),) if finish is FinishReason.STOP else ()

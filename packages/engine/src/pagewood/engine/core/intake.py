@@ -45,11 +45,10 @@ from pagewood.engine.core.queue.quota_queue import Quotas
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.retire import end, refuse
+from pagewood.engine.core.retire import broken_grammar, end, refuse
 from pagewood.engine.core.timeline import Timeline
+from pagewood.engine.seeds import arrival_seed
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds
-_MASK = 2**63 - 1
 _NO_SAMPLING = SamplingParams()
 """The parameters of requests for a vector, which draw no tokens."""
 _NO_ADAPTERS = Refusal(message="this engine has no adapters, because max_adapters is 0", param="name")
@@ -215,14 +214,17 @@ class Intake:
         is_long = self._keys.is_long(len(prompt) + max_tokens)  # also on the engine that goes on with it
         if self._ends_early:
             max_tokens = min(max_tokens, 1)
+        output = np.frombuffer(submit.output, "<i4")
+        num_known = len(prompt) + len(output)
         tokens = np.empty(len(prompt) + max_tokens, np.int32)
         tokens[: len(prompt)] = prompt
+        tokens[len(prompt) : num_known] = output
         self._num_arrivals += 1
         eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
         request = Request(
             request_id=submit.request_id,
             sampling=sampling,
-            seed=self._next_seed() if sampling.seed is None else sampling.seed,
+            seed=arrival_seed(self._seed, self._num_arrivals) if sampling.seed is None else sampling.seed,
             stop_ids=eos.union(sampling.stop_token_ids),
             priority=self._sign * submit.priority,
             key=self._keys.of(submit.namespace, is_long=is_long, adapter=adapter),
@@ -239,10 +241,10 @@ class Intake:
             explains=submit.explain or submit.explain_admission,
             timeline=Timeline(self._clock, now_s) if submit.explain else None,
             num_prompt=len(prompt),
-            num_before=submit.num_output,
+            is_search=submit.is_search,
             max_length=len(tokens),
             tokens=tokens,
-            num_known=len(prompt),
+            num_known=num_known,
             num_unscored=(
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
@@ -250,7 +252,7 @@ class Intake:
             threshold=submit.cache_hit_threshold,
             awaits_kv=submit.handover == "await",
         )
-        refusal = self._limit_refusal(request, now_s)
+        refusal = None if request.is_resumed else self._limit_refusal(request, now_s)
         if refusal is not None:
             return refuse(submit.request_id, refusal, submit.carry)
         if not self._state.by_id:
@@ -288,6 +290,21 @@ class Intake:
             if request.probe is not None:
                 share = self._kv.cached_share(request)
                 if share is None:
+            if request.compiling is None or not request.compiling.done():
+                continue
+            result = request.compiling.result()
+            request.compiling = None
+            if isinstance(result, Refusal):
+                deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
+                continue
+            if request.num_generated:
+                result.advance(request.tokens[request.num_prompt : request.num_known].tolist())
+                if result.error is not None:
+                    refusal = broken_grammar(result.error)
+                    deltas.append(end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal))
+                    continue
+                if result.is_finished:
+                    deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
                     continue
                 request.probe = None
                 if share < request.threshold:
@@ -322,7 +339,7 @@ class Intake:
         deltas: list[Delta] = []
         while self._fresh and self._max_queue_s is not None:
             request = self._fresh[0]
-            has_run = request.num_cached >= 0 or request.was_paused
+            has_run = request.num_cached >= 0 or request.was_paused or request.is_resumed
             if not has_run and request.finish is None:
                 if now_s - request.arrived_s < self._max_queue_s:
                     break
@@ -430,9 +447,6 @@ class Intake:
         if request.row >= 0:
             self._state.sort_running()
 
-    def _next_seed(self) -> int:
-        return (self._seed + self._num_arrivals * _GOLDEN) & _MASK
-
     def _limit_refusal(self, request: Request, now_s: float) -> Refusal | None:
         """Return why a request exceeds a limit of the operator, or None if it exceeds none."""
         if self._max_live is not None and len(self._state.by_id) >= self._max_live:
@@ -465,20 +479,18 @@ class Intake:
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
             bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
             return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
-        if submit.num_output is not None and not 0 <= submit.num_output < len(prompt):
-            return Refusal(
-                message=f"num_output must be in [0, {len(prompt)}), got {submit.num_output}", param="num_output"
-            )
         if submit.handover is not None and (
             self._publishing is None or (submit.handover == "await" and self._ends_early)
         ):
             why = "has no shared cache, or logs its decisions" if self._publishing is None else "computes prompts only"
             message = f"handover must be None, because this engine {why}, got {submit.handover!r}"
             return Refusal(message=message, param="handover", code="no_shared_cache")
-        if submit.cache_hit_threshold and (submit.num_output is not None or not self._kv.can_probe):
-            why = "for a step of a search" if submit.num_output is not None else "with a log of decisions"
+        if submit.cache_hit_threshold and (submit.is_search or not self._kv.can_probe):
+            why = "for a step of a search" if submit.is_search else "with a log of decisions"
             message = f"cache_hit_threshold must be 0 {why}, got {submit.cache_hit_threshold}"
             return Refusal(message=message, param="cache_hit_threshold")
+        if submit.output and (refusal := self._output_refusal(submit)) is not None:
+            return refusal
         if submit.pooling is not None:
             return self._pooling_refusal(submit.pooling, len(prompt))
         if not self._generates:
@@ -503,6 +515,23 @@ class Intake:
         max_tokens = 1 if self._ends_early else submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
+        return None
+
+    def _output_refusal(self, submit: Submit) -> Refusal | None:
+        """Return why a request cannot go on behind its output, or None."""
+        if len(submit.output) % 4:
+            return Refusal(message=f"output must be int32 token ids, got {len(submit.output)} bytes", param="output")
+        if submit.pooling is not None:
+            return Refusal(message="output must be empty with pooling, which makes no tokens", param="output")
+        output = np.frombuffer(submit.output, "<i4")
+        bad = output[(output < 0) | (output >= self._vocab_size)]
+        if len(bad):
+            return Refusal(
+                message=f"output must have token ids in [0, {self._vocab_size}), got {bad[0]}", param="output"
+            )
+        if submit.sampling.max_tokens is not None and len(output) >= submit.sampling.max_tokens:
+            message = f"output must be shorter than max_tokens {submit.sampling.max_tokens}, got {len(output)} tokens"
+            return Refusal(message=message, param="output")
         return None
 
     def _pooling_refusal(self, pooling: PoolingParams, num_prompt: int) -> Refusal | None:

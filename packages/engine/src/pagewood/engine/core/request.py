@@ -68,8 +68,8 @@ class Request:
     timeline: Timeline | None = None
     """The times that its last answer reports; None: no times."""
     num_prompt: int
-    num_before: int | None = None
-    """Trailing prompt tokens that beam search produced; None outside one."""
+    is_search: bool = False
+    """Whether it is a step of beam search."""
     max_length: int
     """Tokens of prompt plus output at which it ends."""
 
@@ -172,9 +172,9 @@ class Request:
         return self.num_known + self.num_unseen
 
     @property
-    def output_start(self) -> int:
-        """Tokens before the first that counts as output."""
-        return self.num_prompt - (self.num_before or 0)
+    def is_resumed(self) -> bool:
+        """Whether it has output and is no search: if it has not run here, another engine had accepted it before."""
+        return self.num_known > self.num_prompt and not self.is_search
 
     @property
     def num_tokens(self) -> int:

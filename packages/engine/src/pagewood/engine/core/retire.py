@@ -176,7 +176,7 @@ def _advance(
     if request.matcher is not None:
         failure = request.matcher.error
         if failure is not None:
-            return [end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure))]
+            return [end(state, kv, request, FinishReason.ERROR, refusal=broken_grammar(failure))]
         request.mask_ms = request.matcher.slow_ms
         if reason is None:
             reason, tokens = _follow(request, request.matcher, tokens)
@@ -197,7 +197,7 @@ def _end_without_token(state: EngineState, kv: AnyKV, request: Request, *, is_ex
         return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
     if request.matcher is not None and request.matcher.is_finished:
         return end(state, kv, request, FinishReason.STOP)
-    if request.num_before is not None:  # the search goes on with its other sequences
+    if request.is_search:  # the search goes on with its other sequences
         return end(state, kv, request, FinishReason.LENGTH)
     return end(state, kv, request, FinishReason.ERROR, refusal=_EXCLUDED)
 
@@ -254,7 +254,7 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
         request.num_known += 1
         if token in request.stop_ids:
             reason = FinishReason.STOP
-            num_answered += request.num_before is not None  # a search needs what is reported with it
+            num_answered += request.is_search  # a search needs what is reported with it
             break
         num_answered += 1
         if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):
@@ -288,7 +288,7 @@ def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tupl
     return reason, tokens + forced
 
 
-def _broken_grammar(reason: str) -> Refusal:
+def broken_grammar(reason: str) -> Refusal:
     """Return the refusal that ends a request whose matcher has failed."""
     return Refusal(
         message=f"the grammar of this request cannot be followed any further: {reason}", code="grammar_failed"

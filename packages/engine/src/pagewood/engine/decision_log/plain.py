@@ -30,7 +30,9 @@ PROCESSOR = "logged"
 _COMMANDS = {command.__name__ for command in get_args(Command)}
 _TYPE = "type"
 """Key of the name of a dataclass inside a command."""
-_DROPPED = frozenset({"grammar", "logits_processors", "logit_bias", "bad_words", "prompt", "tokens", "pooling"})
+_DROPPED = frozenset(
+    {"grammar", "logits_processors", "logit_bias", "bad_words", "prompt", "tokens", "output", "pooling"}
+)
 """Parameters of a request that are not logged, or changed in the log. A request that is refused because of one of them
 is logged as refused."""
 
@@ -90,6 +92,7 @@ def plain_command(command: Command, answer: Delta | None, renaming: Renaming) ->
             command = msgspec.structs.replace(
                 command,
                 tokens=renaming.tokens(command.tokens),
+                output=renaming.tokens(command.output),
                 sampling=_without_text(command.sampling, renaming),
                 namespace=renaming.namespace(command.namespace),
                 carry=b"",

@@ -82,7 +82,7 @@ class BeamSearches:
         self._stop_ids = stop_ids
         self._text = _Text(params, arguments.tokenizer)
         first = arguments.submits(prompts, params.step_sampling(stop_ids), priority)
-        self._first: list[Submit] | None = [self._with_output(submit, 0) for submit in first]
+        self._first: list[Submit] | None = [self._step(submit, b"") for submit in first]
         """The requests of the first step, until `submits` returns them."""  # written by: submits
         self._searches = [
             _Search(submit.tokens, submit.priority, params, stop_ids, info.max_length, self._text) for submit in first
@@ -94,10 +94,13 @@ class BeamSearches:
             first, self._first = self._first, None
             return [submit for submit, one in zip(first, self._searches, strict=True) if one.refusal is None]
         asked = [(one, tokens) for one in self._searches for tokens in one.sequences]
-        prompts = [one.prompt + np.array(tokens, "<i4").tobytes() for one, tokens in asked]
+        ends = [np.array(tokens, "<i4").tobytes() for _, tokens in asked]
+        prompts = [one.prompt for one, _ in asked]
+        if not self._params.changes_logits:  # nothing depends on where the output begins
+            prompts = [prompt + end for prompt, end in zip(prompts, ends, strict=True)]
         sampling = [self._params.step_sampling(self._stop_ids, num_output=len(tokens)) for _, tokens in asked]
         submits = self._arguments.submits(prompts, sampling, [one.priority for one, _ in asked])
-        return [self._with_output(submit, len(tokens)) for submit, (_, tokens) in zip(submits, asked, strict=True)]
+        return [self._step(submit, end) for submit, end in zip(submits, ends, strict=True)]
 
     def take(self, completions: Sequence[Completion]) -> None:
         """Do a step of every search with the answers to `submits`, which are in the same order."""
@@ -109,8 +112,9 @@ class BeamSearches:
         """Return the results, in the order of the prompts."""
         return [one.result() for one in self._searches]
 
-    def _with_output(self, submit: Submit, num_output: int) -> Submit:
-        return msgspec.structs.replace(submit, num_output=num_output) if self._params.changes_logits else submit
+    def _step(self, submit: Submit, output: bytes) -> Submit:
+        """Return the request of a step after a sequence."""
+        return msgspec.structs.replace(submit, is_search=True, output=output) if self._params.changes_logits else submit
 
 
 class _Text:

@@ -100,7 +100,7 @@ class LLM:
             prompts: one prompt or several, each text or token ids.
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
             n: answers to each prompt, which is computed once. If `sampling` has a seed, the first answer has that seed,
-                and the others have seeds derived from it (`fan_out.answer_seed`). None: one answer.
+                and the others have seeds derived from it (`seeds.answer_seed`). None: one answer.
             options: `stop` and `stop_regex` end a text, and `priority` and `adapter` are for all prompts, or one for
                 each; see `CallOptions`.
 

@@ -39,11 +39,6 @@ class Admitted(Protocol):
         ...
 
     @property
-    def output_start(self) -> int:
-        """Tokens before the first output token; fewer than the prompt has if the request is a step of beam search."""
-        ...
-
-    @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end it."""
         ...
@@ -90,7 +85,7 @@ class Adjustments:
         return cls(
             rows=np.array([one.row for one in adjusted], np.int32),
             penalties=np.array(penalties, np.float32),
-            num_prompt=np.array([one.output_start for one in adjusted], np.int32),
+            num_prompt=np.array([one.num_prompt for one in adjusted], np.int32),
             num_biases=np.array([len(some) for some in biases], np.int32),
             ids=np.array([token for token, _, _ in flat], np.int32),
             values=np.array([value for _, value, _ in flat], np.float32),
