@@ -14,7 +14,7 @@ from engine_commands import command_of
 from memory_link import MemoryLink
 from memory_server import MemoryServer
 from pagewood.engine.api import Abort, FinishReason, Refuse, RequestOptions, SamplingParams, SetPriority, Submit
-from pagewood.engine.fan_out import answer_seed
+from pagewood.engine.seeds import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire

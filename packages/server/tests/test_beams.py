@@ -245,8 +245,10 @@ def test_each_step_has_what_changes_logits(fields: dict[str, Any]) -> None:
     )
     prompt = wire.TokenPrompt(tokens=b"")
     first, later = (response._step(prompt, tokens) for tokens in ((), (9, 9, 9)))  # pyright: ignore[reportPrivateUsage]
-    assert (first.options.num_output, later.options.num_output) == (0, 3)
-    for step, min_tokens in ((first, 1), (later, 0)):
+    assert first.options.is_search
+    assert later.options.is_search
+    assert (first.begun, later.begun) == ((), (wire.Begun(output=bytes([9, 0, 0, 0] * 3)),))
+    for step, min_tokens in ((first, 1), (later, 2)):
         sampling = step.options.sampling
         assert step.bad_words == ("bad",)
         assert (sampling.logprobs, sampling.logprobs_kind, sampling.stop_token_ids) == (3, "processed", (EOS_ID,))

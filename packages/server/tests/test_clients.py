@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from memory_server import MemoryServer
-from pagewood.engine.fan_out import answer_seed
+from pagewood.engine.seeds import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 
 pytestmark = pytest.mark.anyio

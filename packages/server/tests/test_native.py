@@ -11,7 +11,7 @@ import pytest
 
 from echo_folder import EOS_ID
 from memory_server import MAX_LENGTH, MemoryServer
-from pagewood.engine.fan_out import answer_seed
+from pagewood.engine.seeds import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 
 pytestmark = pytest.mark.anyio

@@ -159,9 +159,7 @@ def test_a_broken_pipe_does_not_stop_the_answers(server: Server) -> None:
     ("engine_is_new", "deaths"),  # of two, the second process dies before it has passed on anything
     [(False, (1, 2)), (True, (1,)), pytest.param(True, (1, 2), marks=pytest.mark.slow)],  # each restart waits longer
 )
-def test_streams_end_with_an_error_when_the_detokenizer_dies(
-    server: Server, engine_is_new: bool, deaths: tuple[int, ...]
-) -> None:
+def test_streams_go_on_when_the_detokenizer_dies(server: Server, engine_is_new: bool, deaths: tuple[int, ...]) -> None:
     if engine_is_new:
         server.kill("engine_process")
         until(lambda: not server.is_ready())
@@ -176,8 +174,8 @@ def test_streams_end_with_an_error_when_the_detokenizer_dies(
         for _ in range(num_deaths):
             killed = server.kill("detokenizer_process", after=killed)
         late = Stream(server)
-        assert [stream.end() for stream in streams] == ["detokenizer_lost"] * 3
-        assert late.end() in ("not_ready", "detokenizer_lost", "whole")  # whole: it was sent again
+        assert [stream.end() for stream in streams] == ["whole"] * 3
+        assert late.end() in ("not_ready", "whole")
         try:
             until(server.is_ready)
         except AssertionError:

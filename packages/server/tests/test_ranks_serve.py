@@ -46,9 +46,7 @@ def test_metrics_and_dashboard_name_the_ranks(server: Server) -> None:
         pytest.param("engine_process", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
-def test_requests_get_a_typed_error_or_continue_when_a_rank_is_lost(
-    server: Server, name: str, number: signal.Signals
-) -> None:
+def test_requests_go_on_when_a_rank_is_lost(server: Server, name: str, number: signal.Signals) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
     server.admin.post("/pause", json={}).raise_for_status()
     streams = [Reader(server, LONG) for _ in range(4)]  # all rows
@@ -61,7 +59,7 @@ def test_requests_get_a_typed_error_or_continue_when_a_rank_is_lost(
     both = pids["engine_process"], pids["rank-1"]
     os.kill(pids[name], number)
     for stream in streams:
-        assert '"code":"engine_lost"' in stream.end()
+        assert stream.end() == "data: [DONE]"
     for one in waiting:
         assert (text_of(one.end()), one.status) == (expected, 200)
     until(lambda: not any(map(is_alive, both)))

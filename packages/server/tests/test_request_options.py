@@ -16,10 +16,12 @@ from pagewood.server.messages import wire
 from pagewood.server.stages.tokenizing import commands
 
 SOURCE = Path(str(pagewood.server.__file__)).parent
-READ_ON_THE_WAY = {"deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names"}
+READ_ON_THE_WAY = {
+    "deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names", "is_search",
+}  # fmt: skip
 """Options for the engine that the HTTP process or the tokenizer reads, too."""
-FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading"}
-"""Options for the detokenizer that depend on the prompt, so that the tokenizer fills them in."""
+FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading", "begun", "keeps_output"}
+"""Options for the detokenizer that depend on the prompt, or are for the HTTP process itself."""
 
 
 def modules_that_name(option: str) -> set[str]:
@@ -56,7 +58,7 @@ def test_all_options_arrive(tokenizer: Tokenizer) -> None:
         "explain_admission": True,
         "service_class": "gold",
         "tag": "adapter",
-        "num_output": 1,
+        "is_search": True,
         "retain_s": 2.0,
         "is_paused": True,
         "cache_hit_threshold": 0.5,

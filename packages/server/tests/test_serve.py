@@ -313,7 +313,7 @@ def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     before = server.children()
     with zmq.Context() as context:
-        for name in ("tokenizer-0", "engine", "detokenizer", "http"):
+        for name in ("tokenizer-0", "engine-0", "detokenizer", "http"):
             with context.socket(zmq.PUSH) as push:
                 push.connect(address(folder, name))
                 push.send(pickle.dumps({"request_id": "a"}))
@@ -389,11 +389,10 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
             assert len(list(stream)) > 100
         else:
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(Exception, match=f"The {stage} process died"):
-                list(stream)
             if stage == "engine":
-                assert own_server.http.get("/ready").status_code == 503
+                until(lambda: own_server.http.get("/ready").status_code == 503)
                 assert own_server.http.get("/health").status_code == 200
+            assert len(list(stream)) > 100
         until(lambda: own_server.http.get("/ready").status_code == 200)
         assert ask(own_server, QUESTION).choices[0].finish_reason == "stop"
         assert own_server.children()[module] != pid

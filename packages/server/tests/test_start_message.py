@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import LIMIT_S, Server, command, key_files, top, until
+from serving import LIMIT_S, Server, command, is_alive, key_files, top, until
 
 
 def has_ipv6() -> bool:
@@ -41,7 +41,7 @@ def test_a_server_on_all_addresses_names_one_that_can_be_opened_and_is_found_by_
     assert not key_files(tmp_path)
 
 
-def test_sighup_without_a_key_file_is_ignored_and_an_ascii_terminal_gets_the_start_message(
+def test_sighup_without_a_key_file_replaces_the_engine_and_an_ascii_terminal_gets_the_start_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
@@ -49,8 +49,10 @@ def test_sighup_without_a_key_file_is_ignored_and_an_ascii_terminal_gets_the_sta
         assert server.process.stdout is not None
         lines = iter(server.process.stdout.readline, "")
         assert any(r"gr\xf6\xdfe" in line for line in lines)
+        engine = server.children()["engine_process"]
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: "SIGHUP is ignored" in server.stderr())
+        until(lambda: not is_alive(engine))
+        until(lambda: server.ready()["status"] == "ready")
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert "Traceback" not in server.stderr()
         chat = subprocess.run(

@@ -30,6 +30,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 def settings(stage: Stage, incarnation: int) -> Settings:
     return Settings(
         folder="/nowhere",
+        stage=stage.name,
         listen=stage.name,
         send_to="nothing",
         model_folder="/nowhere",

@@ -32,8 +32,8 @@ KEYS = (
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all."
 GREEDY = {"temperature": 0, "max_tokens": 2}
 ADMINS_ONLY = {
-    "FlushCache", "LoadAdapter", "LoadLoraAdapter", "Pause", "Profile", "Resume", "ServerInfo", "UnloadAdapter",
-    "UnloadLoraAdapter", "Watch",
+    "Drain", "FlushCache", "LoadAdapter", "LoadLoraAdapter", "Pause", "Profile", "RestartEngine", "Resume", "ServerInfo",
+    "UnloadAdapter", "UnloadLoraAdapter", "Watch",
 }  # fmt: skip
 """Names of operations. An operation that is new belongs here or is for everyone with a key: decide, then add it."""
 NO_KEY = {"Health", "HealthGenerate", "Ready"}
@@ -143,6 +143,7 @@ async def test_admin_routes_are_open_to_the_key_of_the_run_only(
                         error = response.json()["error"]
                         assert (error["code"], error["type"]) == ("admin_key_required", "invalid_request_error")
                         assert ("its start message names the file" in error["message"]) == (run_key is not None)
+        server.service.live.set_draining(False)
         for headers, status in senders:
             response = await server.client.post(
                 "/v1/completions", json={"model": "echo", "prompt": "x", **GREEDY}, headers=headers

@@ -220,7 +220,7 @@ def test_the_streams_of_a_dead_engine_are_forgotten(tokenizer: Tokenizer, kind: 
             "loading": wire.Loading(incarnation=1, what="x", done=0, total=1),
         }[kind]
     )
-    assert streams.num_open == 0
+    assert streams.num_open == (kind != "step")  # while the next engine loads, the one before it may still work
 
 
 def test_a_late_message_of_a_replaced_engine_changes_nothing(tokenizer: Tokenizer) -> None:

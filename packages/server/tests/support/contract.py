@@ -85,6 +85,8 @@ def serving(folder: Path) -> Generator[Any]:
         answer = run(server.admin.request(**request))
         if request["url"].endswith("/pause"):  # otherwise no later request would be answered
             run(server.admin.post("/resume", json={}))
+        if request["url"].endswith("/drain"):
+            run(server.admin.post("/drain", json={"is_draining": False}))
         return answer
 
     server = MemoryServer(folder, Tokenizer.from_folder(folder), limit=64, grammars=True)

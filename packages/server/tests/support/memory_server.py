@@ -40,6 +40,7 @@ from pagewood.server.http.access import AccessRules
 from pagewood.server.http.app import Frontend
 from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.connections import Connections
+from pagewood.server.http.errors import unavailable
 from pagewood.server.http.limits import HttpLimits
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.gateway import GatewayHeaders
@@ -211,6 +212,7 @@ class MemoryServer:
             connections=Connections(limits),
             tracing=tracing,
             folder=self._profile_folder,
+            replace_engine=self._replace_engine,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
             gate=gate or KeyGate(run_key=digest_of(ADMIN_KEY)),
             gateway=gateway,
@@ -315,6 +317,12 @@ class MemoryServer:
         return self.tokenizer.decode(
             self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed, adapter=adapter)
         )
+
+    async def _replace_engine(self) -> None:
+        """Let the requests move, to the only engine that there is."""
+        live = self.service.live
+        live.lost(unavailable("The engine process died.", code="engine_lost"), is_planned=True)
+        live.resume()
 
     def _answer(self, prompt: tuple[int, ...]) -> list[int]:
         """Return the tokens of the scripted answer, with the end of the sequence."""

@@ -80,9 +80,12 @@ class ServeConfig:
     """How long running requests may continue when the server stops, seconds."""
     watchdog_s: float | None = None
     """An engine that is stuck for this long is ended and started again, seconds; None: it is reported only."""
-    max_retries: int = 1
-    """How often a request is sent again after its process died, if its client has received nothing: whole answers until
-    they are complete, streams until their first text. A request that kills a process does so each time."""
+    max_retries: int = 3
+    """How often in a row a request is sent again, without having got on, because a process died that held it. It goes
+    on behind what its client has. 0: it then ends with an error."""
+    restart_order: Literal["auto", "new-first", "old-first"] = "auto"
+    """new-first: an engine process that is replaced works until the next one has loaded beside it; old-first: it ends
+    first, so that there need not be memory for two; auto: the former, unless something has one owner."""
     max_quick_deaths: int = 10
     """Deaths of one process in a row, each soon after its start, after which the server ends."""
     max_ttft_s: float | None = None
@@ -151,6 +154,13 @@ class ServeConfig:
         for name in ("drain_s", "max_retries"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.restart_order not in ("auto", "new-first", "old-first"):
+            raise ValueError(f"restart_order must be auto, new-first or old-first, got {self.restart_order!r}")
+        if self.restart_order == "new-first" and self.has_one_owner:
+            raise ValueError(
+                "restart_order must be auto or old-first with kv_events, disk_cache_path or decision_log, which one "
+                "engine process has at a time, got 'new-first'"
+            )
         if self.max_quick_deaths < 1:
             raise ValueError(f"max_quick_deaths must be >= 1, got {self.max_quick_deaths}")
         if self.watchdog_s is not None and not self.watchdog_s >= MIN_WATCHDOG_S:
@@ -205,6 +215,16 @@ class ServeConfig:
     def has_keys(self) -> bool:
         """Whether clients need an API key."""
         return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def has_one_owner(self) -> bool:
+        """Whether something can belong to one engine process only."""
+        return any(one is not None for one in (self.kv_events, self.engine.disk_cache_path, self.engine.decision_log))
+
+    @property
+    def restarts_beside(self) -> bool:
+        """Whether an engine process that is replaced works until the next one has loaded."""
+        return self.restart_order != "old-first" and not self.has_one_owner
 
     @property
     def is_local(self) -> bool:

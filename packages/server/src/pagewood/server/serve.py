@@ -41,6 +41,7 @@ from pagewood.server.observe.console import Console
 from pagewood.server.observe.incidents import Incidents, Recovery
 from pagewood.server.observe.logs import announce
 from pagewood.server.processes.child import STOP_GRACE_S, Settings, register_dump
+from pagewood.server.processes.succession import Succession, engine_socket
 from pagewood.server.processes.supervisor import Stage, Supervisor
 from pagewood.server.processes.watchdog import Watchdog
 from pagewood.server.requests.adapters import ServedAdapters
@@ -173,6 +174,7 @@ async def _serve(
         senders,
         limit=config.engine.num_rows + config.max_queued,
         max_retries=config.max_retries,
+        seed=config.engine.seed,
         max_first_answer_s=config.max_ttft_s,
         incidents=incidents,
         watch=None if metrics is None else metrics.requests,
@@ -189,6 +191,12 @@ async def _serve(
         certificate=config.tls_cert,
     )
     failures: list[tuple[int, str]] = []
+
+    def route(socket: str) -> None:
+        for sender in senders:
+            sender.send(wire.encode(wire.Route(stage=socket)))
+
+    succession = Succession(ENGINE, status, live, route=route, is_beside=config.restarts_beside)
 
     def give_up(why: str, code: int = EXIT_FAILED) -> None:
         failures.append((code, why))
@@ -210,12 +218,13 @@ async def _serve(
             live.tokenizer_lost(index)
             return
         if stage is ENGINE:
-            status.lost(next_incarnation=next_incarnation)
+            succession.follow(next_incarnation)
         else:
             status.relay_lost(next_incarnation=next_incarnation)
+            succession.note_difference()
+            live.lost(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
         recovery.began()
         show(console, status)
-        live.lost(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
@@ -232,7 +241,17 @@ async def _serve(
         status, limit_s=config.watchdog_s, incidents=incidents, dump=supervisor.dump_stacks, kill=supervisor.kill
     )
     register_dump()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys, gate, config)
+
+    async def replace_engine() -> None:
+        await succession.replace(supervisor)
+
+    def hang_up() -> None:
+        if config.api_key_file is not None:
+            reload_keys(gate, config)
+        else:
+            succession.begin(supervisor)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
     with StopSignals(begin=shutdown.begin, end_at_once=end_at_once):
         supervisor.start()
         tasks: list[asyncio.Task[None]] = []
@@ -274,6 +293,7 @@ async def _serve(
                 ),
                 tracing=tracing,
                 folder=folder,
+                replace_engine=replace_engine,
                 root_path=config.root_path,
             )
             server = http_server(
@@ -285,7 +305,7 @@ async def _serve(
             )
             pump = AnswerPump(
                 address(folder, HTTP),
-                take=lambda message: _take(message, frontend, console, recovery),
+                take=lambda message: _take(message, frontend, console, recovery, succession, supervisor),
                 fail=live.fail,
                 fail_all=live.fail_all,
                 give_up=give_up,
@@ -336,12 +356,13 @@ def _settings(
     status: EngineStatus,
     adapters: ServedAdapters,
 ) -> Settings:
-    send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, ENGINE.name)
+    send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, engine_socket(status.incarnation))
     engine = config.engine if not incarnation else replace(config.engine, adapters=adapters.loaded())
     is_flushing = stage is ENGINE and config.engine.disk_cache_path is not None
     return Settings(
         folder=str(folder),
-        listen=stage.name,
+        stage=stage.name,
+        listen=engine_socket(incarnation) if stage is ENGINE else stage.name,
         send_to=send_to,
         model_folder=str(config.model_folder),
         incarnation=incarnation,
@@ -358,7 +379,16 @@ def _settings(
     )
 
 
-def _take(message: wire.ToHttp, frontend: Frontend, console: Console, recovery: Recovery) -> None:
+def _take(
+    message: wire.ToHttp,
+    frontend: Frontend,
+    console: Console,
+    recovery: Recovery,
+    succession: Succession,
+    supervisor: Supervisor,
+) -> None:
+    if isinstance(message, wire.Pulse):
+        succession.pulsed(message, supervisor)
     frontend.take(message)
     if not isinstance(message, wire.Answers | wire.Snapshot):
         recovery.check()
@@ -444,9 +474,6 @@ def _keys(config: ServeConfig) -> list[ApiKey]:
 
 def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
     """Read the keys again. If their file is wrong or missing, the server keeps its present keys."""
-    if config.api_key_file is None:
-        _log.warning("SIGHUP is ignored: there is no key file to read again")
-        return
     try:
         keys = _keys(config)
         gate.replace(keys)

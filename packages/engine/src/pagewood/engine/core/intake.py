@@ -249,7 +249,7 @@ class Intake:
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
             pool=None if pooling is None else Pool.of(pooling, len(prompt)),
-            threshold=submit.cache_hit_threshold,
+            threshold=0.0 if submit.output else submit.cache_hit_threshold,
             awaits_kv=submit.handover == "await",
         )
         refusal = None if request.is_resumed else self._limit_refusal(request, now_s)
@@ -290,21 +290,6 @@ class Intake:
             if request.probe is not None:
                 share = self._kv.cached_share(request)
                 if share is None:
-            if request.compiling is None or not request.compiling.done():
-                continue
-            result = request.compiling.result()
-            request.compiling = None
-            if isinstance(result, Refusal):
-                deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
-                continue
-            if request.num_generated:
-                result.advance(request.tokens[request.num_prompt : request.num_known].tolist())
-                if result.error is not None:
-                    refusal = broken_grammar(result.error)
-                    deltas.append(end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal))
-                    continue
-                if result.is_finished:
-                    deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
                     continue
                 request.probe = None
                 if share < request.threshold:
@@ -318,8 +303,12 @@ class Intake:
                 if isinstance(result, Refusal):
                     deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
                     continue
-                if request.num_before:
-                    result.advance(request.tokens[request.output_start : request.num_prompt].tolist())
+                if request.num_generated:
+                    result.advance(request.tokens[request.num_prompt : request.num_known].tolist())
+                    if result.error is not None:
+                        refusal = broken_grammar(result.error)
+                        deltas.append(end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal))
+                        continue
                     if result.is_finished:
                         deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
                         continue

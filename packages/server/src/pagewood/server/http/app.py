@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import MetricsEndpoint
 from pagewood.server.observe.profile_endpoint import ProfileEndpoint
 from pagewood.server.processes.canary import CanaryEndpoints
+from pagewood.server.processes.upkeep import UpkeepEndpoints
 from pagewood.server.protocols.adapters import AdapterEndpoints
 from pagewood.server.protocols.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.protocols.anthropic.errors import anthropic_error
@@ -43,7 +45,7 @@ from pagewood.server.protocols.vectors.endpoints import VectorEndpoints
 from pagewood.server.requests.status import EngineState
 
 DRAINING = "draining"
-"""The `status` of `/ready` while the server stops."""
+"""The `status` of `/ready` while the server takes no new requests."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -87,6 +89,8 @@ class Frontend:
     """Traces requests; None: no traces."""
     folder: Path | None = None
     """Where the engine process writes profiles; None: it takes none."""
+    replace_engine: Callable[[], Awaitable[None]] | None = None
+    """Replaces the engine process; None: there is none."""
     root_path: str = ""
     """Prefix of a proxy before the server, such as `/llm`; empty: none."""
 
@@ -120,6 +124,7 @@ class Frontend:
             *DashboardEndpoints(self.service).operations(),
             *self.operations(),
             *CanaryEndpoints(self.service).operations(),
+            *UpkeepEndpoints(service=self.service, replace_engine=self.replace_engine).operations(),
             *self._observability(),
         ]
 
@@ -194,9 +199,10 @@ class Frontend:
         """Readiness and progress: whether the engine serves, and the counts of its last pulse."""
         status, live = self.service.status, self.service.live
         silent_s = status.seconds_since_pulse
+        is_closing = live.is_closed or live.is_draining
         body = Ready(
-            status=DRAINING if live.is_closed else status.state.value,
-            detail="the server stops; running requests may end" if live.is_closed else status.detail,
+            status=DRAINING if is_closing else status.state.value,
+            detail="no new requests are taken; running ones may end" if is_closing else status.detail,
             model=self.service.model_name,
             requests={"live": live.num_live, "ending": live.num_ending},
             engine=status.counters,
@@ -206,7 +212,7 @@ class Frontend:
             seconds_since_pulse=None if silent_s is None else round(silent_s, 3),
             seconds_in_step=round(status.step_s, 3),
         )
-        is_ready = status.state is EngineState.READY and not live.is_closed
+        is_ready = status.state is EngineState.READY and not is_closing
         headers = None if is_ready else {"Retry-After": "2"}
         return json_response(body, status=200 if is_ready else 503, headers=headers)
 

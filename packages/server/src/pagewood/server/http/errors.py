@@ -122,6 +122,14 @@ def unavailable(message: str, *, code: str) -> ApiError:
     return ApiError(message, status=503, type="server_error", code=code, headers={"Retry-After": "2"})
 
 
+def deadly(lost: ApiError, num_deaths: int) -> ApiError:
+    """Return the error of a request that processes do not survive; a client should not send it again."""
+    message = f"{lost} The request is given up: {num_deaths} processes in a row died that held it."
+    return ApiError(
+        message, status=500, type="server_error", code="deadly_request", headers={"x-should-retry": "false"}
+    )
+
+
 def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str, str | None]) -> ApiError | None:
     """Return the error that a finish reason means, or None for a normal end.
 

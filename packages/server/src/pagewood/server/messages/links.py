@@ -66,11 +66,16 @@ class ZmqSender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._context = context
-        self._address = address
+        self._address = address  # written by: reconnect
         self._socket = self._connected()  # written by: reconnect
 
-    def reconnect(self) -> None:
-        """Drop the queued frames and connect again, so that no later frame goes to a receiver that died."""
+    def reconnect(self, address: str | None = None) -> None:
+        """Drop the queued frames and connect again, so that no later frame goes to a receiver that died.
+
+        Args:
+            address: of another receiver; None: the same.
+        """
+        self._address = address or self._address
         self._socket.close()
         self._socket = self._connected()
 

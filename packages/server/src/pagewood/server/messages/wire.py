@@ -87,6 +87,18 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """End of the prompt, which may have begun a section of the answer."""
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request has had already: it goes on behind that. A request that is sent again has had it from a process
+    that died, and a step of a search is made with it."""
+
+    output: bytes = b""
+    """Its tokens so far, int32, little-endian."""
+    seed: int | None = None
+    """Its seed; None: that of its sampling."""
+    num_cached_tokens: int = 0
+    """What its client was told about its prompt."""
+
+
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options"):
     """Options of a request for the detokenizer; they pass the engine in `Submit.carry`. The tokenizer fills in what
     depends on the prompt."""
@@ -105,6 +117,10 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options")
     """Whether the client gets the ids of the answer."""
     reading: Reading | None = None
     """None: the answer is plain text."""
+    keeps_output: bool = False
+    """Whether the HTTP process gets the ids of all its tokens, because it may have to send the request again."""
+    begun: Begun | None = None
+    """What its client has had already, which is not shown again; None: nothing."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -137,6 +153,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Whether a text that is longer than `max_length` loses its end; otherwise it is refused."""
     group_id: str = ""
     """Shared by the prompts of an HTTP request, which take turns with those of others; empty: it has one prompt."""
+
+    begun: tuple[Begun, ...] = ()
+    """What each of its requests has had already, in their order; empty: nothing."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -218,7 +237,14 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     """Ids of requests that snapshots have even if they are far back in the queue."""
 
 
-ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch
+class Route(msgspec.Struct, frozen=True, kw_only=True, tag="route"):
+    """From now on, send everything to another engine process; what was not delivered to the one before is dropped."""
+
+    stage: str
+    """The name of its socket."""
+
+
+ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch | Route
 
 
 ToEngine = Command | Profile | Watch
@@ -377,6 +403,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """In the last Answer, if `explanation` was asked for."""
     encoded: Encoded | None = None
     """The answer to an `Encode`; None: to another request, or it was refused."""
+    output: tuple[int, ...] = ()
+    """All tokens of the step, also those behind the end of the answer, if the HTTP process keeps them."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

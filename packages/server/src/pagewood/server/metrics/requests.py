@@ -60,10 +60,6 @@ class Timing:
     num_prompt: int = 0  # written by: RequestMetrics
     num_cached: int = 0  # written by: RequestMetrics
     num_output: int = 0  # written by: RequestMetrics
-    num_void: int = 0  # written by: RequestMetrics
-    """Output tokens counted before it was sent again. Counters must not fall, so it counts at least that many."""
-    is_begun: bool = False  # written by: RequestMetrics
-    """Whether its first answer is counted; that of a request that is sent again is not counted twice."""
     explanation: Explanation | None = None
     """Times of queueing and admission, and the cached tokens."""  # written by: RequestMetrics
 
@@ -126,11 +122,11 @@ class RequestMetrics:
 
     def output_tokens_of_open(self) -> Iterator[tuple[Account, int]]:
         """Yield the tokens of open requests so far; their accounts do not have these tokens yet."""
-        return ((timing.account, max(timing.num_output, timing.num_void)) for timing in self._open.values())
+        return ((timing.account, timing.num_output) for timing in self._open.values())
 
     def submitted(self, message: wire.NewRequest) -> None:
         """Begin to measure the requests of a message."""
-        if not isinstance(message, wire.Generate) or message.options.num_output is not None:
+        if not isinstance(message, wire.Generate) or message.options.is_search:
             return
         now_s, account = self._clock(), self._account(message)
         context = None if self._tracer is None else self._tracer.begin(message)
@@ -147,16 +143,11 @@ class RequestMetrics:
     def renamed(self, request_id: str, *, new_id: str) -> None:
         """Continue to measure a request under another id; it is sent again, because a process died.
 
-        It counts once, from its first submission. Counts from its first answer stay; its later times and its tokens are
-        those of the new answer.
+        It counts once, from its first submission; the pause counts as time between two of its answers.
         """
         timing = self._open.pop(request_id, None)
         if timing is not None:
             timing.request_id = new_id
-            timing.num_void = max(timing.num_void, timing.num_output)
-            timing.first_s = timing.last_s = 0.0
-            timing.num_output = 0
-            timing.explanation = None
             self._open[new_id] = timing
 
     def answered(self, answers: wire.Answers) -> None:
@@ -206,9 +197,6 @@ class RequestMetrics:
         timing.first_s = now_s
         timing.num_prompt, timing.num_cached = answer.num_prompt_tokens, answer.num_cached_tokens
         timing.explanation = answer.explanation
-        if timing.is_begun:
-            return
-        timing.is_begun = True
         account.num_prompt_tokens += answer.num_prompt_tokens
         account.num_cached_tokens += answer.num_cached_tokens
         account.first_token_s.add(now_s - timing.submitted_s)
@@ -228,7 +216,7 @@ class RequestMetrics:
         del self._open[timing.request_id]
         account = timing.account
         account.num_ended[reason] += 1
-        account.num_output_tokens += max(timing.num_output, timing.num_void)
+        account.num_output_tokens += timing.num_output
         if timing.first_s:
             account.request_s.add(now_s - timing.submitted_s)
             self.prompt_tokens.add(timing.num_prompt)

@@ -34,10 +34,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     """Folder of the sockets."""
+    stage: str
+    """Name of the stage that this process runs, in its log."""
     listen: str
-    """Name of the stage that this process runs."""
+    """Name of its socket."""
     send_to: str
-    """Name of the next stage."""
+    """Name of the socket of the next stage."""
     model_folder: str
     incarnation: int
     """Number of earlier processes of this stage."""
@@ -103,7 +105,7 @@ def run_child(serve: Serve) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all processes; the parent handles them
         signal.signal(number, signal.SIG_IGN)
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    logs.configure(settings.log_level, settings.listen, form=settings.log_format)
+    logs.configure(settings.log_level, settings.stage, form=settings.log_format)
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

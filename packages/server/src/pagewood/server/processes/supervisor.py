@@ -9,7 +9,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -25,6 +25,7 @@ MAX_QUICK_DEATHS = 10
 """Quick deaths of one process in a row after which the server ends."""
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
+POLL_S = 0.02
 DUMP_WAIT_S = 0.2
 """Time that a process gets to write its stacks, so that those of the next do not mix with them."""
 
@@ -45,8 +46,24 @@ class Stage:
     """Whether it may use more than one compute thread."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Running:
+    """A process that was started."""
+
+    process: Process
+    incarnation: int
+    settings: Settings
+    started_s: float
+    is_promoted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has replaced the process before it."""
+
+
+class ReplacementError(Exception):
+    """A process was not replaced, and goes on as before."""
+
+
 class Supervisor:
-    """Keeps one process per stage alive.
+    """Keeps one process per stage alive, and replaces a process by its next one on request.
 
     A process that cannot be started, or that dies before the server was first ready, ends the server. Later, a dead
     process is restarted, after a delay that doubles while it keeps dying quickly, up to `LONGEST_DELAY_S`; after
@@ -87,13 +104,19 @@ class Supervisor:
         self._useful_s = useful_s
         self._max_quick_deaths = max_quick_deaths
         self._incidents = Incidents() if incidents is None else incidents
-        self._processes: dict[str, tuple[Process, float]] = {}
-        """The process of each stage, and how long it may take to end, seconds."""  # written by: _launch
+        self._running: dict[str, _Running] = {}  # written by: _begin, _start, _keep, promote
+        """The newest process of each stage that works, or is to work next."""
+        self._successors: dict[str, _Running] = {}  # written by: replace, promote, _keep
+        """Processes that load beside those which they are to replace."""
+        self._num_started: dict[str, int] = {}  # written by: _launch
+        self._planned: set[str] = set()  # written by: replace, _keep
+        """Stages whose process is ended on purpose, to be started again."""
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
         self._unlaunched = {stage.name for stage in stages}  # written by: _keep
         self._launched = asyncio.Event()
         """Set when every stage was started once, or failed to start."""
         self._stopping = False  # written by: stop, kill_all
+        self._endings: set[asyncio.Task[None]] = set()  # contents written by: promote, stop
 
     def start(self) -> None:
         """Start all processes."""
@@ -101,7 +124,7 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """Return the process id of the last process of each stage."""
-        return {name: process.pid for name, (process, _) in self._processes.items()}
+        return {name: running.process.pid for name, running in self._running.items()}
 
     async def launched(self) -> None:
         """Wait until every process was started once, or failed to start."""
@@ -112,26 +135,77 @@ class Supervisor:
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*[_end(process, grace_s) for process, grace_s in self._processes.values()])
+        await asyncio.gather(*self._keepers, *self._endings, return_exceptions=True)
+        await asyncio.gather(*[_end(running) for running in (*self._running.values(), *self._successors.values())])
 
     def kill(self, name: str) -> None:
         """Kill the process of a stage; it is started again like any that dies."""
-        process, _ = self._processes[name]
-        if process.returncode is None:
-            process.kill()
+        _kill(self._running[name])
 
     def kill_all(self) -> None:
         """Kill all processes without waiting for them, and start none again; safe in a signal handler."""
         self._stopping = True
-        for name in self._processes:
-            self.kill(name)
+        for running in (*self._running.values(), *self._successors.values()):
+            _kill(running)
+
+    async def replace(self, stage: Stage, *, is_beside: bool, on_end: Callable[[], None] = lambda: None) -> None:
+        """Replace the process of a stage. Return when the new one has been promoted, or was started.
+
+        Args:
+            stage: whose process is replaced.
+            is_beside: whether the new process loads while the old one works, until `promote` is called; otherwise the
+                old one ends first.
+            on_end: called before a process is ended that the new one does not wait for.
+
+        Raises:
+            ReplacementError: it is being replaced already, or the new process ended before it was promoted.
+        """
+        name = stage.name
+        if name in self._successors or name in self._planned or self._stopping:
+            raise ReplacementError(f"the {name} process is being replaced, restarted or stopped already")
+        if not is_beside:
+            self._planned.add(name)
+            running = self._running[name]
+            on_end()
+            await _end(running)
+            while self._running[name] is running and not self._stopping:
+                await asyncio.sleep(POLL_S)
+            return
+        successor = self._successors[name] = await self._launch(stage)
+        ended = asyncio.create_task(successor.process.wait())
+        promoted = asyncio.create_task(successor.is_promoted.wait())
+        await asyncio.wait((ended, promoted), return_when=asyncio.FIRST_COMPLETED)
+        promoted.cancel()
+        if not successor.is_promoted.is_set():
+            self._successors.pop(name, None)
+            raise ReplacementError(f"the new {name} process ended with code {ended.result()}")
+        ended.cancel()
+
+    def successor_settings(self, name: str) -> Settings | None:
+        """Return the settings of the process that loads beside that of a stage; None: none does."""
+        successor = self._successors.get(name)
+        return None if successor is None else successor.settings
+
+    def promote(self, name: str) -> None:
+        """Make the process that loads beside that of a stage its process, and end the old one."""
+        old = self._running[name]
+        successor = self._running[name] = self._successors.pop(name)
+        successor.is_promoted.set()
+        ending = asyncio.create_task(_end(old))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def give_up_successor(self, name: str) -> None:
+        """End the process that loads beside that of a stage, if there is one."""
+        if name in self._successors:
+            _kill(self._successors[name])
 
     async def dump_stacks(self) -> None:
         """Write the stacks of all threads of all processes to standard error, one process after the other."""
         print(f"pagewood: stacks of the http process (pid {os.getpid()}):", file=sys.stderr, flush=True)
         faulthandler.dump_traceback()
-        for name, (process, _) in tuple(self._processes.items()):
+        for name, running in tuple(self._running.items()):
+            process = running.process
             if process.returncode is None:
                 print(f"pagewood: stacks of the {name} process (pid {process.pid}):", file=sys.stderr, flush=True)
                 process.send_signal(DUMP_SIGNAL)
@@ -145,33 +219,30 @@ class Supervisor:
             self._on_failure(f"the {stage.name} process is no longer watched: {error!r}")
 
     async def _keep(self, stage: Stage) -> None:
-        loop = asyncio.get_running_loop()
-        incarnation = 0
-        delay_s = FIRST_DELAY_S
-        num_quick = 0
+        delay_s, num_quick = FIRST_DELAY_S, 0
+        successor: _Running | None = None
         while True:
-            started_s = loop.time()
-            try:
-                process = await self._start(stage, incarnation)
-            except OSError as error:
-                self._on_failure(f"the {stage.name} process cannot be started: {error}")
+            if successor is None and not await self._begin(stage):
                 return
-            finally:
-                self._unlaunched.discard(stage.name)
-                if not self._unlaunched:
-                    self._launched.set()
-            code = await process.wait()
+            running, code = await self._ended(stage.name)
             if self._stopping:
                 return
             if not self._was_ready():
                 self._on_failure(f"the {stage.name} process ended with code {code} before the server was ready")
                 return
-            incarnation += 1
+            successor = self._successors.pop(stage.name, None)
+            next_incarnation = self._num_started[stage.name] if successor is None else successor.incarnation
+            if stage.name in self._planned:
+                self._planned.discard(stage.name)
+                self._on_death(stage, next_incarnation)
+                continue
             useful_s = self._useful_s(stage)
-            is_quick = (loop.time() - started_s if useful_s is None else useful_s) < QUICK_DEATH_S
+            if useful_s is None:
+                useful_s = asyncio.get_running_loop().time() - running.started_s
+            is_quick = useful_s < QUICK_DEATH_S
             num_quick = num_quick + 1 if is_quick else 0
             if num_quick >= self._max_quick_deaths:
-                self._on_death(stage, incarnation)
+                self._on_death(stage, next_incarnation)
                 self._on_crash_loop(
                     f"the {stage.name} process died {num_quick} times in a row within {QUICK_DEATH_S:g} s, "
                     f"at last with code {code}; it is not restarted again"
@@ -179,19 +250,46 @@ class Supervisor:
                 return
             announce(f"the {stage.name} process ended with code {code} and is being restarted")
             self._incidents.restarts[stage.name] += 1
-            self._on_death(stage, incarnation)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S) if is_quick else FIRST_DELAY_S
-            await asyncio.sleep(delay_s)
+            self._on_death(stage, next_incarnation)
+            if successor is not None:  # it was to follow in any case
+                self._running[stage.name] = successor
+                successor.is_promoted.set()
+            else:
+                delay_s = min(2 * delay_s, LONGEST_DELAY_S) if is_quick else FIRST_DELAY_S
+                await asyncio.sleep(delay_s)
 
-    async def _start(self, stage: Stage, incarnation: int) -> Process:
-        launch = asyncio.create_task(self._launch(stage, incarnation))
+    async def _begin(self, stage: Stage) -> bool:
+        """Start the process of a stage; return whether that is possible."""
+        try:
+            self._running[stage.name] = await self._start(stage)
+        except OSError as error:
+            self._on_failure(f"the {stage.name} process cannot be started: {error}")
+            return False
+        finally:
+            self._unlaunched.discard(stage.name)
+            if not self._unlaunched:
+                self._launched.set()
+        return True
+
+    async def _ended(self, name: str) -> tuple[_Running, int]:
+        """Wait until a stage has no process any more; return the last one, with its exit code."""
+        while True:
+            running = self._running[name]
+            code = await running.process.wait()
+            if running is self._running[name] or self._stopping:
+                return running, code
+
+    async def _start(self, stage: Stage) -> _Running:
+        launch = asyncio.create_task(self._launch(stage))
         try:
             return await asyncio.shield(launch)
         except asyncio.CancelledError:
-            await launch  # a process that exists already is ended, and waited for, by `stop`
+            self._running[stage.name] = await launch  # it exists already: `stop` ends it, and waits for it
             raise
 
-    async def _launch(self, stage: Stage, incarnation: int) -> Process:
+    async def _launch(self, stage: Stage) -> _Running:
+        incarnation = self._num_started.get(stage.name, 0)
+        self._num_started[stage.name] = incarnation + 1
         settings = self._settings(stage, incarnation)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -201,18 +299,28 @@ class Supervisor:
             env={**os.environ, **_ENVIRONMENT, **({} if stage.computes else _ONE_THREAD)},
             start_new_session=True,  # the terminal's Ctrl-C is for the parent
         )
-        self._processes[stage.name] = (process, settings.stop_grace_s)
         assert process.stdin is not None
         if not process.stdin.is_closing():  # it is closed if the process has already died: uvloop refuses to write
             process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        return process
+        return _Running(
+            process=process,
+            incarnation=incarnation,
+            settings=settings,
+            started_s=asyncio.get_running_loop().time(),
+        )
 
 
-async def _end(process: Process, grace_s: float) -> None:
+def _kill(running: _Running) -> None:
+    if running.process.returncode is None:
+        running.process.kill()
+
+
+async def _end(running: _Running) -> None:
+    process = running.process
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), grace_s + 2)
+        await asyncio.wait_for(process.wait(), running.settings.stop_grace_s + 2)
     except TimeoutError:
         if process.returncode is None:  # uvloop refuses to kill a process that has just ended
             process.kill()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.messages.links import ZmqReceiver, ZmqSender
+from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
 from pagewood.server.processes.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.processes.stuck import end_when_stuck
 from pagewood.server.stages.tokenizing import run_tokenizer
@@ -16,7 +17,10 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     with errors_in_one_line():
         tokenizer = Tokenizer.from_folder(settings.model_folder)
     end_when_stuck()
-    run_tokenizer(tokenizer, inbox, outbox, stopped=stopped)
+    folder = Path(settings.folder)
+    run_tokenizer(
+        tokenizer, inbox, outbox, stopped=stopped, route=lambda stage: outbox.reconnect(address(folder, stage))
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -47,11 +47,6 @@ class AnswerQueue:
     def fail(self, error: ApiError) -> None:
         """Append an error."""
         self._append(error)
-
-    def restart(self, indices: Set[int]) -> None:
-        """Drop the answers of the requests with these indices, and notify the reader that they begin again."""
-        self._items.restart(indices)
-        self._wake()
 
     def get_nowait(self) -> Item:
         """Return the oldest item; there is one."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
 from pagewood.engine.api import Abort, PauseRequest, ResumeRequest, SetPriority
+from pagewood.engine.seeds import arrival_seed
 from pagewood.server.http.current import current_exchange
 from pagewood.server.http.errors import (
     ApiError,
     aborted,
     deadline_exceeded,
+    deadly,
     overloaded,
     too_late,
     too_many_at_once,
@@ -28,19 +31,17 @@ from pagewood.server.keys.caller import Caller, current_caller
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Sender
 from pagewood.server.observe.incidents import Incidents
+from pagewood.server.observe.logs import request_fields
 from pagewood.server.requests.forecast import Forecast, retry_after
-from pagewood.server.requests.live_group import HoldMode, LiveGroup, Repeat
+from pagewood.server.requests.held import Held
+from pagewood.server.requests.live_group import HoldMode, LiveGroup
+from pagewood.server.requests.live_request import HELD, SETTLED_ANSWERS, LiveRequest, messages_again
 from pagewood.server.requests.loads import TokenizerLoads
 
-HELD = -1
 KEPT_SHARE = 16
 """One of this many places is kept for tenants that hold few."""
-MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Messages that are kept to be sent again; requests beyond it are not sent again.
 
-A message is kept until its answers have ended, or a stream has given its client something of them. So these are mostly
-the open requests whose answers come whole: a thousand of them with 64 KiB each, about 16,000 tokens of text.
-"""
+_log = logging.getLogger(__name__)
 
 
 class RequestWatch(Protocol):
@@ -51,21 +52,12 @@ class RequestWatch(Protocol):
         ...
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
-        """Note that a request will be sent again, with another id; its answer so far is void."""
+        """Note that a request will be sent again, with another id; its answer goes on where it was."""
         ...
 
     def left(self, request_id: str, *, has_failed: bool) -> None:
         """Note that no client waits for a request any more; it may have ended before."""
         ...
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _LiveRequest:
-    group: LiveGroup
-    index: int
-    tokenizer: int  # written by: LiveRequests
-    """Index of the tokenizer that it was sent to; `HELD`: it waits until the server is ready again."""
-    answered: bool = False  # written by: LiveRequests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +84,10 @@ class LiveRequests:
     Invariant: a client gets exactly one end of each request, whichever process dies. A request keeps to one tokenizer;
     cancellations and priorities take the same way, so none overtakes its request.
 
-    A death ends only groups whose client has got something (`given`). Of others, the answers that have ended are kept,
-    and the rest is sent again. With a seed, or greedily, the text is the same; otherwise it may be another one, and
-    no client has seen the first. Deadlines go on meanwhile. A request that was paused stays so.
+    A death ends no request: it is sent again with the seed and the tokens that it has had (`live_request`), and goes on
+    behind them. Its reader notices a pause. Deadlines go on meanwhile. A request that was paused stays so. One that has
+    not got on after `max_retries` deaths more ends with an error (`held` says which are suspected). Commands change the
+    engine and are not repeated.
 
     No tenant can take all places: of the last ones (`KEPT_SHARE`), a tenant gets those with which it holds no more than
     it leaves.
@@ -102,8 +95,8 @@ class LiveRequests:
     Args:
         tokenizers: a sender to each tokenizer.
         limit: largest number of requests.
-        max_retries: how often a request whose client has got nothing is sent again after a process that held it died. A
-            request that kills the engine does so once more each time, and then ends with an error.
+        max_retries: how often in a row a request is sent again, without having got on; 0: never.
+        seed: from which the seeds of requests without one are made, so that they keep them.
         max_first_answer_s: requests whose first answer is predicted to take longer are refused; None: no limit.
         incidents: where lost, repeated and refused requests are counted.
         forecast: predicts.
@@ -111,8 +104,9 @@ class LiveRequests:
     """
 
     __slots__ = (
-        *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_closed", "_limit", "_live", "_loads"),
-        *("_marks", "_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
+        *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_away", "_is_closed", "_is_draining"),
+        *("_limit", "_live", "_loads", "_marks", "_max_first_answer_s", "_max_retries", "_num_seeds", "_seed"),
+        *("_tokenizers", "_watch"),
     )
 
     def __init__(
@@ -121,6 +115,7 @@ class LiveRequests:
         *,
         limit: int,
         max_retries: int = 0,
+        seed: int = 0,
         max_first_answer_s: float | None = None,
         incidents: Incidents | None = None,
         forecast: Forecast | None = None,
@@ -132,16 +127,18 @@ class LiveRequests:
         self._max_first_answer_s = max_first_answer_s
         self._incidents = Incidents() if incidents is None else incidents
         self._forecast = Forecast() if forecast is None else forecast
-        self._num_kept_bytes = 0  # written by: _keep, _drop_repeat. Of all messages that may be sent again
-        self._held: dict[LiveGroup, None] = {}  # written by: lost, resume, _drop_repeat
-        """Groups whose open requests are sent again when the server is ready, in the order of their arrival."""
+        self._seed = seed
+        self._num_seeds = 0  # written by: _kept. Seeds that were made
+        self._held = Held()
+        self._is_away = False  # written by: lost, resume. Whether requests wait until the server is ready again
         self._is_closed = False  # written by: close_door
+        self._is_draining = False  # written by: set_draining
         self._tokenizers = tokenizers
         self._limit = limit
         self._watch = watch
-        self._live: dict[str, _LiveRequest] = {}  # written by: _send, _rename, _remove
-        self._ending: dict[str, _Ending] = {}  # written by: _answer, _passed, _cancel, _send_again, fail, _fail_all
-        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, fail, _fail_all. By their ids
+        self._live: dict[str, LiveRequest] = {}  # written by: _send, _rename, _remove
+        self._ending: dict[str, _Ending] = {}  # written by: _answer, _passed, _cancel, lost, fail, fail_all
+        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, lost, fail, fail_all. By id
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
         self._loads = TokenizerLoads(len(tokenizers))
@@ -158,13 +155,13 @@ class LiveRequests:
 
     @property
     def num_held(self) -> int:
-        """HTTP requests that are sent again when the server is ready."""
+        """Requests that wait to be sent again."""
         return len(self._held)
 
     @property
     def is_interrupted(self) -> bool:
         """Whether `resume` must be called when the server is ready."""
-        return bool(self._held) or len(self._marks) < len(self._loads.away)
+        return self._is_away or len(self._marks) < len(self._loads.away)
 
     @property
     def is_closed(self) -> bool:
@@ -175,6 +172,15 @@ class LiveRequests:
     def incidents(self) -> Incidents:
         """Where lost, repeated and refused requests are counted."""
         return self._incidents
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server takes no further requests for the time being."""
+        return self._is_draining
+
+    def set_draining(self, is_draining: bool) -> None:
+        """Take no further requests, or take them again."""
+        self._is_draining = is_draining
 
     def close_door(self) -> None:
         """Refuse all further requests: the server stops."""
@@ -210,8 +216,14 @@ class LiveRequests:
         """
         if self._is_closed:
             raise unavailable("The server is shutting down.", code="shutting_down")
+        is_work = not is_probe and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts)
+        if self._is_draining and is_work:
+            raise unavailable("The server is draining: it takes no new requests.", code="draining")
         caller = Caller(is_admin=True) if is_probe else current_caller()
+        may_repeat = self._may_repeat(prompts) and not is_probe
         prompts = _stamped(caller, prompts)
+        if may_repeat:
+            prompts = [self._kept(prompt) for prompt in prompts]
         num_requests = max(room, sum(len(wire.ids_of(prompt)) for prompt in prompts))
         most = self._limit - self._num_kept(caller)
         if num_requests > most:
@@ -231,6 +243,7 @@ class LiveRequests:
             param_names=param_names or {},
             names=names,
             room=room,
+            may_repeat=may_repeat,
             caller=caller,
             engine_ids=[] if exchange is None else exchange.engine_ids,
         )
@@ -238,8 +251,6 @@ class LiveRequests:
             caller.quota.admit()
             group.quota = caller.quota
         group.engine_ids += [request_id for prompt in prompts for request_id in wire.ids_of(prompt)]
-        group.num_repeats_left = 0 if is_probe else self._max_retries
-        self._keep(group, prompts, num_bytes)
         self._send(group, prompts, frames)
         if room:
             self._growing.add(group)
@@ -257,18 +268,7 @@ class LiveRequests:
         if group.is_paused:
             prompts = [prompt.with_options(is_paused=True) for prompt in prompts]
         stamped = _stamped(group.caller, prompts)
-        frames = _frames(stamped)
-        self._keep(group, stamped, sum(map(len, frames)))
-        self._send(group, stamped, frames)
-
-    def given(self, group: LiveGroup) -> None:
-        """Note that the client of a group has got a part of an answer, so that the group cannot be sent again.
-
-        The reader must call it before it waits for anything. The head of the HTTP response, a role, an event that a
-        response was created, and a comment are no parts of an answer.
-        """
-        group.num_repeats_left = 0
-        self._drop_repeat(group)
+        self._send(group, stamped, _frames(stamped))
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
@@ -305,11 +305,8 @@ class LiveRequests:
             if request.tokenizer != HELD:
                 message = SetPriority(request_id=request_id, priority=priority)
                 self._tokenizers[request.tokenizer].send(wire.encode(message))
-        for group in {request.group for _, request in named}:
-            if group.repeat is not None:
-                group.repeat.prompts = [_with_options(prompt, priority=priority) for prompt in group.repeat.prompts]
         growing = [group for group in self._growing if _is_named(group, name, caller)]
-        for group in growing:
+        for group in {*growing, *(request.group for _, request in named)}:
             group.priority = priority
         return bool(named or growing)
 
@@ -321,13 +318,11 @@ class LiveRequests:
         named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
         for request_id, request in named:
             self._send_hold(request_id, request.tokenizer, mode)
+            if mode != "resume" and self._held.excuse(request_id):  # it is in no step
+                self._send_held()
         between = [group for group in self._growing if name in group.names and not group.open_ids]
         for group in {*(request.group for _, request in named), *between}:
             group.hold = mode
-            if group.repeat is not None:
-                group.repeat.prompts = [
-                    _with_options(prompt, is_paused=group.is_paused) for prompt in group.repeat.prompts
-                ]
         return len(named) + sum(group.room for group in between)
 
     def watch(self, message: wire.Watch) -> None:
@@ -367,7 +362,8 @@ class LiveRequests:
         live = self._live
         for answer in answers.answers:
             request = live.get(answer.request_id)
-            if request is not None and request.answered and answer.finish is None:
+            if request is not None and request.is_settled and answer.finish is None:
+                request.output.extend(answer.output)
                 if request.group.queue.put(request.index, answer) and request.group.is_sending:
                     self._incidents.num_slow_readers += 1
                     self._end(request.group, too_slow_reader())
@@ -380,18 +376,12 @@ class LiveRequests:
         Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
         confirmed their end, or has answered a message behind the cancellations: then it never got them.
         """
-        error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
         self._loads.lost(tokenizer)
         cancelled = [request_id for request_id, ending in self._ending.items() if ending.tokenizer == tokenizer]
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
-        for group in dict.fromkeys(request.group for _, request in lost):
-            if group.repeat is not None:
-                again = self._restart(group, lambda request: request.tokenizer == tokenizer and not request.answered)
-                self._send_again(group, again)
-        for request_id, _ in lost:
-            if request_id in self._live:
-                self._incidents.num_lost += 1
-                self._fail(request_id, error)
+        self._hold_all(lost, unavailable("The tokenizer of this request died.", code="tokenizer_lost"))
+        if not self._is_away:
+            self._send_held()
         for request_id in cancelled:
             self._send_cancel(request_id, tokenizer)
         for request_id, request in self._live.items():
@@ -400,45 +390,40 @@ class LiveRequests:
         self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
         self._mark(tokenizer, cancelled)
 
-    def lost(self, error: ApiError) -> None:
+    def lost(self, error: ApiError, *, is_planned: bool = False) -> None:
         """The engine or the detokenizer died, so no later answer to a request can be trusted.
 
-        Requests whose client has got nothing are held, and `resume` sends them again when the server is ready. Others
-        fail.
+        Requests wait, and `resume` sends them again when the server is ready. Those that cannot be repeated fail.
+
+        Args:
+            error: for these.
+            is_planned: whether the process was replaced on purpose, so that no request is suspected.
         """
-        for group in dict.fromkeys([*(request.group for request in self._live.values()), *self._growing]):
-            if group in self._held or not group.num_repeats_left:
-                continue
-            if group.repeat is not None:
-                self._restart(group, lambda request: True)
-                self._held[group] = None
-            elif not group.open_ids:  # between two steps: the next one waits
-                self._held[group] = None
-        self._fail_all(error, but_held=True)
+        self._is_away = True
+        under_way = [one for one in self._live.items() if one[1].tokenizer != HELD]
+        self._hold_all(under_way, error, is_planned=is_planned)
+        for group in self._growing:  # between two steps it has no request that could fail
+            if not group.may_repeat:
+                group.queue.fail(error)
+        self._forget_sent()
 
     def resume(self) -> None:
         """Send the requests that are held: the server is ready again."""
+        self._is_away = False
         for tokenizer in self._loads.away - {mark.tokenizer for mark in self._marks.values()}:
             self._mark(tokenizer, ())  # the answer to the last one may be lost
-        while self._held:
-            group = next(iter(self._held))
-            del self._held[group]
-            if group.repeat is not None:
-                self._send_again(group, group.repeat.prompts)
+        self._send_held()
 
     def fail_all(self, error: ApiError) -> None:
         """Fail all requests, those that are held, too."""
-        self._fail_all(error, but_held=False)
+        for request_id in tuple(self._live):
+            self._fail(request_id, error)
+        for group in self._growing:
+            group.queue.fail(error)
+        self._forget_sent()
 
-    def _fail_all(self, error: ApiError, *, but_held: bool) -> None:
-        for request_id, request in tuple(self._live.items()):
-            if not (but_held and request.tokenizer == HELD):
-                self._incidents.num_lost += but_held
-                self._fail(request_id, error)
-        for group in self._growing:  # between two steps it has no request that could fail
-            if not (but_held and group in self._held):
-                self._drop_repeat(group)
-                group.queue.fail(error)
+    def _forget_sent(self) -> None:
+        """Note that nothing that was sent before this moment is answered."""
         self._ending.clear()
         self._marks.clear()
         for tokenizer in range(len(self._tokenizers)):
@@ -494,14 +479,24 @@ class LiveRequests:
             )
 
     def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], frames: Sequence[bytes]) -> None:
-        indices = itertools.count()
+        index = 0
         for prompt, frame in zip(prompts, frames, strict=True):
             if self._watch is not None:
                 self._watch.submitted(prompt)
-            tokenizer = HELD if group in self._held else self._dispatch(prompt, frame)
-            for request_id in wire.ids_of(prompt):
-                self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
+            is_held = self._is_away and bool(group.room) and group.may_repeat
+            tokenizer = HELD if is_held else self._dispatch(prompt, frame)
+            for place, request_id in enumerate(wire.ids_of(prompt)):
+                self._live[request_id] = LiveRequest(
+                    group=group,
+                    index=index,
+                    place=place,
+                    frame=frame if group.may_repeat else None,
+                    tokenizer=tokenizer,
+                )
+                index += 1
                 group.open_ids.add(request_id)
+                if is_held:
+                    self._held.hold(request_id)
 
     def _dispatch(self, prompt: wire.NewRequest, frame: bytes) -> int:
         """Send a message to the tokenizer with the least to do, and return its index."""
@@ -510,83 +505,68 @@ class LiveRequests:
         self._tokenizers[tokenizer].send(frame)
         return tokenizer
 
-    def _keep(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], num_bytes: int) -> None:
-        """Keep messages to be sent again, if they may be: commands change the engine, and are not repeated."""
-        if not group.num_repeats_left:
-            return
-        if self._num_kept_bytes + num_bytes > MAX_KEPT_BYTES and group not in self._held:
-            return
-        repeatable = [prompt for prompt in prompts if isinstance(prompt, wire.Generate | wire.Encode)]
-        if len(repeatable) == len(prompts):
-            group.repeat = Repeat(prompts=repeatable, num_bytes=num_bytes)
-            self._num_kept_bytes += num_bytes
+    def _may_repeat(self, prompts: Sequence[wire.NewRequest]) -> bool:
+        """Return whether messages may be sent twice; commands change the engine."""
+        return self._max_retries > 0 and all(isinstance(one, wire.Generate | wire.Encode) for one in prompts)
 
-    def _restart(
-        self, group: LiveGroup, is_lost: Callable[[_LiveRequest], bool]
-    ) -> Sequence[wire.Generate | wire.Encode]:
-        """Give the open requests of prompts of which one is lost new ids, cancel the old ones, and return the prompts.
+    def _kept(self, prompt: wire.NewRequest) -> wire.NewRequest:
+        """Return a message that can be continued: it has a seed, and its tokens come with its answers."""
+        if not isinstance(prompt, wire.Generate) or prompt.options.pooling is not None:
+            return prompt
+        sampling = prompt.options.sampling
+        if sampling.seed is None and sampling.temperature:
+            self._num_seeds += 1
+            prompt = prompt.with_options(sampling=replace(sampling, seed=arrival_seed(self._seed, self._num_seeds)))
+        return msgspec.structs.replace(prompt, text=msgspec.structs.replace(prompt.text, keeps_output=True))
 
-        An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one. The reader
-        is notified to drop its parts of their answers; answers that have ended are kept.
-        """
-        repeat, live = group.repeat, self._live
-        assert repeat is not None
-        lost: list[wire.Generate | wire.Encode] = []
-        prompts: list[wire.Generate | wire.Encode] = []
-        restarted: set[int] = set()
-        for prompt in repeat.prompts:
-            is_open = [request_id in live for request_id in wire.ids_of(prompt)]
-            if not any(is_lost(live[request_id]) for request_id in wire.ids_of(prompt) if request_id in live):
-                prompts += [prompt] if any(is_open) else []
+    def _hold_all(self, lost: Sequence[tuple[str, LiveRequest]], error: ApiError, *, is_planned: bool = False) -> None:
+        """Hold requests that are lost with a process until they are sent again; those that cannot be, fail."""
+        self._held.died(request_id for request_id, _ in lost)
+        for request_id, request in lost:
+            if request.frame is None:
+                self._incidents.num_lost += 1
+                self._fail(request_id, error)
                 continue
-            new_ids = [new_request_id("req") for _ in wire.ids_of(prompt)]
-            group.engine_ids += new_ids
-            for request_id, new_id in zip(wire.ids_of(prompt), new_ids, strict=True):
-                if request_id in live:
-                    request = self._rename(request_id, new_id)
-                    restarted |= {request.index} if request.answered else set()
-            changes: dict[str, object] = {"request_id": new_ids[0]}
-            if len(new_ids) > 1:
-                changes["sibling_ids"] = tuple(new_ids[1:])
-            lost.append(msgspec.structs.replace(prompt, **changes))
-            prompts.append(lost[-1])
-        repeat.prompts = prompts
-        if restarted:
-            group.queue.restart(restarted)
-        return lost
+            request.num_deaths += not (is_planned or request.group.is_paused)
+            if request.num_deaths > self._max_retries:
+                self._incidents.num_lost += 1
+                _log.error(
+                    "request %s (%s) is ended: %d processes in a row died that held it",
+                    request_id,
+                    ", ".join(sorted(request.group.names)) or "without another name",
+                    request.num_deaths,
+                    extra=request_fields(request_id),
+                )
+                self._fail(request_id, deadly(error, request.num_deaths))
+                continue
+            self._rename(request_id, new_request_id("req"))
 
-    def _rename(self, request_id: str, new_id: str) -> _LiveRequest:
-        """Cancel a request, and hold one with a new id in its place; return the old one."""
+    def _rename(self, request_id: str, new_id: str) -> None:
+        """Cancel a request, and hold it with a new id.
+
+        The old one may still be on its way, and nothing of it may be mistaken for an answer to the new one.
+        """
         if self._watch is not None:
             self._watch.renamed(request_id, new_id=new_id)
         request = self._remove(request_id)
         self._send_cancel(request_id, request.tokenizer)
-        self._live[new_id] = _LiveRequest(group=request.group, index=request.index, tokenizer=HELD)
+        request.tokenizer, request.num_answers, request.is_settled = HELD, 0, False
+        self._live[new_id] = request
         request.group.open_ids.add(new_id)
-        return request
+        request.group.engine_ids.append(new_id)
+        self._held.hold(new_id, num_deaths=0 if request.group.is_paused else request.num_deaths)
+        self._incidents.num_retried += 1
 
-    def _send_again(self, group: LiveGroup, prompts: Sequence[wire.Generate | wire.Encode]) -> None:
-        group.num_repeats_left -= 1
-        for prompt, frame in zip(prompts, _frames(prompts), strict=True):
-            tokenizer = self._dispatch(prompt, frame)
-            for request_id in wire.ids_of(prompt):
-                if request_id in self._live:
-                    self._live[request_id].tokenizer = tokenizer
-                    self._incidents.num_retried += 1
-                else:  # its answer has ended; it is sent because the seeds of the others follow from their places
-                    self._ending[request_id] = _Ending(tokenizer=tokenizer, tenant=group.caller.tenant)
-                    self._send_cancel(request_id, tokenizer)
-        if not group.num_repeats_left:
-            self._drop_repeat(group)
+    def _send_held(self) -> None:
+        """Send the requests that are held and may go now."""
+        requests = {request_id: self._live[request_id] for request_id in self._held.take()}
+        messages = messages_again(requests)
+        for message, frame in zip(messages, _frames(messages), strict=True):
+            tokenizer = self._dispatch(message, frame)
+            for request_id in wire.ids_of(message):
+                self._live[request_id].tokenizer = tokenizer
 
-    def _drop_repeat(self, group: LiveGroup) -> None:
-        """Keep a group's messages no longer."""
-        self._held.pop(group, None)
-        if group.repeat is not None:
-            self._num_kept_bytes -= group.repeat.num_bytes
-            group.repeat = None
-
-    def _answer(self, answer: wire.Answer, request: _LiveRequest | None) -> None:
+    def _answer(self, answer: wire.Answer, request: LiveRequest | None) -> None:
         """Pass on the first or the last answer of a request, or one that no client waits for."""
         self._loads.remove(answer.request_id)
         self._forecast.begun(answer.request_id)
@@ -599,16 +579,25 @@ class LiveRequests:
             elif answer.ended:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
             return
-        request.answered = True
+        if not request.num_answers and not request.output:
+            request.num_cached_tokens = answer.num_cached_tokens
+        request.num_answers += 1
+        request.output.extend(answer.output)
         request.group.queue.put(request.index, answer)
         if answer.finish is not None:
             self._forget(answer.request_id)
-            if not request.group.open_ids:
-                self._drop_repeat(request.group)
             if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
             else:
                 self._forecast.ended(num_left=len(self._live) + len(self._ending))
+        elif not request.num_deaths or request.num_answers >= SETTLED_ANSWERS:
+            request.is_settled, request.num_deaths = True, 0
+            self._drop_held(answer.request_id)
+
+    def _drop_held(self, request_id: str) -> None:
+        """Note that a request is held or suspected no longer; the next suspects may follow."""
+        if self._held.drop(request_id) and not self._is_away:
+            self._send_held()
 
     def _mark(self, tokenizer: int, cancelled: Sequence[str]) -> None:
         """Send a tokenizer a message whose answer shows that all before it has passed the tokenizer and the engine."""
@@ -628,18 +617,16 @@ class LiveRequests:
         group.queue.fail(error)
 
     def _cancel_all(self, group: LiveGroup) -> None:
-        self._drop_repeat(group)
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
 
     def _fail(self, request_id: str, error: ApiError) -> None:
         """End a request for its client, and cancel it: it may still be on its way to the engine."""
         request = self._forget(request_id, has_failed=True)
-        self._drop_repeat(request.group)
         request.group.queue.fail(error)
         self._send_cancel(request_id, request.tokenizer)
 
-    def _cancel(self, request_id: str, request: _LiveRequest) -> None:
+    def _cancel(self, request_id: str, request: LiveRequest) -> None:
         if request.tokenizer != HELD:
             self._ending[request_id] = _Ending(tokenizer=request.tokenizer, tenant=request.group.caller.tenant)
         self._send_cancel(request_id, request.tokenizer)
@@ -659,12 +646,14 @@ class LiveRequests:
             )
             self._tokenizers[tokenizer].send(wire.encode(hold))
 
-    def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
+    def _forget(self, request_id: str, *, has_failed: bool = False) -> LiveRequest:
         if self._watch is not None:
             self._watch.left(request_id, has_failed=has_failed)
-        return self._remove(request_id)
+        request = self._remove(request_id)
+        self._drop_held(request_id)
+        return request
 
-    def _remove(self, request_id: str) -> _LiveRequest:
+    def _remove(self, request_id: str) -> LiveRequest:
         request = self._live.pop(request_id)
         request.group.open_ids.discard(request_id)
         return request
@@ -672,10 +661,6 @@ class LiveRequests:
 
 def _priority(prompt: wire.NewRequest) -> int:
     return prompt.options.priority if isinstance(prompt, wire.Generate) else 0
-
-
-def _with_options(prompt: wire.Generate | wire.Encode, **options: Any) -> wire.Generate | wire.Encode:
-    return prompt.with_options(**options) if isinstance(prompt, wire.Generate) else prompt
 
 
 def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:

@@ -1,9 +1,9 @@
-"""The requests of one HTTP request: the answers that its reader waits for, and the messages that may be sent again."""
+"""The requests of one HTTP request, and the answers that its reader waits for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,20 +12,9 @@ from pagewood.server.keys.caller import Caller
 from pagewood.server.keys.quota import Quota
 from pagewood.server.messages import wire
 from pagewood.server.requests.answer_queue import AnswerQueue, Take
-from pagewood.server.requests.unread import Restarted
 
 HoldMode = Literal["in_place", "retract", "resume"]
 """A kind of pause, or its end."""
-Forget = Callable[[Set[int]], None]
-"""Drops what was collected of the answers to the requests with these indices: the answers begin again."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Repeat:
-    """The messages of a group, to be sent again. Then they have other ids, and the same seeds."""
-
-    prompts: list[wire.Generate | wire.Encode]  # written by: LiveRequests
-    num_bytes: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +44,7 @@ class LiveGroup:
     room: int = 0
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
-    """Priority of further requests, if it was changed."""
+    """Priority of further requests, and of those that are sent again, if it was changed."""
     is_sending: bool = False  # written by: respond
     """Whether its reader waits for its client, which has not taken what was sent. A client for which no reader waits is
     not slow: its answer is large, or is collected because it is sent whole."""
@@ -63,30 +52,22 @@ class LiveGroup:
     """Its latest pause or resumption; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
-    num_repeats_left: int = 0  # written by: LiveRequests
-    """Remaining repeats of its requests; 0: used up, or its client has got a part of an answer."""
-    repeat: Repeat | None = None  # written by: LiveRequests
-    """The messages to send again if a process dies; None: nothing is open, or nothing may or can be repeated."""
+    may_repeat: bool = False
+    """Whether its requests are sent again if a process dies that holds them."""
 
     @property
     def is_paused(self) -> bool:
         """Whether further requests, and those that are sent again, begin paused."""
         return self.hold not in (None, "resume")
 
-    async def next(self, take: Take | None = None, forget: Forget | None = None) -> tuple[int, wire.Answer]:
+    async def next(self, take: Take | None = None) -> tuple[int, wire.Answer]:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
 
-        A request may be sent again as long as the reader has not called `LiveRequests.given`, and its answer has not
-        ended. `forget` must then drop what was collected of the answer. None: nothing is ever collected, because the
-        requests are probes, or have one answer each.
-
         Raises:
-            ApiError: a request of the group was refused, or a process that held it died.
+            ApiError: a request of the group was refused, or is lost with a process that held it.
             Exception: `take` has failed.
         """
-        while isinstance(item := await self.queue.get(take), Restarted):
-            assert forget is not None
-            forget(item.indices)
+        item = await self.queue.get(take)
         if isinstance(item, Exception):
             raise item
         index, answer = item

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 import msgspec
 
 from pagewood.server.messages import wire
@@ -26,16 +24,8 @@ class PromptSharing:
         self._entries: dict[
             int, tuple[wire.TokenEntry, ...] | None
         ] = {}  # written by: take. By the index of the prompt
-        self._held: dict[
-            int, list[tuple[int, wire.Answer]]
-        ] = {}  # written by: take, forget. By the index of the prompt
-        self._begun: set[int] = set()  # written by: _complete, forget
-
-    def forget(self, indices: Set[int]) -> None:
-        """Drop the messages of these requests, whose answers begin again."""
-        self._begun -= indices
-        for prompt, held in self._held.items():
-            self._held[prompt] = [(index, answer) for index, answer in held if index not in indices]
+        self._held: dict[int, list[tuple[int, wire.Answer]]] = {}  # written by: take. By the index of the prompt
+        self._begun: set[int] = set()  # written by: _complete
 
     def take(self, index: int, answer: wire.Answer) -> list[tuple[int, wire.Answer]]:
         """Return the messages that can be sent now that `answer`, of request `index`, has come."""

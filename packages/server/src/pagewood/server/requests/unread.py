@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
 from dataclasses import dataclass
 
 import msgspec
@@ -18,14 +17,7 @@ MAX_ITEMS = 4096
 """Items that may wait; answers that cannot be merged, such as those with log probabilities, are an item each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted:
-    """Requests that were sent again: parts of their answers that were read are void; the answers begin again."""
-
-    indices: frozenset[int]
-
-
-Item = tuple[int, wire.Answer] | Restarted | Exception
+Item = tuple[int, wire.Answer] | Exception
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +39,7 @@ class Unread:
 
     def __init__(self) -> None:
         self._items: deque[Item | _Growing] = deque()
-        self._growing: dict[int, _Growing] = {}  # written by: append, restart, popleft
+        self._growing: dict[int, _Growing] = {}  # written by: append, popleft
         """The newest of those in `_items`, by the index of its request."""
 
     def __len__(self) -> int:
@@ -72,15 +64,6 @@ class Unread:
         self._growing[index] = _Growing(index, answer)
         self._items.append(self._growing[index])
 
-    def restart(self, indices: Set[int]) -> None:
-        """Drop the answers of these requests, and append a note for the reader, who may have read some."""
-        kept = [item for item in self._items if _index_of(item) not in indices]
-        self._items.clear()
-        self._items.extend(kept)
-        for index in indices:
-            self._growing.pop(index, None)
-        self._items.append(Restarted(indices=frozenset(indices)))
-
     def popleft(self) -> Item:
         """Remove and return the oldest item; there is one."""
         item = self._items.popleft()
@@ -89,15 +72,6 @@ class Unread:
         if self._growing[item.index] is item:
             del self._growing[item.index]
         return item.index, item.answer
-
-
-def _index_of(item: Item | _Growing) -> int | None:
-    """Return the index of the request of an answer; None: it is no answer."""
-    match item:
-        case _Growing(index=index) | (int(index), _):
-            return index
-        case _:
-            return None
 
 
 def _merged(first: wire.Answer, second: wire.Answer) -> wire.Answer | None:

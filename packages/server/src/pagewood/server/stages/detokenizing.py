@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, FinishReason, Refusal
 from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, Tokenizer, stops_of
 from pagewood.server.dashboard.branch_text import with_text
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
-from pagewood.server.messages.token_ids import bytes_of
+from pagewood.server.messages.token_ids import bytes_of, ids_of
 from pagewood.server.observe.logs import request_fields
 from pagewood.server.stages.token_entries import TokenEntries
 
@@ -59,6 +59,10 @@ class _Open:
     """Entries of all tokens of its prompt, if they are shown."""
     prompt_tokens: bytes
     """Ids of its prompt for the client, int32, little-endian."""
+    keeps_output: bool
+    """Whether the HTTP process gets the ids of all its tokens."""
+    begun: wire.Begun | None
+    """What its client has had from an earlier process; None: nothing."""
 
     @property
     def has_ended(self) -> bool:
@@ -70,6 +74,8 @@ class _Open:
         prefix, prompt, prompt_tokens = ("", None, b"")
         if delta.first:
             prefix, prompt, prompt_tokens = self.prefix, self.prompt, self.prompt_tokens
+        if self.begun is not None:
+            delta = replace(delta, num_cached_tokens=self.begun.num_cached_tokens, explanation=None)
         finish, refusal = delta.finish, delta.refusal
         if self.is_scoring:
             # It ends with 0 shown tokens. Whether the hidden token ended the text does not matter.
@@ -100,7 +106,14 @@ class _Open:
             parts=None if self.parser is None else tuple(new.parts),
             stopped_by=self.stream.stopped_by if self.parser is None else self.parser.stopped_by,
             tokens=bytes_of(delta.tokens[: new.num_tokens]) if self.reports_tokens else b"",
+            output=delta.tokens if self.keeps_output else (),
         )
+
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Go on to where the client is that has had the text of `tokens`, and show nothing of it."""
+        for token in tokens:  # as `_push` takes them
+            self._take(_New(), (token,))
+        self.entries.skip(tokens)
 
     def _push(self, delta: Delta) -> _New:
         """Append the tokens of a step, up to the one with which the answer ends.
@@ -205,9 +218,8 @@ class TextStreams:
 
     def take(self, message: wire.FromEngine) -> wire.ToHttp:
         """Return the message for HTTP that follows from `message`."""
-        is_late = self._is_late(message.incarnation)
         match message:
-            case wire.Step() if is_late:
+            case wire.Step() if self._is_late(message.incarnation):
                 return wire.Answers(())
             case wire.Step():
                 return wire.Answers(
@@ -216,10 +228,13 @@ class TextStreams:
             case wire.Snapshot():
                 return with_text(self._tokenizer, message)
             case wire.Loading() | wire.Pulse():
-                return msgspec.structs.replace(message, relay=self._incarnation)
+                return replace(message, relay=self._incarnation)
 
     def _is_late(self, incarnation: int) -> bool:
-        """Return whether a message comes from an engine that was replaced; forget the requests of replaced engines."""
+        """Return whether a step comes from an engine that was replaced; forget the requests of replaced engines.
+
+        Only steps show that an engine was replaced: while it loads, the one before it may still work.
+        """
         if incarnation > self._engine:
             self._engine = incarnation
             self._streams.clear()
@@ -242,6 +257,8 @@ class TextStreams:
                     if isinstance(carried, wire.Encoded):
                         return _answer_to(delta, finish, encoded=carried)
                     streams[request_id] = open_ = self._open(delta, carried)
+                    if carried.begun is not None:
+                        open_.replay(ids_of(carried.begun.output))
                 answer = open_.read(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error concerns this request only
                 logger.exception(
@@ -267,6 +284,7 @@ class TextStreams:
         prompt = None
         if options.first_token is not None:
             prompt = self._prompt(options.first_token, delta)
+        is_new = options.begun is None
         return _Open(
             stream=TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
             if parser is None
@@ -276,9 +294,11 @@ class TextStreams:
             hides_reasoning=options.reading is not None and not options.reading.shows_reasoning,
             is_scoring=options.is_scoring,
             reports_tokens=options.reports_tokens,
-            prefix=options.prefix if parser is None else "",
+            prefix=options.prefix if parser is None and is_new else "",
             prompt=prompt,
             prompt_tokens=options.prompt_tokens,
+            keeps_output=options.keeps_output,
+            begun=options.begun,
         )
 
     def _parser(self, options: wire.TextOptions) -> ResponseParser | None:
@@ -320,6 +340,7 @@ def _answer_to(
     stopped_by: str | None = None,
     tokens: bytes = b"",
     encoded: wire.Encoded | None = None,
+    output: tuple[int, ...] = (),
 ) -> wire.Answer:
     """Return the answer; `num_unused` of the new tokens are not shown, and do not count."""
     return wire.Answer(
@@ -341,4 +362,5 @@ def _answer_to(
         delta.explanation,
         delta.timings,
         encoded,
+        output,
     )

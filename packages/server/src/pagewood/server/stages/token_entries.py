@@ -39,6 +39,11 @@ class TokenEntries:
         """Return the entries of the next tokens."""
         return tuple([self._of(one) for one in logprobs])
 
+    def skip(self, tokens: Iterable[int]) -> None:
+        """Pass over tokens whose entries exist already."""
+        for token in tokens:
+            self._place(token)
+
     def first_of_prompt(self, token: int) -> wire.TokenEntry:
         """Return the entry of the first token of a prompt, which has no log probability."""
         return wire.TokenEntry(wire.ScoredToken(token, self._bytes_of(token), _NO_LOGPROB), 0, self._place(token), ())

@@ -57,9 +57,16 @@ _Command = Command | wire.Profile
 logger = logging.getLogger(__name__)
 
 
-def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool]) -> None:
-    """Serve until `stopped`."""
-    stage = TokenizerStage(tokenizer, outbox)
+def run_tokenizer(
+    tokenizer: Tokenizer,
+    inbox: Receiver,
+    outbox: Sender,
+    *,
+    stopped: Callable[[], bool],
+    route: Callable[[str], None] = lambda stage: None,
+) -> None:
+    """Serve until `stopped`; `route` makes `outbox` send to another stage."""
+    stage = TokenizerStage(tokenizer, outbox, route=route)
     try:
         while not stopped():
             # Read everything that has arrived before a prompt is begun: it may be cancelled by now.
@@ -107,11 +114,14 @@ class TokenizerStage:
     request that is cancelled before it is begun is not tokenized. It is refused, so that its end is still confirmed.
     """
 
-    __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
+    __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_route", "_short", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, outbox: Sender) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, outbox: Sender, *, route: Callable[[str], None] = lambda stage: None
+    ) -> None:
         self._tokenizer = tokenizer
         self._outbox = outbox
+        self._route = route
         self._lock = threading.Lock()
         """Held while something is sent, and while `_pending` or a lane is read or written."""
         self._pending: dict[str, _Pending] = {}  # written by: take, _tokenize. By the ids of requests
@@ -141,6 +151,9 @@ class TokenizerStage:
                 case wire.Watch():
                     if not self._is_closed:
                         self._outbox.send(wire.encode(message))
+                case wire.Route():
+                    if not self._is_closed:
+                        self._route(message.stage)
                 case _:
                     self._send(message)
 
@@ -342,7 +355,22 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     first = replace(carried, first_token=int(tokens[0])) if shows_prompt else carried
     options = replace(message.options, sampling=sampling)
     submit = Submit.of(options, request_id=message.request_id, tokens=ids, carry=wire.encode(first))
-    return fan_out(submit, message.sibling_ids, carry=wire.encode(carried)) if message.sibling_ids else [submit]
+    submits = fan_out(submit, message.sibling_ids, carry=wire.encode(carried)) if message.sibling_ids else [submit]
+    if message.begun:
+        texts = [first, *[carried] * len(message.sibling_ids)]
+        submits = [_resumed(*each) for each in zip(submits, texts, message.begun, strict=True)]
+    return submits
+
+
+def _resumed(submit: Submit, text: wire.TextOptions, begun: wire.Begun) -> Submit:
+    """Return a request that goes on behind what it has had. The steps of a search show all of their output."""
+    sampling = submit.sampling
+    if begun.seed is not None:
+        sampling = dataclasses.replace(sampling, seed=begun.seed)
+    if begun.output and not submit.is_search:
+        sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # its client has them
+        text = replace(text, begun=begun, first_token=None, prompt_tokens=b"")
+    return replace(submit, sampling=sampling, output=begun.output, carry=wire.encode(text))
 
 
 def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:

@@ -117,11 +117,20 @@ def add_failure_options(page: Page) -> None:
     group.add(
         "--max-retries",
         type=int,
-        default=1,
+        default=3,
         metavar="N",
-        help="times a request is computed again if a process dies (default: %(default)s)",
-        more="Only while its client has got nothing of an answer: a whole answer until it is complete, a stream until "
-        "its first text. 0 or more.",
+        help="times a request is sent again if a process dies (default: %(default)s)",
+        more="It goes on behind what its client has, which notices a pause. The number is that of deaths in a row in "
+        "which it has not got on; after two, such requests run one by one. 0: a death ends it with an error.",
+    )
+    group.add(
+        "--restart-order",
+        choices=("auto", "new-first", "old-first"),
+        default="auto",
+        help="when an engine that is replaced ends (default: %(default)s)",
+        more="By POST /restart_engine, or SIGHUP without a key file. new-first: the next one loads beside it, and "
+        "takes its requests over; old-first: it ends first, as there need not be memory for two. auto: new-first, "
+        "unless cache events, a disk cache or a decision log can belong to one engine only.",
     )
     group.add(
         "--max-restarts",

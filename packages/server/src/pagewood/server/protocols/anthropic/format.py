@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -192,14 +192,6 @@ class MessageStream:
         """Index of the newest block."""  # written by: _open
         self._kind: wire.PartKind | None = None
         """Kind of the open block; None: no block is open."""  # written by: _open, _close
-
-    @property
-    def has_given(self) -> bool:
-        """Whether a block was begun, which shows a part of the answer."""
-        return self._index >= 0
-
-    def forget(self, indices: Set[int]) -> None:
-        """Do nothing: before the first block, only the beginning of the message was sent."""
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message of the engine."""

@@ -131,7 +131,7 @@ class BeamResponse:
                 if not one.search.sequences and not one.search.best:
                     raise ApiError(NO_SEQUENCE.message, code=NO_SEQUENCE.code)
             asked = [(one.prompt, tokens) for one in found for tokens in one.search.sequences]
-            steps = [self._step(wire.TokenPrompt(tokens=prompt + _bytes(tokens)), tokens) for prompt, tokens in asked]
+            steps = [self._step(wire.TokenPrompt(tokens=prompt), tokens) for prompt, tokens in asked]
             self.live.extend(group, steps)
             replies = await _replies(group, len(steps))
         return found
@@ -139,8 +139,10 @@ class BeamResponse:
     def _step(
         self, prompt: wire.Prompt, sequence: tuple[int, ...] = (), *, reports_prompt: bool = False
     ) -> wire.Generate:
-        """Return the request for the tokens that may follow a prompt, which ends with a sequence of the search."""
-        num_output = len(sequence)
+        """Return the request for the tokens that may follow a sequence of the search after a prompt."""
+        num_output, is_search = len(sequence), self.params.changes_logits or bool(self.bad_words)
+        if sequence and not is_search and isinstance(prompt, wire.TokenPrompt):  # then its beginning is of no matter
+            prompt = wire.TokenPrompt(tokens=prompt.tokens + _bytes(sequence))
         return wire.Generate(
             request_id=new_request_id("req"),
             prompt=prompt,
@@ -148,10 +150,11 @@ class BeamResponse:
                 sampling=self.params.step_sampling(
                     self._stop_ids, num_output=num_output, has_bad_words=bool(self.bad_words)
                 ),
-                num_output=num_output if self.params.changes_logits or self.bad_words else None,
+                is_search=is_search,
                 priority=self.priority,
                 adapter=self.model.adapter,
             ),
+            begun=(wire.Begun(output=_bytes(sequence)),) if sequence and is_search else (),
             bad_words=self.bad_words,
             reports_prompt=reports_prompt,
             max_length=self.model.max_length,

@@ -74,10 +74,7 @@ def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> Collect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedResponse:
-    """An ASGI response that is sent when all requests of a group have ended. The group is closed even if it fails.
-
-    Open requests may be sent again after the death of a process: each has one answer, so none of it was collected.
-    """
+    """An ASGI response that is sent when all requests of a group have ended. The group is closed even if it fails."""
 
     live: LiveRequests
     group: LiveGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -281,21 +281,6 @@ def new_call_id() -> str:
 
 class EventStream(Protocol):
     """The body of one streamed response. Methods return bytes to send, perhaps none."""
-
-    @property
-    def has_given(self) -> bool:
-        """Whether the body contains a part of an answer: text, a call, ids, log probabilities, or an end.
-
-        The beginning of a body (a role, `response.created`, `message_start`) is not a part of an answer.
-        """
-        ...
-
-    def forget(self, indices: Set[int]) -> None:
-        """Drop the state of these choices, no part of which was sent: their messages begin again.
-
-        Parts that the body already has, such as its beginning, are not repeated.
-        """
-        ...
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the bytes that a message of choice `index` adds to the body."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence, Set
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.formats import Choice, EventStream, Format, Tally, Usage, usage
 from pagewood.server.requests.answer_queue import Take
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.requests.live_group import Forget, LiveGroup
+from pagewood.server.requests.live_group import LiveGroup
 from pagewood.server.requests.prompt_sharing import PromptSharing
 
 MAX_WRITTEN_AT_ONCE = 256
@@ -48,11 +48,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResponse:
-    """An ASGI response with the answers of a group. The group is closed even if it fails.
-
-    Until a part of an answer was sent, the group may be sent again after the death of a process; its collected answers
-    are then dropped. The head and the beginning of a stream stay valid, and are sent only once.
-    """
+    """An ASGI response with the answers of a group. The group is closed even if it fails."""
 
     live: LiveRequests
     group: LiveGroup
@@ -83,12 +79,8 @@ class GroupResponse:
     async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
         answers = [Choice(tally=tally) for tally in tallies]
 
-        def forget(indices: Set[int]) -> None:
-            for index in indices:
-                answers[index] = Choice(tally=tallies[index])
-
         try:
-            async for found in self._answers(tallies, forget):
+            async for found in self._answers(tallies):
                 for index, answer in found:
                     answers[index].add(answer)
             choices, counts = self._choices(answers), self._usage(tallies)
@@ -107,10 +99,8 @@ class GroupResponse:
         take = None if writer is None or self.shares_prompt else partial(_write, writer, stream, tallies)
         started = False
         try:
-            async for found in self._answers(tallies, stream.forget, take):
+            async for found in self._answers(tallies, take):
                 data = b"".join([stream.take(index, answer) for index, answer in found])
-                if stream.has_given:
-                    self.live.given(self.group)
                 self.group.is_sending = True
                 if not started:  # wait for the first answer: until then, an error can still be a status
                     started = True
@@ -142,24 +132,14 @@ class GroupResponse:
         return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating, is_read=self.is_read)
 
     async def _answers(
-        self, tallies: list[Tally], forget: Forget, take: Take | None = None
+        self, tallies: list[Tally], take: Take | None = None
     ) -> AsyncIterator[Sequence[tuple[int, wire.Answer]]]:
-        """Yield the answers that `take` does not take; answers that become available together are yielded together.
-
-        `forget` is called with the indices of answers that begin again, after their tallies were reset.
-        """
+        """Yield the answers that `take` does not take; answers that become available together are yielded together."""
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
-
-        def begin_again(indices: Set[int]) -> None:
-            for index in indices:
-                tallies[index] = Tally()
-            if sharing is not None:
-                sharing.forget(indices)
-            forget(indices)
 
         num_open = len(tallies)
         while num_open:
-            index, answer = await self.group.next(take, begin_again)
+            index, answer = await self.group.next(take)
             tallies[index].add(answer)
             num_open -= answer.finish is not None
             yield [(index, answer)] if sharing is None else sharing.take(index, answer)
@@ -168,10 +148,9 @@ class GroupResponse:
 def _write(writer: BodyWriter, stream: EventStream, tallies: list[Tally], index: int, answer: wire.Answer) -> bool:
     """Write the addition of an answer to a body, and return True.
 
-    Return False and write nothing if the answer ends its request, the client is slow, or no part of an answer was sent
-    yet, because the first part must be noted.
+    Return False and write nothing if the answer ends its request, the client is slow, or the body has not begun.
     """
-    if answer.finish is not None or not stream.has_given or not writer.is_open:
+    if answer.finish is not None or not writer.is_open:
         return False
     tallies[index].add(answer)
     if data := stream.take(index, answer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -183,21 +183,13 @@ class NativeFormat:
 class NativeStream:
     """The server-sent events of one request: each has the new part of one answer."""
 
-    __slots__ = ("_explanations", "_first_s", "_format", "_tallies", "has_given")
+    __slots__ = ("_explanations", "_first_s", "_format", "_tallies")
 
     def __init__(self, format: NativeFormat) -> None:
         self._format = format
-        self._tallies: dict[int, Tally] = {}  # written by: take, forget
-        self._first_s: dict[int, float] = {}  # written by: take, forget
-        self._explanations: dict[int, Explanation] = {}  # written by: take, forget
-        self.has_given = False
-        """See `EventStream`; a report of cached tokens counts as a part of an answer, too."""  # written by: take
-
-    def forget(self, indices: Set[int]) -> None:
-        """Drop the counts and times of these answers."""
-        for index in indices:
-            for known in (self._tallies, self._first_s, self._explanations):
-                known.pop(index, None)
+        self._tallies: dict[int, Tally] = {}  # written by: take
+        self._first_s: dict[int, float] = {}  # written by: take
+        self._explanations: dict[int, Explanation] = {}  # written by: take
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the event of one message."""
@@ -218,9 +210,6 @@ class NativeStream:
             explanation=self._explanations.get(index),
             timings=answer.timings,
         )
-        is_shown = format.explains and answer.explanation is not None
-        if answer.text or answer.tokens or logprobs is not None or answer.finish is not None or is_shown:
-            self.has_given = True
         new = Answer(
             text=answer.text,
             output_ids=ids_of(answer.tokens),

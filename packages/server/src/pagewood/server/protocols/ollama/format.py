@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar, Literal
@@ -148,25 +148,18 @@ class OllamaFormat:
 class LineStream:
     """The lines of one answer. A call is sent when it is complete; one that breaks off is not sent."""
 
-    __slots__ = ("_arguments", "_call", "_first_s", "_format", "_num_calls", "_usage", "has_given")
+    __slots__ = ("_arguments", "_call", "_first_s", "_format", "_num_calls", "_usage")
 
     def __init__(self, format: OllamaFormat, usage: Callable[[], Usage]) -> None:
         self._format = format
         self._usage = usage
-        self._first_s: float | None = None  # written by: take, forget
+        self._first_s: float | None = None  # written by: take
         self._call: wire.Part | None = None
-        """The beginning of the newest call."""  # written by: _part, forget
+        """The beginning of the newest call."""  # written by: _part
         self._arguments: list[str] = []
-        """Arguments of that call so far."""  # written by: _part, forget
+        """Arguments of that call so far."""  # written by: _part
         self._num_calls = 0
         """Calls that were sent."""  # written by: _completed
-        self.has_given = False
-        """See `EventStream`."""  # written by: take
-
-    def forget(self, indices: Set[int]) -> None:
-        """Drop the call that was not complete."""
-        self._first_s = self._call = None
-        self._arguments.clear()
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the lines of one message of the engine."""
@@ -181,7 +174,6 @@ class LineStream:
             lines[0] = msgspec.structs.replace(lines[0], logprobs=shown)
         if answer.finish is not None:
             lines.append(self._format.last(answer.finish.value, self._first_s, self._usage()))
-        self.has_given = self.has_given or bool(lines)
         return b"".join([msgspec.json.encode(line) + b"\n" for line in lines])
 
     def end(self) -> bytes:

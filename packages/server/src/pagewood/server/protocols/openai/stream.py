@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -60,7 +60,7 @@ class ChunkStream:
         usage: returns the tokens of the request so far.
     """
 
-    __slots__ = ("_calling", "_chunks", "_frames", "_num_open", "_options", "_usage", "has_given")
+    __slots__ = ("_calling", "_chunks", "_frames", "_num_open", "_options", "_usage")
 
     def __init__(self, chunks: Chunks, options: StreamOptions, usage: Callable[[], Usage]) -> None:
         self._chunks = chunks
@@ -73,11 +73,6 @@ class ChunkStream:
         """Choices that have called functions."""  # written by: _parts
         self._num_open = Counter[int]()
         """Choice -> number of its incomplete calls."""  # written by: _parts
-        self.has_given = False
-        """See `EventStream`."""  # written by: take, _parts
-
-    def forget(self, indices: Set[int]) -> None:
-        """Do nothing: only roles and empty chunks were sent, which are no part of an answer."""
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message."""
@@ -85,15 +80,12 @@ class ChunkStream:
         if frame is not None and answer.finish is None and answer.logprobs is None:
             text = answer.text if answer.parts is None else _only_text(answer.parts)
             if text is not None:
-                self.has_given = self.has_given or text != ""
                 return b"%b%b%b" % (frame[0], _encode(text), frame[1])
         usage = self._chunk_usage()
         found: list[bytes | None] = []
         if index not in self._frames:
             self._frames[index] = self._frame(index, usage)
             found.append(self._chunks.begin(index, usage))
-        if answer.text or answer.finish is not None or answer.logprobs is not None:
-            self.has_given = True
         if answer.parts is not None:
             found += self._parts(index, answer.parts, answer.logprobs, usage)
         elif answer.text or answer.finish is None or answer.logprobs is not None:
@@ -131,7 +123,6 @@ class ChunkStream:
                     self._calling.add(index)
                     self._num_open[index] += 1
                 found.append(self._chunks.part(index, part, usage))
-            self.has_given = self.has_given or (part.text != "" and found[-1] is not None)
         if logprobs is not None:
             found.append(self._chunks.text(index, "", logprobs, usage))
         return found

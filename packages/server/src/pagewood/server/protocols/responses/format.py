@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -181,18 +181,9 @@ class ResponsesStream:
     def __init__(self, format: ResponsesFormat, usage: Callable[[], Usage]) -> None:
         self._format = format
         self._usage = usage
-        self._choice = Choice()  # written by: forget
+        self._choice = Choice()
         self._num_events = 0  # written by: _say
         self._sent: list[_Sent] = []  # written by: take. Of sections that were begun
-
-    @property
-    def has_given(self) -> bool:
-        """Whether there are events of an item."""
-        return bool(self._sent)
-
-    def forget(self, indices: Set[int]) -> None:
-        """Drop the part of the answer that was not shown yet."""
-        self._choice = Choice()
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message."""

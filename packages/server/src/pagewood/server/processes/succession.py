@@ -1,0 +1,115 @@
+"""One engine process follows another: after a death, or on request, and the requests go on in the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.messages import wire
+from pagewood.server.processes.supervisor import ReplacementError, Stage, Supervisor
+from pagewood.server.requests.live import LiveRequests
+from pagewood.server.requests.status import EngineState, EngineStatus
+
+POLL_S = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+def engine_socket(incarnation: int) -> str:
+    """Return the name of the socket of an engine process: two may work at a time."""
+    return f"engine-{incarnation}"
+
+
+class Succession:
+    """Makes the next engine process that of the server.
+
+    Invariant: `status`, the tokenizers and the requests follow the same engine process.
+
+    Args:
+        stage: of the engine.
+        status: of the engine.
+        live: the requests, which move.
+        route: makes every tokenizer send to the socket of that name.
+        is_beside: whether a new process loads beside the one that it replaces.
+    """
+
+    __slots__ = ("_is_beside", "_live", "_replacing", "_route", "_stage", "_status")
+
+    def __init__(
+        self, stage: Stage, status: EngineStatus, live: LiveRequests, *, route: Callable[[str], None], is_beside: bool
+    ) -> None:
+        self._stage = stage
+        self._status = status
+        self._live = live
+        self._route = route
+        self._is_beside = is_beside
+        self._replacing: asyncio.Task[None] | None = None  # written by: begin
+
+    def follow(self, incarnation: int, *, is_planned: bool = False) -> None:
+        """Follow the next process: the one before it has died, or ends."""
+        self.note_difference()
+        self._status.lost(next_incarnation=incarnation)
+        self._route(engine_socket(incarnation))
+        self._hold(is_planned=is_planned)
+
+    def pulsed(self, pulse: wire.Pulse, supervisor: Supervisor) -> None:
+        """Take a pulse; the first one of a process that loads beside the present one makes it the next."""
+        name = self._stage.name
+        settings = supervisor.successor_settings(name)
+        if settings is None or settings.incarnation != pulse.incarnation:
+            return
+        if settings.paused != self._status.paused:
+            _log.error("the new engine process is given up: the engine was paused or resumed while it loaded")
+            supervisor.give_up_successor(name)
+            return
+        self.follow(pulse.incarnation, is_planned=True)
+        supervisor.promote(name)
+
+    def begin(self, supervisor: Supervisor) -> None:
+        """Begin to replace the engine process; log why it fails, if it does."""
+        self._replacing = asyncio.create_task(self._replace(supervisor))
+
+    async def replace(self, supervisor: Supervisor) -> None:
+        """Replace the engine process, and return when the new one works.
+
+        Raises:
+            ApiError: the engine does not work now, is being replaced already, or the new process has failed.
+        """
+        if self._status.state is not EngineState.READY:
+            raise unavailable(f"The engine is not ready: {self._status.detail}.", code="not_ready")
+        before = self._status.incarnation
+        try:
+            await supervisor.replace(self._stage, is_beside=self._is_beside, on_end=lambda: self._hold(is_planned=True))
+        except ReplacementError as error:
+            raise ApiError(
+                f"The engine process was not replaced: {error}.",
+                status=409,
+                type="server_error",
+                code="engine_not_replaced",
+            ) from error
+        while self._status.incarnation == before or self._status.state is not EngineState.READY:
+            await asyncio.sleep(POLL_S)
+
+    async def _replace(self, supervisor: Supervisor) -> None:
+        try:
+            await self.replace(supervisor)
+        except ApiError as error:
+            _log.error("%s", error)
+
+    def _hold(self, *, is_planned: bool) -> None:
+        error = unavailable("The engine process died; it is being restarted.", code="engine_lost")
+        self._live.lost(error, is_planned=is_planned)
+
+    def note_difference(self) -> None:
+        """Log that the rest of answers may differ from what would have come without a pause, if they may."""
+        config = {} if self._status.model is None else self._status.model.config
+        is_varying = config.get("device") == "cuda" and not config.get("batch_invariant")
+        if self._live.num_live and (is_varying or config.get("speculative_verify") == "rejection"):
+            _log.warning(
+                "%d requests go on in the next engine process; their answers stay valid, but may differ from those "
+                "without the pause: on CUDA without batch_invariant, and with speculative_verify rejection, tokens "
+                "depend on the steps in which they are computed",
+                self._live.num_live,
+            )

@@ -1,0 +1,103 @@
+"""Routes for admins that replace the engine process, or drain the server, while no request is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagewood.server.http.errors import ApiError
+from pagewood.server.http.operations import Operation
+from pagewood.server.http.validation import parser
+from pagewood.server.protocols.common.respond import json_response
+from pagewood.server.protocols.common.service import Service
+
+POLL_S = 0.02
+
+
+class DrainRequest(BaseModel):
+    """The body of `/drain`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    is_draining: bool = True
+    """False: take new requests again."""
+    wait_s: float = Field(default=0.0, ge=0, le=86400)
+    """How long the answer waits for the end of the requests that the server has."""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/drain`."""
+
+    is_draining: bool
+    """Whether new requests are refused."""
+    num_live: int
+    """Requests that have not ended."""
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/restart_engine`: the new process works."""
+
+    incarnation: int
+    """Which engine process of the server it is, counted from 0."""
+    seconds: float
+    """How long it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepEndpoints:
+    """Endpoints for admins."""
+
+    service: Service
+    replace_engine: Callable[[], Awaitable[None]] | None
+    """Replaces the engine process, or raises ApiError; None: there is none."""
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [
+            Operation(
+                name="RestartEngine",
+                tag="Health",
+                method="POST",
+                path="/restart_engine",
+                endpoint=self.restart,
+                answer=Replaced,
+                admin=True,
+            ),
+            Operation(
+                name="Drain",
+                tag="Health",
+                method="POST",
+                path="/drain",
+                endpoint=self.drain,
+                body=DrainRequest,
+                example={"wait_s": 30.0},
+                answer=Drained,
+                admin=True,
+            ),
+        ]
+
+    async def restart(self, request: Request) -> Response:
+        """Replace the engine process by a new one; running requests move to it and go on where they were."""
+        if self.replace_engine is None:
+            raise ApiError("This server has no engine process.", status=501, code="not_available")
+        began_s = time.monotonic()
+        await self.replace_engine()
+        incarnation = self.service.status.incarnation
+        return json_response(Replaced(incarnation=incarnation, seconds=round(time.monotonic() - began_s, 3)))
+
+    async def drain(self, request: Request) -> Response:
+        """Take no new requests, and let those end that the server has; or take new ones again."""
+        said = await self.service.read(request, parser(DrainRequest, is_optional=True))
+        live = self.service.live
+        live.set_draining(said.is_draining)
+        end_s = time.monotonic() + said.wait_s
+        while live.num_live and live.is_draining and time.monotonic() < end_s:
+            await asyncio.sleep(POLL_S)
+        return json_response(Drained(is_draining=live.is_draining, num_live=live.num_live))
