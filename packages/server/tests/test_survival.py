@@ -149,7 +149,7 @@ def queued(server: Server, requests: dict[str, tuple[str, dict[str, Any]]]) -> G
     clients = {name: Client(server, *request) for name, request in requests.items()}
     until(lambda: server.ready()["requests"]["live"] >= len(requests))
     yield clients
-    server.admin.post("/resume", json={}).raise_for_status()
+    until(lambda: server.admin.post("/resume", json={}).is_success)  # a new engine may be starting
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_a_death_at_any_stage_of_a_request(
             os.kill(server.children()["detokenizer_process"], signal.SIGSTOP)
         clients = {name: Client(server, *REQUESTS[name])}
         if stage == "begins":  # its prompt is being tokenized or computed, or its grammar is being compiled
-            time.sleep(0.02)
+            until(lambda: server.ready()["requests"]["live"] or not clients[name].is_reading)
         elif stage in ("runs", "late"):
             num_lines = 3 if stage == "runs" else 100
             until(lambda: len(clients[name].lines) > num_lines or not clients[name].is_reading)
