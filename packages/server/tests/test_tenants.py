@@ -32,8 +32,8 @@ KEYS = (
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all."
 GREEDY = {"temperature": 0, "max_tokens": 2}
 ADMINS_ONLY = {
-    "Drain", "FlushCache", "LoadAdapter", "LoadLoraAdapter", "Pause", "Profile", "RestartEngine", "Resume", "ServerInfo",
-    "UnloadAdapter", "UnloadLoraAdapter", "Watch",
+    "Drain", "FlushCache", "LoadAdapter", "LoadLoraAdapter", "Pause", "Profile", "RestartEngine", "Resume",
+    "ServerInfo", "UnloadAdapter", "UnloadLoraAdapter", "Watch",
 }  # fmt: skip
 """Names of operations. An operation that is new belongs here or is for everyone with a key: decide, then add it."""
 NO_KEY = {"Health", "HealthGenerate", "Ready"}
