@@ -421,7 +421,7 @@ def test_engines_that_share_nothing_refuse_to_hand_over(handover: Literal["publi
 def test_what_contradicts_is_refused(sides: Callable[..., Side]) -> None:
     prefill = sides(role="prefill")
     prefill.answer("a", prompt(1), handover="await")
-    prefill.answer("b", prompt(1), cache_hit_threshold=0.5, num_output=3)
+    prefill.answer("b", prompt(1), cache_hit_threshold=0.5, is_search=True)
     texts = [prefill.ends[name].refusal for name in "ab"]
     assert [one and one.message for one in texts] == [
         "handover must be None, because this engine computes prompts only, got 'await'",

@@ -17,7 +17,7 @@ from pagewood.server.stages.tokenizing import commands
 
 SOURCE = Path(str(pagewood.server.__file__)).parent
 READ_ON_THE_WAY = {
-    "deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names", "is_search",
+    "adapter", "deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names", "is_search",
 }  # fmt: skip
 """Options for the engine that the HTTP process or the tokenizer reads, too."""
 FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading", "begun", "keeps_output"}
@@ -58,6 +58,7 @@ def test_all_options_arrive(tokenizer: Tokenizer) -> None:
         "explain_admission": True,
         "service_class": "gold",
         "tag": "adapter",
+        "adapter": "tone",
         "is_search": True,
         "retain_s": 2.0,
         "is_paused": True,
