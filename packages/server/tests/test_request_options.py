@@ -17,7 +17,8 @@ from pagewood.server.stages.tokenizing import commands
 
 SOURCE = Path(str(pagewood.server.__file__)).parent
 READ_ON_THE_WAY = {
-    "adapter", "deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names", "is_search",
+    "adapter", "deadline_s", "sampling", "pooling", "priority", "namespace", "tenant", "is_paused", "names",
+    "is_search",
 }  # fmt: skip
 """Options for the engine that the HTTP process or the tokenizer reads, too."""
 FILLED_IN = {"prefix", "first_token", "prompt_tokens", "reading", "begun", "keeps_output"}
