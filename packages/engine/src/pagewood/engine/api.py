@@ -574,7 +574,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter")
     request_id: str
     name: str
     folder: str
-    """Of PEFT, on the engine's machine."""
+    """Folder as PEFT writes it, on the engine's machine."""
     replaces: bool = False
     """Whether there may be an adapter of that name already."""
     is_pinned: bool = False

@@ -47,7 +47,7 @@ class LatentStorage:
         self.memory = memory_for(layout, num_pages, device=device, memory=memory)
         self.num_pages = num_pages
         self._rows = [self._coded(layer) for layer in range(layout.num_layers)]
-        """Of each layer, the rows of each part that has its own scale: of both together without scales."""
+        """For each layer, the rows of each part that has its own scale: of both together without scales."""
 
     @property
     def device(self) -> torch.device:

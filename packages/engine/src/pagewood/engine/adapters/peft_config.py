@@ -27,7 +27,7 @@ _OF_TRAINING = (
 )  # fmt: skip
 """Fields that say how an adapter was trained or where it was put, which its tensors show."""
 _MOST_PATTERNS, _MOST_CHARACTERS, _PATTERN_BYTES = 4096, 1024, 1 << 18
-"""Of rank_pattern and alpha_pattern: entries, characters of one, and bytes of memory of a compiled one."""
+"""Limits of rank_pattern and alpha_pattern: entries, characters of an entry, and bytes of a compiled entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

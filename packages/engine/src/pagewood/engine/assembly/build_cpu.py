@@ -124,7 +124,7 @@ class _Parts:
     """Threads of all ranks of this host together."""
     processors: Mapping[str, Process]
     stages: Sequence[Stage]
-    """Of the model; one if it is not cut."""
+    """Stages of the model; one stage if it is not cut."""
 
 
 def _engine(

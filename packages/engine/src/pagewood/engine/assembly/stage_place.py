@@ -18,11 +18,11 @@ class StagePlace:
     """Where a rank is among the stages of a model."""
 
     memory: StageMemory
-    """Of the group."""
+    """Memory that the stages of the group share."""
     rank: int
     """Its number in the group."""
     stages: Sequence[Stage]
-    """Of the model."""
+    """All stages of the model."""
     watch: StageWatch
     """Gets what it sends and receives."""
 

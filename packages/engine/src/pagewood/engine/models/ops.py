@@ -41,7 +41,7 @@ class Projection:
     """Name and outputs of each module whose matrix is a part, one below the other, as the checkpoint has them."""
     inputs: int
     order: RowOrder | None
-    """Of the outputs of all, see `Weights.stack`; each module keeps its own."""
+    """Order of the outputs of all modules, see `Weights.stack`; each module keeps its own part."""
     bias: Tensor | None
     """`[out]`, in this order; None: zeros."""
 

@@ -35,7 +35,7 @@ class Part:
     dtypes: tuple[str, ...]
     is_optional: bool = False
     axes: Sequence[Axis] | None = None
-    """Of the first axes; others belong to each element. None: the tensor cannot be cut."""
+    """Meaning of the first axes; others belong to each element. None: the tensor cannot be cut."""
     is_shape: bool = False
     """Whether it holds the numbers of outputs and inputs."""
     group: int | None = None

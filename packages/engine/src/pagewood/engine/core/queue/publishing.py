@@ -20,7 +20,7 @@ class _Held:
 
     delta: Delta
     keys: list[bytes]
-    """Of the pages that must be stored first."""
+    """Keys of the pages that must be stored first."""
     until_s: float
 
 

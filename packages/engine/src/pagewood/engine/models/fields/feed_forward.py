@@ -21,7 +21,7 @@ _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 )
 _IN_ENCODERS: Mapping[str, Activation] = MappingProxyType({**_ACTIVATIONS, "gelu": "gelu"})
-"""Of families whose files mean the error function by this name, not its approximation."""
+"""Activations of families in whose files gelu is the exact function, not its approximation."""
 _PLAIN: Mapping[str, PlainKind] = MappingProxyType(
     {
         "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",

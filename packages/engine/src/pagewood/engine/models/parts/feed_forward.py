@@ -17,7 +17,7 @@ from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped"]
-"""Of the gate; "clamped": both projections are limited, and the other one is added to 1; see `Ops.clamped_mul`."""
+"""Activations of a gate; "clamped": both projections are limited, and the other one is added to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,11 +36,11 @@ class LatentAttentionConfig:
 
     shape: LatentShape
     rope: RopeConfig
-    """Of the R rotated elements."""
+    """Rotation of the R rotated elements."""
     scale: float
     """Multiplies the products of queries and keys."""
     norm: NormConfig
-    """Of latents, and of compressed queries."""
+    """Norm of latents and of compressed queries."""
     query_rank: int | None = None
     """Elements of a compressed query; None: queries are not compressed."""
     has_bias: bool = False

@@ -40,7 +40,7 @@ class _View:
     expert: int | None
     """None: the tensor is not of several experts."""
     rows: slice
-    """Of the expert's outputs."""
+    """Rows of the expert's outputs."""
     is_transposed: bool
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class TableShape:
     pages_per_row: int
     page_size: int
     windows: tuple[int | None, ...] = (None,)
-    """Of each group of layers, see `EngineInfo.windows`."""
+    """Window of each group of layers, see `EngineInfo.windows`."""
     long_shift: int = 0
     """How far the place of a position in a long request is behind it in the tables of rotations, see `models.rope`."""
     has_pages: bool = False

@@ -95,7 +95,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_pages: int
     max_length: int
     page_bytes: int
-    """Of its part of a page."""
+    """Bytes of its part of a page."""
     layers: tuple[int, int]
     """Its first layer, and the first one behind it."""
     division: str

@@ -30,7 +30,7 @@ class StageMemory:
     """
 
     segment: Segment
-    """Of the group."""
+    """Segment of the group."""
     places: NDArray[np.float32]
     """[R - N, L, D, PIECE], see `compiled.hand_over`: from each rank but those of the last stage."""
     sent: Int64

@@ -42,7 +42,7 @@ _KINDS = (
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions")
 """Names of the field for the longest text; the first that has a value counts, and -1 is none."""
 _USUAL_LENGTH = 2048
-"""Of a text, if no field says it: positions that are distances have no end."""
+"""Longest text if no field says it: positions that are distances have no end."""
 _GROWING_ROPES = ("dynamic", "longrope")
 """Ropes whose frequencies depend on the longest text of a step, beyond the length that the model was trained with."""
 

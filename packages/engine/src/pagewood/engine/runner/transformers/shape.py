@@ -34,7 +34,7 @@ class FoundShape:
     num_layers: int
     """Calls of attention in a step, mostly one for each layer; each has keys and values of its own."""
     num_kv_heads: int
-    """Of the layer that has the most."""
+    """Key heads of the layer that has the most."""
     head_dim: int
     """Size of the longest key or value."""
     hidden_size: int

@@ -42,7 +42,7 @@ PANELS = 16
 RUN = BLOCK * TALL
 """Most rows of a run."""
 NUM_RUN_COLUMNS = 3
-"""Of the table of runs: slot, first place in the order, number of rows."""
+"""Columns of the table of runs: slot, first place in the order, number of rows."""
 _U = np.uint64
 
 

@@ -101,7 +101,7 @@ class _Pages:
     stride: int
     scale_stride: int
     first_row: int
-    """Of its page table."""
+    """First row of its page table."""
 
 
 def _pages_of(storage: KVStorage, number: int, *, start: int, first_row: int) -> _Pages:

@@ -37,7 +37,7 @@ class RequestDivision:
 
     exchange: Exchange
     num_pages: int
-    """Of each rank."""
+    """Pages of each rank."""
     own_pages: Int32
     """[rows, pages of a row], the numbers of the pages in the memory of their rank."""
     # contents written by: note_pages
@@ -80,9 +80,9 @@ class _Kind:
     """A kind of rows that is divided."""
 
     whole: Rows
-    """Of all ranks, T or K."""
+    """Rows of all ranks, T or K."""
     part: Rows
-    """Of this rank."""
+    """Rows of this rank."""
     owners: Buffer
     """[T, 2] int32, whose each is; see `compiled.exchange.gather_rows`."""
     places: Buffer

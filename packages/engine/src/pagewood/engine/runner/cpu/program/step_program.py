@@ -38,7 +38,7 @@ class StepProgram:
     drafter: ProgramDrafter | None
     """What drafts in it; None: drafts come from elsewhere, or there are none."""
     main: Pass
-    """Of the target."""
+    """Pass of the target."""
     program: Program
     first_draw: int
     """The first instruction behind those that change logits."""
@@ -68,7 +68,7 @@ class StepWriter:
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
     division: RequestDivision | None = None
-    """Of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
+    """Division of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
     witness: Int64 | None = None
     """[1], where programs write the sum of the bits of the last hidden states; None: they do not."""
 

@@ -103,7 +103,7 @@ class Hosts:
         self.per_node = per_node
         self._nodes = [_Node(number, meeting.hosts[number], meeting.links[number]) for number in sorted(meeting.links)]
         self.processes = [RemoteRank(partial(self._shut, one)) for one in self._nodes for _ in range(per_node)]
-        """Of the ranks of other nodes, in their order."""
+        """Processes of the ranks of other nodes, in the order of ranks."""
         self._relays: list[Relay] = []  # written by: begin
         self._readers: list[threading.Thread] = []  # written by: begin
         self._is_closing = False  # written by: close

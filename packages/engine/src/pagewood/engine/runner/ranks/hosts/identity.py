@@ -15,7 +15,7 @@ class Identity:
     node: int
     num_nodes: int
     address: Address
-    """Of node 0."""
+    """Address of node 0."""
     secret: bytes
     version: str
     """See `Hello`; the same on all nodes, and so are the following ones."""

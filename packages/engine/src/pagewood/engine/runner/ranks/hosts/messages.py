@@ -15,7 +15,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     node: int
     num_nodes: int
     version: str
-    """Of the program, with the kind of the processor."""
+    """Version of the program, with the kind of the processor."""
     generation: int | None
     """The group for whose frames this connection is; None: the node waits for the next group."""
     port: int = 0
@@ -88,9 +88,9 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 OfNode: TypeAlias = Hello | Refused | Waiting | Welcome | Connected | ToRanks | OfRank | Started | Exited
 
 MOST_BYTES = 1 << 28
-"""Of a message between nodes that have met; a batch with masks of large vocabularies has some millions."""
+"""Limit of a message between nodes that have met; a batch with masks of large vocabularies has some millions."""
 MOST_HELLO_BYTES = 1 << 20
-"""Of a message between nodes that meet."""
+"""Limit of a message between nodes that meet."""
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(OfNode)

@@ -54,7 +54,7 @@ class NodeGroup:
         self._descriptor = shared_memory(segment_bytes(count))
         self._segment = Segment.in_memory(mapped(self._descriptor), count)
         self._links: dict[int, Link] = {}
-        """Of the ranks that have been started."""  # contents written by: _start
+        """Links of the ranks that have been started, by rank."""  # contents written by: _start
         self._processes: dict[int, RankProcess] = {}
         """Likewise."""  # contents written by: _start
         self._speakers: list[threading.Thread] = []  # contents written by: _start

@@ -37,7 +37,7 @@ from pagewood.engine.runner.cpu.compiled.products.tile import TALL
 RUN = BLOCK * TALL
 """Most slots of a run."""
 NUM_RUN_COLUMNS = 3
-"""Of the table of runs: expert, first slot, number of slots."""
+"""Columns of the table of runs: expert, first slot, number of slots."""
 _F, _U = np.float32, np.uint64  # the last is for indices: numba does not test it for negative values
 _LEAST = np.float32(-np.inf)
 _ALPHA, _LIMIT = np.float32(CLAMP_ALPHA), np.float32(CLAMP_LIMIT)
