@@ -164,6 +164,7 @@ def expected(server: Server) -> dict[str, list[Any]]:
 
 def kill(server: Server, process: str) -> None:
     """Kill a process, and wait until another one has taken its place."""
+    until(lambda: f"{process}_process" in server.children())
     before = server.ready()["incidents"]["restarts"]
     os.kill(server.children()[f"{process}_process"], signal.SIGKILL)
     until(lambda: server.ready()["incidents"]["restarts"] > before)
@@ -213,6 +214,7 @@ def test_a_death_at_any_stage_of_a_request(
     server: Server, expected: dict[str, list[Any]], process: str, name: str, stage: str
 ) -> None:
     request = {name: REQUESTS[name]}
+    until(lambda: server.http.get("/ready").status_code == 200)
     if stage == "queued":
         with queued(server, request) as clients:
             kill(server, process)
@@ -227,8 +229,7 @@ def test_a_death_at_any_stage_of_a_request(
             until(lambda: len(clients[name].lines) > num_lines or not clients[name].is_reading)
         else:
             time.sleep(1.0)
-            os.kill(server.children()["detokenizer_process"], signal.SIGKILL)
-            until(lambda: server.http.get("/ready").status_code == 200)
+            kill(server, "detokenizer")
         kill(server, process)
     check(clients, expected)
     server.until_idle()
