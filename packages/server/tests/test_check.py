@@ -129,6 +129,18 @@ def test_a_mixture_with_latents_is_checked(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.endswith("the same, with a tolerance of 0.001\n")
 
 
+def test_an_encoder_is_inspected_and_not_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "60 tokens; an encoder, which makes vectors and no text\n" in capsys.readouterr().out
+    assert main(["check", str(tmp_path)]) == 2
+    assert "model must be a decoder, whose logits are compared, got the encoder BertModel" in capsys.readouterr().err
+
+
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--dtype", "float16"]) == 2
     assert "dtype must be float32 or bfloat16 on a CPU" in capsys.readouterr().err

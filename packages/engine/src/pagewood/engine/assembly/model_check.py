@@ -137,6 +137,8 @@ def check_model(
     folder = model_folder(model)
     config = EngineConfig(model=None if model is None else str(model))
     is_native = reason_for_transformers(config) is None
+    if is_native and (found := ModelConfig.from_folder(folder)).is_encoder:
+        raise ValueError(f"model must be a decoder, whose logits are compared, got the encoder {found.architecture}")
     where = torch.device(device)
     text = _text_of(tokens, folder, is_native=is_native)
     with torch.no_grad():

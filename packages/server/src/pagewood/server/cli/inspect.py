@@ -118,8 +118,12 @@ def _described(found: Inspection) -> str:
     shape = (
         f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
         f"{_heads(attention)}, "
-        f"{model.vocab_size} tokens{', tied embeddings' if model.tied_embeddings else ''}"
+        f"{model.vocab_size} tokens"
     )
+    if model.is_encoder:
+        shape += "; an encoder, which makes vectors and no text"
+    elif model.tied_embeddings:
+        shape += ", tied embeddings"
     size = f"{found.num_parameters / 1e6:.1f} million parameters"
     if found.num_active_parameters < found.num_parameters:
         size += f", {found.num_active_parameters / 1e6:.1f} million for each token"
