@@ -34,7 +34,7 @@ from seeded_faults import seed_fault
 
 Float32 = NDArray[np.float32]
 TOKENS = np.random.default_rng(3).integers(0, 97, 45).tolist()
-LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3")
+LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3", "granite4")
 """Cases whose names or arrangements of modules differ; all others are slow."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 6},

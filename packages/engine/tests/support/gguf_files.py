@@ -78,7 +78,7 @@ def write_gguf(
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     loaded = converted(architecture, load_file(folder / "model.safetensors"), config, splits_latents=splits_latents)
-    weights, parameters = _arranged(_separated(loaded))
+    weights, parameters = _arranged(_separated(loaded, has_experts=bool(config.get("num_local_experts"))))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -240,8 +240,11 @@ def _of_experts(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _separated(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with a gate and an up projection for every expert where they are stored together."""
+def _separated(weights: Mapping[str, Tensor], *, has_experts: bool) -> dict[str, Tensor]:
+    """Return weights with a gate and an up projection for every expert where they are stored together.
+
+    Without experts, Granite's shared feed-forward is the only one.
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         match = _TOGETHER.fullmatch(name)
@@ -260,7 +263,8 @@ def _separated(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         leaf = "bias" if match["bias"] else "weight"
         for part, numbers in parts.items():
             for expert, matrix in enumerate(numbers):
-                module = "mlp.shared_expert" if alone else f"mlp.experts.{expert}"
+                module = "mlp.shared_expert" if has_experts else "mlp"
+                module = module if alone else f"mlp.experts.{expert}"
                 found[f"{place}{module}.{part}_proj.{leaf}"] = matrix.contiguous()
     return found
 

@@ -43,6 +43,17 @@ def _sizes(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int
 
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+_V3_SIZES: dict[str, Any] = {
+    "attention_bias": False, "ep_size": 1, "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": _FP8, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "v_head_dim": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Fields of DeepSeek V3 that later models of its shape share."""
+_V3_YARN = {
+    "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096, "type": "yarn",
+}  # fmt: skip
 
 REAL: dict[str, RealConfig] = {
     "Llama 3.1 8B": _of(
@@ -189,6 +200,35 @@ REAL: dict[str, RealConfig] = {
         parts={"layers.0.mixer.rope.scaling": None, "layers.5.mixer.rope.scaling.factor": 8.0,
                "layers.4.mixer.window": 1024, "vocab_size": 262208},
     ),
+    "Gemma 4 E2B": RealConfig(
+        values={
+            "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
+            "audio_config": {"hidden_size": 1024, "model_type": "gemma4_audio"}, "image_token_id": 258880,
+            "eos_token_id": [1, 106], "tie_word_embeddings": True,
+            "text_config": {
+                **_sizes(1536, 6144, 35, 8, 1, 262144, 131072), "model_type": "gemma4_text", "rms_norm_eps": 1e-6,
+                "hidden_activation": "gelu_pytorch_tanh", "hidden_act": None, "head_dim": 256, "global_head_dim": 512,
+                "attention_bias": False, "attention_k_eq_v": False, "enable_moe_block": False, "num_experts": None,
+                "top_k_experts": None, "moe_intermediate_size": None, "num_global_key_value_heads": None,
+                "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20,
+                "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "sliding_window": 512,
+                "use_bidirectional_attention": None, "use_double_wide_mlp": True, "tie_word_embeddings": True,
+                "vocab_size_per_layer_input": 262144,
+                "rope_parameters": {
+                    "full_attention": {
+                        "partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional",
+                    },
+                    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+                },
+            },
+            "vision_config": {"hidden_size": 768, "model_type": "gemma4_vision"},
+        },
+        token_bytes=18432,
+        parts={
+            "layers.4.mixer.head_dim": 512, "layers.4.mixer.window": None, "layers.0.mixer.window": 512,
+            "layers.34.mixer.source": 14, "layers.34.feed_forward.size": 12288, "inputs.size": 256,
+        },
+    ),
     "Phi 3 mini 4k": _of(
         "Phi3ForCausalLM", "phi3", 393216, {"layers.0.mixer.head_dim": 96, "layers.0.mixer.window": 2047},
         **_sizes(3072, 8192, 32, 32, 32, 32064, 4096), attention_bias=False, embd_pdrop=0.0, resid_pdrop=0.0,
@@ -276,6 +316,18 @@ REAL: dict[str, RealConfig] = {
         attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0, residual_multiplier=0.22,
         rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
     ),
+    "Granite 4 Micro": _of(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", 81920,
+        {"layers.0.mixer.rope.theta": 1e7, "layers.0.feed_forward.size": 8192, "layers.39.residual_multiplier": 0.22},
+        **_sizes(2560, 8192, 40, 40, 8, 100352, 131072), attention_bias=False, attention_multiplier=0.015625,
+        embedding_multiplier=12, init_method="mup", layer_types=["attention"] * 40, logits_scaling=10,
+        mamba_chunk_size=256, mamba_conv_bias=True, mamba_d_conv=4, mamba_d_head=32, mamba_d_state=256, mamba_expand=2,
+        mamba_n_groups=1, mamba_n_heads=160, mamba_proj_bias=False, normalization_function="rmsnorm",
+        num_experts_per_tok=0, num_local_experts=0, output_router_logits=False, position_embedding_type="rope",
+        residual_multiplier=0.22, rope_scaling=None, rope_theta=10000000, router_aux_loss_coef=0.01,
+        shared_intermediate_size=8192, tie_word_embeddings=True, bos_token_id=100257, eos_token_id=100257,
+        pad_token_id=100256,
+    ),
     "Granite 3 1B-A400M": _of(
         "GraniteMoeForCausalLM", "granitemoe", 49152, {"layers.0.feed_forward.router.num_experts": 32},
         **_sizes(1024, 512, 24, 16, 8, 49155, 4096), attention_bias=False, attention_multiplier=0.015625,
@@ -336,14 +388,28 @@ REAL: dict[str, RealConfig] = {
     "DeepSeek V3": _of(
         "DeepseekV3ForCausalLM", "deepseek_v3", 70272,
         {"layers.0.mixer.query_rank": 1536, "layers.3.feed_forward.router.num_groups": 8, "num_mtp_layers": 1},
-        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), attention_bias=False, ep_size=1, first_k_dense_replace=3,
-        kv_lora_rank=512, moe_intermediate_size=2048, moe_layer_freq=1, n_group=8, n_routed_experts=256,
-        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=1536,
-        qk_nope_head_dim=128, qk_rope_head_dim=64, quantization_config=_FP8, rope_theta=10000,
-        routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=4, topk_method="noaux_tc", v_head_dim=128,
-        tie_word_embeddings=False,
+        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), **_V3_SIZES, first_k_dense_replace=3, n_group=8,
+        n_routed_experts=256, num_nextn_predict_layers=1, rope_theta=10000, routed_scaling_factor=2.5, topk_group=4,
+        rope_scaling=_V3_YARN,
+    ),
+    "DeepSeek V3.2": _of(
+        "DeepseekV32ForCausalLM", "deepseek_v32", 70272,
+        {"max_position": 2048, "layers.3.feed_forward.router.num_groups": 8, "num_mtp_layers": 1},
+        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), **_V3_SIZES, first_k_dense_replace=3, index_head_dim=128,
+        index_n_heads=64, index_topk=2048, n_group=8, n_routed_experts=256, num_nextn_predict_layers=1,
+        rope_theta=10000, routed_scaling_factor=2.5, topk_group=4,
+        rope_scaling=_V3_YARN,
+    ),
+    "Kimi K2": _of(
+        "DeepseekV3ForCausalLM", "kimi_k2", 70272,
+        {"layers.0.feed_forward.size": 18432, "layers.1.feed_forward.router.num_experts": 384, "num_mtp_layers": 0,
+         "max_position": 131072},
+        **_sizes(7168, 18432, 61, 64, 64, 163840, 131072), **_V3_SIZES, aux_loss_alpha=0.001, first_k_dense_replace=1,
+        n_group=1, n_routed_experts=384, num_nextn_predict_layers=0, pretraining_tp=1, rope_theta=50000.0,
+        routed_scaling_factor=2.827, seq_aux=True, topk_group=1,
+        auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
         rope_scaling={
-            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
             "original_max_position_embeddings": 4096, "type": "yarn",
         },
     ),

@@ -107,6 +107,10 @@ FILES = {
         architecture="granite", case="granite-tied",
         keys=_GRANITE,
     ),
+    "granite of Granite 4": File(
+        architecture="granite", case="granite4", keys=_GRANITE,
+        extra={"intermediate_size": 80},
+    ),
     "granitemoe": File(architecture="granitemoe", case="granite-moe", keys=_GRANITE),
     "granitemoe with shared experts": File(architecture="granitemoe", case="granite-moe-shared", keys=_GRANITE),
     "gpt-oss": File(

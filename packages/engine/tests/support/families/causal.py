@@ -222,7 +222,6 @@ CAUSAL: Mapping[str, CausalModel] = MappingProxyType(
             },
             image_token_index=90,
         ),
-        "GraniteMoeHybridForCausalLM": _RECURRENT,
         "GraniteMoeSWAForCausalLM": _INTERFACE,
         "GraniteSWAForCausalLM": _INTERFACE,
         "HYV3ForCausalLM": _INTERFACE,

@@ -10,11 +10,21 @@ _MULTIPLIERS = {
     "logits_scaling": 2.5,
     "residual_multiplier": 0.6,
 }
+_WITHOUT_STATES = {
+    **_MULTIPLIERS, "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "shared_intermediate_size": 80, "intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_head": 32,
+}  # fmt: skip
 CASES = {
     "granite": Case(kind="Granite", extra=_MULTIPLIERS),
     "granite-tied": Case(
         kind="Granite",
         extra={**_MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
+    "granite4": Case(kind="GraniteMoeHybrid", extra={**_WITHOUT_STATES, "position_embedding_type": "rope"}),
+    "granite4-unrotated": Case(
+        kind="GraniteMoeHybrid",
+        extra={**_WITHOUT_STATES, "tie_word_embeddings": True},
+        file={"layer_types": ["attention"] * 3, "position_embedding_type": "nope"},
     ),
     "granite-moe": Case(
         kind="GraniteMoe", extra={**_MULTIPLIERS, "num_local_experts": 5, "num_experts_per_tok": 2}

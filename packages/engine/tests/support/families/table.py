@@ -50,6 +50,10 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "GemmaForCausalLM": ("Gemma 1", "gelu, embeddings times the root of their size"),
         "OlmoForCausalLM": ("OLMo 1", "norms without weights; q, k and v clipped"),
         "GraniteMoeSharedForCausalLM": ("Granite 4 tiny previews", "experts and a shared one; Granite's multipliers"),
+        "GraniteMoeHybridForCausalLM": (
+            "Granite 4 micro, 1B, 350M",
+            "Granite's multipliers; files with Mamba layers (H) or experts are refused",
+        ),
         "Gemma2ForCausalLM": ("Gemma 2", "soft caps of scores and logits; windows in every other layer"),
         "GptOssForCausalLM": ("gpt-oss 20B and 120B", "experts, sinks; windows in every other layer"),
         "Qwen3MoeForCausalLM": ("Qwen 3 30B-A3B, 235B-A22B", "experts"),

@@ -44,9 +44,10 @@ class Family:
     """Share of a head that is rotated if `partial_rotary_factor` is absent; None: heads are rotated whole."""
     has_neighbours: bool = False
     """See `AttentionConfig`."""
-    rotated_layers: Literal["all", "windows", "listed", "none"] = "all"
+    rotated_layers: Literal["all", "windows", "listed", "typed", "none"] = "all"
     """The layers with a rope; "windows": those with a window, or all if `sliding_window` is null; "listed": those with
-    a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`."""
+    a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`; "typed": all if
+    `position_embedding_type` is rope, otherwise none."""
     temperature: Literal["none", "all", "unrotated"] = "none"
     """The layers with a temperature; "all": its scale is `llama_4_scaling_beta` of the rope; "unrotated": `attn_scale`
     of layers that do not rotate, if `attn_temperature_tuning` is true."""
@@ -115,6 +116,8 @@ class Family:
         latent = set[str]() if self.mixer == "attention" else {"rope_interleave"}
         mixture = frozenset[str]() if self.mixture is None else self.mixture.reads
         flags = {"no_rope_layers"} if self.rotated_layers == "listed" else set[str]()
+        if self.rotated_layers == "typed":
+            flags.add("position_embedding_type")
         if self.windows == "chunks":
             flags |= {"attention_chunk_size", "attn_temperature_tuning"}
         if self.qk_norm != "none":

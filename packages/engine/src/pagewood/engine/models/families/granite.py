@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
 
@@ -32,11 +33,24 @@ _EXPERTS = replace(
     defaults={**_DENSE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
 )
 _SHARED = replace(_EXPERTS, mixture=replace(_MIXTURE, shared_size="shared_intermediate_size"))
+_WITHOUT_STATES = replace(
+    _DENSE,
+    mlp_bias=False,
+    rotated_layers="typed",
+    field_names={"intermediate_size": "shared_intermediate_size"},
+    gate_is_fused=True,
+    stored=StoredLayout(
+        in_layer={"shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj"}
+    ),
+    defaults={**_DENSE.defaults, "layer_types": ["linear_attention"]},
+)
+"""Granite 4 with attention in all layers, and without experts."""
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GraniteForCausalLM": _DENSE,
         "GraniteMoeForCausalLM": _EXPERTS,
         "GraniteMoeSharedForCausalLM": _SHARED,
+        "GraniteMoeHybridForCausalLM": _WITHOUT_STATES,
     }
 )

@@ -7,6 +7,7 @@ from typing import cast
 
 from pagewood.engine.json_fields import Fields, shown
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.fields.agreement import must_be
 
 _INTERVAL = 4
 """Each n-th layer is not rotated if `no_rope_layer_interval` is absent."""
@@ -26,6 +27,9 @@ def read_rotated(fields: Fields, family: Family, windows: Sequence[int | None]) 
             return [window is not None or not has_windows for window in windows]
         case "listed":
             return _listed(fields, len(windows))
+        case "typed":
+            must_be(fields, "position_embedding_type", "rope", "nope")
+            return [fields.values.get("position_embedding_type") == "rope"] * len(windows)
 
 
 def _listed(fields: Fields, num_layers: int) -> Sequence[bool]:

@@ -13,6 +13,8 @@ _PERIOD = 6
 """Each n-th layer sees all positions in a family with periodic windows if `sliding_window_pattern` is absent."""
 _CHUNK, _CHUNKED = 8192, "chunked_attention"
 """The chunk of a family that has them if `attention_chunk_size` is absent, and the layers with it in `layer_types`."""
+_OLD_NAME = "attention"
+"""What files from before transformers 5 call full_attention in `layer_types`, where other layers have states."""
 _DEFAULT_WINDOW = 4096
 """The window if a family has windows and `sliding_window` is absent; null means no windows."""
 
@@ -104,9 +106,10 @@ def _window(fields: Fields, family: Family) -> int | None:
 
 
 def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-    kinds = fields.texts("layer_types")
-    if kinds is None:
+    named = fields.texts("layer_types")
+    if named is None:
         return None
+    kinds = tuple("full_attention" if kind == _OLD_NAME else kind for kind in named)
     unknown = sorted(set(kinds) - LAYER_TYPES)
     if unknown:
         raise ValueError(

@@ -26,7 +26,7 @@ class Architecture:
     """The class in Hugging Face's configurations."""
     model_type: str
     others: tuple[str, ...] = ()
-    """Classes of other models with this name, which its keys tell apart; see `more`."""
+    """Classes of other models with this name: their keys tell them apart, see `more`, or they compute the same."""
     more: ReadKeys = _no_more
     epsilon: str = "attention.layer_norm_rms_epsilon"
     """Key of the epsilon of its norms."""

@@ -148,7 +148,13 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
         "gemma3": Architecture(
             family="Gemma3ForCausalLM", model_type="gemma3_text", more=_gemma3, adds_one=True, modules=_FOUR_NORMS
         ),
-        "granite": Architecture(family="GraniteForCausalLM", model_type="granite", more=granite, has_pairs=True),
+        "granite": Architecture(
+            family="GraniteForCausalLM",
+            model_type="granite",
+            others=("GraniteMoeHybridForCausalLM",),
+            more=granite,
+            has_pairs=True,
+        ),
         "olmo": Architecture(
             family="OlmoForCausalLM", model_type="olmo", epsilon="attention.layer_norm_epsilon", has_pairs=True
         ),

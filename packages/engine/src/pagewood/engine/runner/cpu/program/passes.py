@@ -106,8 +106,9 @@ class Rotations:
         """Grow the tables to at least `num_places`."""
         with torch.inference_mode():
             num = 1 << (num_places - 1).bit_length()
-            tables = zip(*values_by_place(self._ropes, num, short_length=self._short_length), strict=True)
-            cosines, sines = (torch.cat(parts, -1).numpy() for parts in tables)
+            tables = values_by_place(self._ropes, num, short_length=self._short_length)
+            none = torch.empty(num, 0)  # a model may have no ropes
+            cosines, sines = (torch.cat([none, *(table[kind] for table in tables)], -1).numpy() for kind in range(2))
         self._tables = cosines, sines
         self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
 
