@@ -162,6 +162,24 @@ REAL: dict[str, RealConfig] = {
         token_bytes=147456,
         parts={"layers.0.mixer.rope.theta": 5e6},
     ),
+    "Qwen 3 VL 30B-A3B": RealConfig(
+        values={
+            "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
+            "image_token_id": 151655, "tie_word_embeddings": False,
+            "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_vl_moe"},
+            "text_config": {
+                **_sizes(2048, 6144, 48, 32, 4, 151936, 262144), "model_type": "qwen3_vl_moe_text",
+                "dtype": "bfloat16", "head_dim": 128, "attention_bias": False, "decoder_sparse_step": 1,
+                "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128,
+                "num_experts_per_tok": 8, "rope_theta": 5000000,
+                "rope_scaling": {
+                    "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
+                },
+            },
+        },
+        token_bytes=98304,
+        parts={"layers.0.feed_forward.router.renormalises": True, "layers.0.feed_forward.size": 768},
+    ),
     "Gemma 1 2B": _of(
         "GemmaForCausalLM", "gemma", 18432, {"layers.0.feed_forward.activation": "gelu_tanh"},
         **{**_sizes(2048, 16384, 18, 8, 1, 256000, 8192), "hidden_act": "gelu"}, hidden_activation=None, head_dim=256,

@@ -35,6 +35,18 @@ CASES = {
         is_inside=True,
         extra={**_END, "head_dim": 16, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)},
     ),
+    "qwen3-vl-moe": Case(
+        kind="Qwen3VLMoe",
+        config="Qwen3VLMoeTextConfig",
+        is_inside=True,
+        extra={
+            **_END,
+            **_EXPERTS,
+            "head_dim": 16,
+            "mlp_only_layers": [1],
+            **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True),
+        },
+    ),
     "qwen3-windows": Case(
         kind="Qwen3",
         extra={

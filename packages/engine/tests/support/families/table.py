@@ -33,6 +33,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Mistral3ForConditionalGeneration": ("Mistral Small 3.1, Ministral 3", "the text model alone"),
         "Qwen2_5_VLForConditionalGeneration": ("Qwen 2.5 VL", "the text model alone"),
         "Qwen3VLForConditionalGeneration": ("Qwen 3 VL", "the text model alone"),
+        "Qwen3VLMoeForConditionalGeneration": ("Qwen 3 VL 30B-A3B, 235B-A22B", "the text model alone"),
         "SmolLM3ForCausalLM": ("SmolLM 3", "no rotation in each fourth layer"),
         "SeedOssForCausalLM": ("Seed-OSS 36B", "biases of q, k and v"),
         "Olmo3ForCausalLM": ("OLMo 3", "windows in three of four layers, and yarn in the fourth"),

@@ -18,6 +18,13 @@ _QWEN3 = Family(
     windows="some",
     defaults={"num_key_value_heads": 32, "head_dim": 128},
 )
+_QWEN3_MOE = Family(
+    qkv_bias=None,
+    output_bias=None,
+    qk_norm="heads",
+    mixture=Mixture(dense_layers="step"),
+    defaults={"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8},
+)
 _IMAGES = ("visual.", "model.visual.")
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -59,12 +66,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "num_experts": 60, "num_experts_per_tok": 4,
             },
         ),
-        "Qwen3MoeForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
-            qk_norm="heads",
-            mixture=Mixture(dense_layers="step"),
-            defaults={"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8},
+        "Qwen3MoeForCausalLM": _QWEN3_MOE,
+        "Qwen3VLMoeForConditionalGeneration": replace(
+            _QWEN3_MOE,
+            theta=5e5,
+            mixture=Mixture(dense_layers="step", renormalises=True),
+            other_parts=_IMAGES,
+            defaults={
+                "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+                "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128_000,
+                "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
+            },
         ),
     }
 )  # fmt: skip
