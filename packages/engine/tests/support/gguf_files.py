@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gguf_layouts import converted
 
-_PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3")
+_PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3", "mistral3")
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose norms the converter stores with 1 added."""
@@ -74,6 +74,7 @@ def write_gguf(
     """
     random = np.random.default_rng(seed)
     config = json.loads((folder / "config.json").read_text())
+    config |= config.get("text_config", {})
     config |= {name: config[other] for name, other in _OTHER_NAMES.items() if other in config}
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

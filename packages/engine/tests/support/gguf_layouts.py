@@ -14,6 +14,8 @@ from torch import Tensor
 
 _BIAS_OF_CHOICE = "e_score_correction_bias"
 _INPUTS_FIRST = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+_INSIDE, _IMAGES = re.compile(r"(model\.)?language_model\.(model\.)?"), re.compile(r".*(visual|vision|projector)")
+_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 _FUSED = re.compile(r".*\.attention\.query_key_value\.(weight|bias)")
 
 
@@ -29,12 +31,19 @@ def converted(
         splits_latents: whether keys and values of latents are stored apart, as since April 2025.
     """
     found: dict[str, Tensor] = {}
+    if any(_IMAGES.match(name) for name in weights):
+        own = {_INSIDE.sub("model.", name): tensor for name, tensor in weights.items() if not _IMAGES.match(name)}
+        weights = {name.replace("model.lm_head", "lm_head"): tensor for name, tensor in own.items()}
     for name, tensor in weights.items():
         if architecture == "gpt2" and name.endswith(_INPUTS_FIRST):
             found[name] = tensor.T.contiguous()
         elif architecture == "gptneox" and _FUSED.fullmatch(name):
             heads = tensor.unflatten(0, (config["num_attention_heads"], 3, -1))
             found[name] = torch.cat([heads[:, part].flatten(0, 1) for part in range(3)])
+        elif architecture == "qwen3vlmoe" and (match := _EXPERTS.fullmatch(name)):
+            halves = tensor.chunk(2, dim=1) if match[2] == "gate_up" else (tensor,)
+            for part, numbers in zip(match[2].split("_"), halves, strict=True):
+                found |= {f"{match[1]}.{i}.{part}_proj.weight": one.contiguous() for i, one in enumerate(numbers)}
         elif name.endswith("kv_b_proj.weight") and splits_latents:
             heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
             keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)

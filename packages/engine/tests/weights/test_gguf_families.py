@@ -62,6 +62,10 @@ _LATENTS = {
 }
 """The sizes of the cases with latents."""
 _GRANITE = {"attention.scale": 0.11, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 2.5}
+_MINISTRAL = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
+    "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3,
+}  # fmt: skip
 FILES = {
     "llama": File(architecture="llama", case="llama-biases"),
     "mixtral": File(architecture="llama", case="mixtral", extra={"sliding_window": None}),
@@ -77,6 +81,23 @@ FILES = {
         extra={**_MOE, "norm_topk_prob": True},
     ),
     "qwen3moe": File(architecture="qwen3moe", case="qwen3-moe", extra=_MOE),
+    "qwen2vl": File(
+        architecture="qwen2vl", case="qwen2.5-vl", keys={"rope.dimension_sections": [2, 3, 3, 0]}
+    ),
+    "qwen3vl": File(
+        architecture="qwen3vl", case="qwen3-vl",
+        keys={"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3},
+    ),
+    "qwen3vlmoe": File(
+        architecture="qwen3vlmoe", case="qwen3-vl-moe", keys={"rope.dimension_sections": [4, 2, 2, 0]},
+        extra={"mlp_only_layers": []},
+    ),
+    "mistral3 with a temperature": File(architecture="mistral3", case="ministral3", keys=_MINISTRAL),
+    "mistral3 in a model of images": File(
+        architecture="mistral3", case="mistral3",
+        keys={**_MINISTRAL, "attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 0.0},
+    ),
+    "mistral3 without a temperature": File(architecture="mistral3", case="mistral-no-window"),
     "olmoe": File(architecture="olmoe", case="olmoe"),
     "olmo2": File(architecture="olmo2", case="olmo2"),
     "gemma": File(architecture="gemma", case="gemma"),
@@ -359,6 +380,8 @@ _FORMS = {
 }
 
 
+_OF_SEVERAL = {"llama": "mixtral", "mistral3": "mistral3 with a temperature"}
+"""The file that is changed, of architectures with several."""
 REFUSED = {
     "a factor of experts": ("qwen3moe", {"expert_weights_scale": 2.5}, r"weights_scale must be absent or 1, got 2"),
     "sigmoid": ("qwen3moe", {"expert_gating_func": 2}, r"expert_gating_func must be absent or 1, got 2"),
@@ -378,6 +401,8 @@ REFUSED = {
     "yarn that keeps the scale": ("deepseek2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
                                   r"deepseek2.rope.scaling.yarn_log_multiplier is missing"),
     "windows": ("olmoe", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
+    "a temperature without yarn": ("mistral3", {"rope.scaling.factor": 1.0},
+                                   r"mistral3.rope.scaling.type must be yarn beside mistral3.attention.temperature"),
     "no rope": ("granite", {"rope.scaling.finetuned": False}, r"scaling.finetuned must be true, got False"),
     "a long pattern": ("gemma3", {"attention.sliding_window_pattern": [True, False]},
                        r"sliding_window_pattern must be a number or have 3 items, got 2"),
@@ -389,7 +414,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_keys_that_change_the_computation(name: str, tmp_path: Path) -> None:
     architecture, keys, message = REFUSED[name]
-    file = FILES["mixtral" if architecture == "llama" else architecture]
+    file = FILES[_OF_SEVERAL.get(architecture, architecture)]
     own = {**file.keys, **keys}
     named = {key if key.startswith("xielu") else f"{architecture}.{key}": value for key, value in own.items()}
     case = CASES[file.case]

@@ -60,7 +60,9 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": length,
         "rms_norm_eps": keys.number(own.epsilon, low=1e-30, high=1),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=2, high=1e12),
-        "rope_scaling": rope_scaling_of(file, fields, name, length, head_dim, has_latents=own.has_latents),
+        "rope_scaling": rope_scaling_of(
+            file, fields, name, length, head_dim, has_latents=own.has_latents, has_growth=own.has_growth
+        ),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,

@@ -36,6 +36,31 @@ def _qwen(keys: Keys, config: Config) -> dict[str, Any]:
     return {**found, "use_sliding_window": True, "max_window_layers": 0} if found else {}
 
 
+def qwen_vl(keys: Keys, config: Config) -> dict[str, Any]:
+    """Positions of text are equal on all axes, and what is added to layers comes from images."""
+    keys.integers("rope.dimension_sections")
+    keys.integer("n_deepstack_layers", 0)
+    return {}
+
+
+def _mistral3(keys: Keys, config: Config) -> dict[str, Any]:
+    """llama.cpp stores Mistral Small 3 with images and Ministral 3, whose queries have a temperature, under one name."""
+    temperature = keys.number("attention.temperature_scale", 0.0, low=0, high=LARGEST_FACTOR)
+    scaling = config["rope_scaling"]
+    if not temperature:
+        return {"sliding_window": None}
+    if scaling is None:
+        raise ValueError(
+            f"{keys.source}: {keys.name}.rope.scaling.type must be yarn beside {keys.name}.attention.temperature_scale"
+        )
+    return {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "rope_scaling": None,
+        "rope_parameters": {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": temperature},
+    }
+
+
 def _gemma3(keys: Keys, config: Config) -> dict[str, Any]:
     full = {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {"rope_type": "default"})}
     local = {"rope_theta": keys.number("rope.freq_base_swa", 10000.0, low=2, high=1e12), "rope_type": "default"}
@@ -141,6 +166,26 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
         "mistral": Architecture(family="MistralForCausalLM", model_type="mistral", more=_window),
         "qwen2": Architecture(family="Qwen2ForCausalLM", model_type="qwen2", more=_qwen),
         "qwen3": Architecture(family="Qwen3ForCausalLM", model_type="qwen3", more=_qwen),
+        "qwen2vl": Architecture(
+            family="Qwen2ForCausalLM",
+            model_type="qwen2",
+            others=("Qwen2_5_VLForConditionalGeneration",),
+            more=qwen_vl,
+        ),
+        "qwen3vl": Architecture(
+            family="Qwen3ForCausalLM",
+            model_type="qwen3",
+            others=("Qwen3VLForConditionalGeneration",),
+            more=qwen_vl,
+        ),
+        "mistral3": Architecture(
+            family="MistralForCausalLM",
+            model_type="mistral",
+            others=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+            more=_mistral3,
+            has_pairs=True,
+            has_growth=True,
+        ),
         "gemma": Architecture(family="GemmaForCausalLM", model_type="gemma", adds_one=True),
         "gemma2": Architecture(
             family="Gemma2ForCausalLM", model_type="gemma2", more=_gemma2, adds_one=True, modules=_FOUR_NORMS

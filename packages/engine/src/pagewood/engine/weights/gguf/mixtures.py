@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pagewood.engine.weights.gguf.architecture import Architecture, Config
-from pagewood.engine.weights.gguf.dense import LARGEST_FACTOR, granite
+from pagewood.engine.weights.gguf.dense import LARGEST_FACTOR, granite, qwen_vl
 from pagewood.engine.weights.gguf.keys import LARGEST, Keys, some_windows
 
 _SOFTMAX, _SIGMOID = 1, 2
@@ -91,6 +91,10 @@ def _qwen3_moe(keys: Keys, config: Config) -> dict[str, Any]:
     whole = config["intermediate_size"]
     size = keys.size("expert_feed_forward_length", whole // found["num_experts_per_tok"])
     return {**found, "moe_intermediate_size": size}
+
+
+def _qwen3_vl_moe(keys: Keys, config: Config) -> dict[str, Any]:
+    return {**qwen_vl(keys, config), **_qwen3_moe(keys, config)}
 
 
 def _olmoe(keys: Keys, config: Config) -> dict[str, Any]:
@@ -230,6 +234,12 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "qwen2moe": Architecture(family="Qwen2MoeForCausalLM", model_type="qwen2_moe", more=_qwen2_moe),
         "qwen3moe": Architecture(family="Qwen3MoeForCausalLM", model_type="qwen3_moe", more=_qwen3_moe),
+        "qwen3vlmoe": Architecture(
+            family="Qwen3MoeForCausalLM",
+            model_type="qwen3_moe",
+            others=("Qwen3VLMoeForConditionalGeneration",),
+            more=_qwen3_vl_moe,
+        ),
         "granitemoe": Architecture(
             family="GraniteMoeForCausalLM",
             model_type="granitemoe",

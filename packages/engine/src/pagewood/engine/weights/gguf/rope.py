@@ -20,7 +20,14 @@ _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 
 
 def rope_scaling_of(
-    file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int, *, has_latents: bool = False
+    file: GGUFFile,
+    fields: Fields,
+    name: str,
+    length: int,
+    head_dim: int,
+    *,
+    has_latents: bool = False,
+    has_growth: bool = False,
 ) -> dict[str, Any] | None:
     """Return `rope_scaling` of config.json; None: positions are not stretched.
 
@@ -31,13 +38,14 @@ def rope_scaling_of(
         length: the longest sequence.
         head_dim: elements of a head.
         has_latents: whether attention is that of DeepSeek, whose scale grows with the stretching.
+        has_growth: see `Architecture`.
 
     Raises:
         ValueError: a key or the tensor asks for something that is not supported.
     """
     if file.tensors.keys() & {_LONG, _SHORT}:
         return _longrope(file, fields, name)
-    stretched = _scaling(file, fields, name, length, has_latents=has_latents)
+    stretched = _scaling(file, fields, name, length, has_latents=has_latents, has_growth=has_growth)
     if FACTORS not in file.tensors:
         return stretched
     factors = _llama3_scaling(file, fields, name, head_dim)
@@ -49,7 +57,9 @@ def rope_scaling_of(
     return stretched or factors
 
 
-def _scaling(file: GGUFFile, fields: Fields, name: str, length: int, *, has_latents: bool) -> dict[str, Any] | None:
+def _scaling(
+    file: GGUFFile, fields: Fields, name: str, length: int, *, has_latents: bool, has_growth: bool
+) -> dict[str, Any] | None:
     """Return the scaling in the keys. Without a type it is linear; without a factor the older key counts, or 1."""
     own = f"{name}.rope.scaling."
     kind = fields.text(f"{own}type", "linear")
@@ -59,6 +69,8 @@ def _scaling(file: GGUFFile, fields: Fields, name: str, length: int, *, has_late
     growth = 0.0
     if has_latents and kind == "yarn":
         growth = fields.number(f"{own}yarn_log_multiplier", low=1e-3, high=1e3)
+    if has_growth and kind == "yarn":
+        growth = fields.number(f"{own}yarn_log_multiplier", 0.0, low=0, high=1e3)
     for key, plain in (
         ("attn_factor", (1.0,)),
         ("yarn_attn_factor", (1.0,)),
@@ -76,7 +88,9 @@ def _scaling(file: GGUFFile, fields: Fields, name: str, length: int, *, has_late
         raise ValueError(f"{file.path}: {key} must be 0 or in [1, 4096], got {factor:g}")
     original = fields.integer(f"{own}original_context_length", length, low=1, high=_LARGEST)
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
-    if growth:  # llama.cpp assumes that both multipliers are the same; files have a tenth of them
+    if growth and has_growth:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": growth}
+    elif growth:  # llama.cpp assumes that both multipliers are the same; files have a tenth of them
         scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), growth * 10)
     if kind == "yarn":
         for name_here in ("beta_fast", "beta_slow"):
