@@ -294,6 +294,8 @@ def _number_of(architecture: str) -> gguf.MODEL_ARCH:
 
 
 def _gguf_name(named: gguf.TensorNameMap, name: str) -> str:
+    if name.startswith("blk."):
+        return name
     found = named.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found if found.endswith((".weight", ".bias")) else f"{found}.weight"

@@ -16,6 +16,11 @@ _BIAS_OF_CHOICE = "e_score_correction_bias"
 _INPUTS_FIRST = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 _INSIDE, _IMAGES = re.compile(r"(model\.)?language_model\.(model\.)?"), re.compile(r".*(visual|vision|projector)")
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
+_GEMMA4 = re.compile(r"model\.layers\.(\d+)\.((?:experts|router)\.(?!proj)\w+)")
+_GEMMA4_NAMES = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+}  # fmt: skip
 _FUSED = re.compile(r".*\.attention\.query_key_value\.(weight|bias)")
 
 
@@ -40,6 +45,8 @@ def converted(
         elif architecture == "gptneox" and _FUSED.fullmatch(name):
             heads = tensor.unflatten(0, (config["num_attention_heads"], 3, -1))
             found[name] = torch.cat([heads[:, part].flatten(0, 1) for part in range(3)])
+        elif architecture == "gemma4" and (match := _GEMMA4.fullmatch(name)):
+            found[f"blk.{match[1]}.{_GEMMA4_NAMES[match[2]]}"] = tensor
         elif architecture == "qwen3vlmoe" and (match := _EXPERTS.fullmatch(name)):
             halves = tensor.chunk(2, dim=1) if match[2] == "gate_up" else (tensor,)
             for part, numbers in zip(match[2].split("_"), halves, strict=True):

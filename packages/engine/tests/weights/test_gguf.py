@@ -395,6 +395,42 @@ def test_sentence_pieces_are_those_of_transformers(folders: dict[str, Path], tmp
     assert ModelConfig.from_folder(model_folder(tmp_path / "m.gguf")).eos_token_ids == (2,)
 
 
+def test_gemma_4s_tokens_are_those_of_transformers(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its merges stand in the file, and lead to other tokens than scores would."""
+    pieces = gguf_files.sentence_pieces(size=340)
+    tokens: list[str] = [*pieces["tokenizer.ggml.tokens"][:-1], "\n\n"]
+    pairs = [(one[:i], one[i:]) for one in tokens[259:] for i in range(1, len(one))]
+    pairs = [(a, b) for a, b in pairs if a in tokens and b in tokens]
+    merges = [pairs[i] for i in np.random.default_rng(5).permutation(len(pairs))]
+    values = {
+        **{key: value for key, value in pieces.items() if not key.endswith("scores")},
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.pre": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in merges],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    source = tmp_path / "source"
+    shutil.copytree(folders["llama"], source)
+    write_wide_vocabulary(source, 340)
+    gguf_files.write_gguf(
+        source, tmp_path / "m.gguf", architecture="llama", tokenizer=values, keys={"tokenizer.ggml.eos_token_id": 2}
+    )
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>", "mask_token": "<unk>"}
+    vocab = {token: number for number, token in enumerate(tokens)}
+    reference: Any = transformers.GemmaTokenizer(vocab=vocab, merges=merges, **names)
+    own = Tokenizer.from_folder(model_folder(tmp_path / "m.gguf"))
+    random = np.random.default_rng(3)
+    letters = [*" abcdefghilmnorstu", "é", "\n"]
+    texts = ["".join(letters[i] for i in random.integers(0, len(letters), 30)) for _ in range(40)]
+    for text in [*texts, *TEXTS]:
+        ids = reference.encode(text, add_special_tokens=False)
+        assert own.encode(text).tolist() == [1, *ids], text
+        assert own.encode(text, add_special_tokens=False).tolist() == ids, text
+        assert own.decode(ids) == reference.decode(ids), text
+
+
 def write_wide_vocabulary(path: Path, size: int) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -690,7 +726,7 @@ OF_OTHER_MODELS = {
         ({"llama.block_count": "two"}, r"llama\.block_count must be a whole number, got 'two'"),
         ({"llama.attention.head_count_kv": [2, 2]}, "must be a whole number"),
         ({"tokenizer.ggml.pre": "superbpe"}, r"tokenizer\.ggml\.pre must be one of llama-bpe, .* got 'superbpe'"),
-        ({"tokenizer.ggml.model": "bert"}, "must be gpt2 or llama, got 'bert'"),
+        ({"tokenizer.ggml.model": "bert"}, "must be gpt2, llama or gemma4, got 'bert'"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "must differ, got 'a' twice"),
         ({"tokenizer.ggml.tokens": [str(i) for i in range(61)]}, r"at most the 60 rows of token_embd\.weight, got 61"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "must be pairs of tokens, got 'a b c'"),

@@ -66,6 +66,13 @@ _MINISTRAL = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
     "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3,
 }  # fmt: skip
+_GEMMA4 = {
+    "attention.key_length": 32, "attention.value_length": 32, "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16, "rope.dimension_count": 32, "rope.dimension_count_swa": 16,
+    "rope.freq_base": 5e5, "rope.freq_base_swa": 2e4, "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [True, True, False] * 2, "final_logit_softcapping": 4.0,
+}  # fmt: skip
+_GEMMA4_FACTORS = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
 FILES = {
     "llama": File(architecture="llama", case="llama-biases"),
     "mixtral": File(architecture="llama", case="mixtral", extra={"sliding_window": None}),
@@ -122,6 +129,24 @@ FILES = {
                 "full_attention": {"rope_type": "default", "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "gemma4": File(
+        architecture="gemma4", case="gemma4-small", tensors=_GEMMA4_FACTORS,
+        keys={
+            **_GEMMA4, "attention.shared_kv_layers": 3, "embedding_length_per_layer_input": 8,
+            "feed_forward_length": [80, 80, 80, 160, 160, 160],
+        },
+    ),
+    "gemma4 with keys for values": File(
+        architecture="gemma4", case="gemma4-large", tensors=_GEMMA4_FACTORS,
+        keys={**_GEMMA4, "attention.head_count_kv": [2, 2, 1, 2, 2, 1]},
+    ),
+    "gemma4 with experts": File(
+        architecture="gemma4", case="gemma4-experts", tensors=_GEMMA4_FACTORS,
+        keys={
+            **_GEMMA4, "attention.head_count_kv": [2, 2, 1], "attention.sliding_window_pattern": [True, True, False],
+            "expert_used_count": 2,
         },
     ),
     "granite": File(
@@ -380,9 +405,9 @@ _FORMS = {
 }
 
 
-_OF_SEVERAL = {"llama": "mixtral", "mistral3": "mistral3 with a temperature"}
+_OF_SEVERAL: dict[str, str] = {"llama": "mixtral", "mistral3": "mistral3 with a temperature"}
 """The file that is changed, of architectures with several."""
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a factor of experts": ("qwen3moe", {"expert_weights_scale": 2.5}, r"weights_scale must be absent or 1, got 2"),
     "sigmoid": ("qwen3moe", {"expert_gating_func": 2}, r"expert_gating_func must be absent or 1, got 2"),
     "dense layers": ("qwen3moe", {"leading_dense_block_count": 1}, r"dense_block_count must be absent or 0, got 1"),
@@ -403,6 +428,10 @@ REFUSED = {
     "windows": ("olmoe", {"attention.sliding_window": 8}, r"sliding_window must be absent or 0, got 8"),
     "a temperature without yarn": ("mistral3", {"rope.scaling.factor": 1.0},
                                    r"mistral3.rope.scaling.type must be yarn beside mistral3.attention.temperature"),
+    "values of another size": ("gemma4", {"attention.value_length_swa": 8}, r"value_length_swa must be 16, .* got 8"),
+    "sizes that are not twice": ("gemma4", {"feed_forward_length": [80, 80, 80, 160, 160, 80]},
+                                 r"feed_forward_length must be one number, or twice it in the last 3 layers"),
+    "too few sizes": ("gemma4", {"attention.head_count_kv": [1, 1]}, r"head_count_kv must be a number >= 1 for each"),
     "no rope": ("granite", {"rope.scaling.finetuned": False}, r"scaling.finetuned must be true, got False"),
     "a long pattern": ("gemma3", {"attention.sliding_window_pattern": [True, False]},
                        r"sliding_window_pattern must be a number or have 3 items, got 2"),
@@ -419,6 +448,14 @@ def test_keys_that_change_the_computation(name: str, tmp_path: Path) -> None:
     named = {key if key.startswith("xielu") else f"{architecture}.{key}": value for key, value in own.items()}
     case = CASES[file.case]
     build(replace(case, extra={**case.extra, **file.extra}), tmp_path / "model")
-    gguf_files.write_gguf(tmp_path / "model", tmp_path / "m.gguf", architecture=architecture, keys=named)
+    made = tmp_path / "m.gguf"
+    gguf_files.write_gguf(tmp_path / "model", made, architecture=architecture, keys=named, tensors=file.tensors)
     with pytest.raises(ValueError, match=message):
+        load_model(model_folder(made), TorchOps())
+
+
+@pytest.mark.parametrize("factors", [[1.0] * 16 + [1e30], [1.0] * 8 + [2.0] * 8, [1e30] * 16, []])
+def test_factors_that_do_not_say_what_is_rotated(factors: list[float], tmp_path: Path) -> None:
+    write(replace(FILES["gemma4"], tensors={"rope_freqs.weight": factors} if factors else {}), tmp_path)
+    with pytest.raises(ValueError, match=r"rope_freqs.weight must have 16 numbers, 1 and then at least 1e\+20"):
         load_model(model_folder(tmp_path / "m.gguf"), TorchOps())

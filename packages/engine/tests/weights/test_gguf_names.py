@@ -20,7 +20,10 @@ LEGACY = {"rope.scale_linear"}
 """Keys of files that converters wrote before the package had their names."""
 UNREAD = {"attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "attn_k_b", "attn_v_b"}
 """Tensors that are read by rules of their own, or refused."""
-OUTSIDE = {"token_embd", "position_embd", "output_norm", "output"}
+OUTSIDE = {
+    "token_embd", "position_embd", "output_norm", "output", "per_layer_token_embd", "per_layer_model_proj",
+    "per_layer_proj_norm",
+}  # fmt: skip
 NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 FUSED = {"attn_qkv"}
 """Tensors of architectures whose converters have fused queries, keys and values at times; they are refused by name."""
@@ -56,7 +59,8 @@ def test_every_tensor_has_a_place(name: str) -> None:
     """`mistral` is newer than the package."""
     own = ARCHITECTURES[name]
     tensors = {gguf.TENSOR_NAMES[one].replace("blk.{bid}.", "") for one in gguf.MODEL_TENSORS[NUMBERS[name]]}
-    assert own.modules.keys() <= tensors | MODULES.keys() | _extra_layers(name)
+    modules = {module.removesuffix(".scale") for module in own.modules}
+    assert modules <= tensors | MODULES.keys() | _extra_layers(name)
     nextn = {tensor for tensor in tensors if tensor.startswith("nextn.")}
     assert tensors - UNREAD - OUTSIDE - FUSED - nextn <= {*MODULES, *own.modules}
 

@@ -39,11 +39,15 @@ class Architecture:
     """Whether norms are stored with the 1 added that the model adds."""
     has_latents: bool = False
     """Whether keys and values are made of latents. Then `more` knows the sizes of a head."""
+    has_own_kinds: bool = False
+    """Whether keys may be lists with a number for each layer, and `rope_freqs.weight` says which elements are rotated.
+    Then `more` reads both."""
     has_growth: bool = False
     """Whether `rope.scaling.yarn_log_multiplier` is `mscale_all_dim`, beside an `mscale` of 1."""
     modules: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict[str, str | tuple[str, ...]])
     """Modules of a layer by llama.cpp's name, where they differ from `MODULES`; "{}" is the number of an expert.
-    Several modules are of one size, and one below the other in the stored tensor."""
+    Several modules are of one size, and one below the other in the stored tensor. A name with ".scale" is that of a
+    vector beside the module."""
 
 
 MODULES: Mapping[str, str] = MappingProxyType(

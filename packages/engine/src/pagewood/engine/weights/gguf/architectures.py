@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from pagewood.engine.weights.gguf.architecture import Architecture
 from pagewood.engine.weights.gguf.dense import DENSE
+from pagewood.engine.weights.gguf.gemma4 import GEMMA4
 from pagewood.engine.weights.gguf.mixtures import MIXTURES
 
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({**MIXTURES, **DENSE})
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({**MIXTURES, **DENSE, **GEMMA4})
 """By `general.architecture`."""

@@ -47,20 +47,23 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     if table is None or len(table.shape) != 2:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
     length = keys.size("context_length")
+    size = keys.first_size if own.has_own_kinds else keys.size
     config: dict[str, Any] = {
         "architectures": [own.family],
         "model_type": own.model_type,
         "vocab_size": table.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.size("feed_forward_length"),
+        "intermediate_size": size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "num_key_value_heads": size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
         "rms_norm_eps": keys.number(own.epsilon, low=1e-30, high=1),
         "rope_theta": keys.number("rope.freq_base", 10000.0, low=2, high=1e12),
-        "rope_scaling": rope_scaling_of(
+        "rope_scaling": None
+        if own.has_own_kinds
+        else rope_scaling_of(
             file, fields, name, length, head_dim, has_latents=own.has_latents, has_growth=own.has_growth
         ),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,

@@ -44,7 +44,7 @@ def qwen_vl(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _mistral3(keys: Keys, config: Config) -> dict[str, Any]:
-    """llama.cpp stores Mistral Small 3 with images and Ministral 3, whose queries have a temperature, under one name."""
+    """llama.cpp has one name for Mistral Small 3 beside images and Ministral 3, whose queries have a temperature."""
     temperature = keys.number("attention.temperature_scale", 0.0, low=0, high=LARGEST_FACTOR)
     scaling = config["rope_scaling"]
     if not temperature:

@@ -69,14 +69,14 @@ _ZERO: tuple[str, ...] = (
 class Keys:
     """The keys of a file's architecture. Invariant: a key that was asked for is not refused for its value."""
 
-    __slots__ = ("_fields", "_read", "_tensors", "name", "source")
+    __slots__ = ("_fields", "_file", "_read", "name", "source")
 
     def __init__(self, file: GGUFFile, name: str) -> None:
         """Show the keys that begin with `name` and a dot."""
         self.source = str(file.path)
         self.name = name
         self._fields = Fields(self.source, file.metadata)
-        self._tensors = file.tensors
+        self._file = file
         self._read: set[str] = set()  # written by: _named
 
     @property
@@ -96,6 +96,26 @@ class Keys:
         """Return a whole number of at least 1."""
         return self.integer(key, default, low=1)
 
+    def first_size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1, the first of a list."""
+        found = self.integers(key)
+        if not found:
+            return self.size(key, default)
+        if found[0] < 1:
+            raise ValueError(f"{self.source}: {self.name}.{key} must be at least 1, got {found[0]}")
+        return found[0]
+
+    def sizes(self, key: str, num_layers: int) -> Sequence[int]:
+        """Return a whole number of at least 1 for each layer, of a list or a number for all."""
+        found = list(self.integers(key))
+        found = found * num_layers if len(found) == 1 else found
+        if len(found) != num_layers or min(found) < 1:
+            raise ValueError(
+                f"{self.source}: {self.name}.{key} must be a number >= 1 for each of {num_layers} layers, "
+                f"got {found!r:.80}"
+            )
+        return found
+
     def number(self, key: str, default: float | None = None, *, low: float, high: float) -> float:
         """Return a number."""
         return self._fields.number(self._named(key), default, low=low, high=high)
@@ -114,7 +134,16 @@ class Keys:
 
     def has_tensor(self, name: str) -> bool:
         """Return whether the file has a tensor, which says more than its keys do about some features."""
-        return name in self._tensors
+        return name in self._file.tensors
+
+    def vector(self, name: str) -> Sequence[float]:
+        """Return the numbers of a tensor of the kind F32 with one axis; none if the file lacks it."""
+        stored = self._file.tensors.get(name)
+        if stored is None:
+            return []
+        if stored.kind != "F32" or len(stored.shape) != 1:
+            raise ValueError(f"{self.source}: {name} must be F32 of one axis, got {stored.kind} of {stored.shape}")
+        return cast("list[float]", self._file.raw(name).view("<f4").tolist())
 
     def _named(self, key: str) -> str:
         self._read.add(key)

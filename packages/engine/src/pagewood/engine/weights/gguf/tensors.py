@@ -21,7 +21,7 @@ from pagewood.engine.weights.gguf.parts import open_gguf
 from pagewood.engine.weights.gguf.plain import PLAIN, as_float32
 from pagewood.engine.weights.gguf.rope import TENSORS
 
-_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+|nextn\.[a-z_]+)\.(weight|bias)", re.ASCII)
+_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+(?:_\d)?|nextn\.[a-z_]+)\.(weight|bias|scale)", re.ASCII)
 _OUTSIDE = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
@@ -29,10 +29,13 @@ _OUTSIDE = MappingProxyType(
         "output_norm.weight": "model.norm.weight",
         "output_norm.bias": "model.norm.bias",
         "output.weight": "lm_head.weight",
+        "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     }
 )
-_PARAMETERS = ("attn_sinks", "exp_probs_b")
-"""Tensors whose names end with ".weight" or ".bias" in GGUF only."""
+_PARAMETERS = ("attn_sinks", "exp_probs_b", "ffn_down_exps.scale", "ffn_gate_inp.scale", "layer_output_scale")
+"""Tensors whose names end with ".weight", ".bias" or ".scale" in GGUF only."""
 _ROWS = ("shared_expert_gate", "moe_statics.e_score_correction_bias")
 """Ends of the names of modules and parameters that are stored as vectors, and are matrices of one row."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -155,25 +158,36 @@ def _places(
         ValueError: a tensor of all experts has not one part for each, or one of several modules cannot be divided.
     """
     found = _LAYER.fullmatch(stored)
-    if found is None or found[2] not in modules:
+    own = "" if found is None else f"{found[2]}.scale" if found[3] == "scale" else found[2]
+    if found is None or own not in modules:
         yield _OUTSIDE.get(stored, stored), _Place(stored)
         return
-    module, shape = modules[found[2]], file.tensors[stored].shape
+    module, shape = modules[own], file.tensors[stored].shape
     layer = f"model.layers.{int(found[1])}."
     if isinstance(module, tuple):
-        if shape[0] % len(module):
+        of_experts = "{}" in module[0]
+        if len(shape) < 1 + of_experts or shape[int(of_experts)] % len(module):
             raise ValueError(f"{file.path}: {stored} must hold {len(module)} parts of one size, got shape {shape}")
+        if of_experts and shape[0] != num_experts:
+            raise _wrong_count(file, stored, num_experts)
         for part, one in enumerate(module):
-            yield f"{layer}{one}.{found[3]}", _Place(stored, part=part, num_parts=len(module))
+            for expert in range(num_experts) if of_experts else [None]:
+                place = _Place(stored, expert, part=part, num_parts=len(module))
+                yield f"{layer}{one}.{found[3]}".format(expert), place
         return
-    name = f"{layer}{module}" if found[2] in _PARAMETERS else f"{layer}{module}.{found[3]}"
+    name = f"{layer}{module}" if own in _PARAMETERS else f"{layer}{module}.{found[3]}"
     if "{}" not in name:
         yield name, _Place(stored, is_row=len(shape) == 1 and name.removesuffix(".weight").endswith(_ROWS))
         return
     if len(shape) < 2 or shape[0] != num_experts:
-        raise ValueError(f"{file.path}: {stored} must hold one part for each of {num_experts} experts, got {shape}")
+        raise _wrong_count(file, stored, num_experts)
     for expert in range(num_experts):
         yield name.format(expert), _Place(stored, expert)
+
+
+def _wrong_count(file: GGUFFile, stored: str, num_experts: int) -> ValueError:
+    shape = file.tensors[stored].shape
+    return ValueError(f"{file.path}: {stored} must hold one part for each of {num_experts} experts, got {shape}")
 
 
 def _parameters(file: GGUFFile, num_layers: int) -> dict[str, Array]:

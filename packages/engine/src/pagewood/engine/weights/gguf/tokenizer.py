@@ -106,9 +106,12 @@ def tokenizer_of(file: GGUFFile, *, vocab_size: int) -> tuple[dict[str, Any], di
         case "gpt2":
             content = _byte_level(fields, tokens)
         case "llama":
-            content = _sentence_pieces(fields, tokens)
+            scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens))
+            content = _sentence_pieces(fields, tokens, _merges(tokens, scores, fields), has_space=True)
+        case "gemma4":
+            content = _sentence_pieces(fields, tokens, _named_merges(fields), has_space=False)
         case _:
-            raise ValueError(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama, got {kind[:80]!r}")
+            raise ValueError(f"{file.path}: tokenizer.ggml.model must be gpt2, llama or gemma4, got {kind[:80]!r}")
     content["added_tokens"] = [
         {
             "id": i,
@@ -169,12 +172,6 @@ def _byte_level(fields: Fields, tokens: list[str]) -> dict[str, Any]:
         raise ValueError(
             f"{fields.source}: tokenizer.ggml.pre must be one of {', '.join(_EXPRESSIONS)}, got {name[:80]!r}"
         )
-    merges: list[list[str]] = []
-    for merge in fields.texts("tokenizer.ggml.merges") or ():
-        pair = merge.split(" ")
-        if len(pair) != 2:
-            raise ValueError(f"{fields.source}: tokenizer.ggml.merges must be pairs of tokens, got {merge[:80]!r}")
-        merges.append(pair)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -187,13 +184,24 @@ def _byte_level(fields: Fields, tokens: list[str]) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if _QWEN2 in _EXPRESSIONS[name] else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": {**level, "use_regex": True, "add_prefix_space": True},
-        "model": _bpe(tokens, merges, ignore_merges=name in _WHOLE_WORDS),
+        "model": _bpe(tokens, _named_merges(fields), ignore_merges=name in _WHOLE_WORDS),
     }
 
 
-def _sentence_pieces(fields: Fields, tokens: list[str]) -> dict[str, Any]:
-    scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens))
-    has_space = fields.flag("tokenizer.ggml.add_space_prefix", True)
+def _named_merges(fields: Fields) -> list[list[str]]:
+    """Return the pairs of tokens that a file has, best first."""
+    merges: list[list[str]] = []
+    for merge in fields.texts("tokenizer.ggml.merges") or ():
+        pair = merge.split(" ")
+        if len(pair) != 2:
+            raise ValueError(f"{fields.source}: tokenizer.ggml.merges must be pairs of tokens, got {merge[:80]!r}")
+        merges.append(pair)
+    return merges
+
+
+def _sentence_pieces(fields: Fields, tokens: list[str], merges: list[list[str]], *, has_space: bool) -> dict[str, Any]:
+    """Return the tokenizer; `has_space`: whether a text begins with a space if the file does not say it."""
+    has_space = fields.flag("tokenizer.ggml.add_space_prefix", has_space)
     unknown = fields.integer("tokenizer.ggml.unknown_token_id", 0, high=len(tokens) - 1)
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -211,7 +219,7 @@ def _sentence_pieces(fields: Fields, tokens: list[str]) -> dict[str, Any]:
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
-            **_bpe(tokens, _merges(tokens, scores, fields)),
+            **_bpe(tokens, merges),
             "unk_token": tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
@@ -255,7 +263,12 @@ def _bpe(tokens: list[str], merges: list[list[str]], *, ignore_merges: bool = Fa
 
 def _post_processor(fields: Fields, kind: str, tokens: list[str], named: dict[str, str]) -> dict[str, Any] | None:
     """Return the post-processor that adds the tokens of beginning and end to a text."""
-    begins = kind == "llama" or fields.values.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3", "tekken")
+    begins = kind in ("llama", "gemma4") or fields.values.get("tokenizer.ggml.pre") in (
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "tekken",
+    )
     wanted = {
         "bos": fields.flag("tokenizer.ggml.add_bos_token", begins),
         "eos": fields.flag("tokenizer.ggml.add_eos_token", False),
