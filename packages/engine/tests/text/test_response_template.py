@@ -193,7 +193,10 @@ def test_families_that_another_format_covers(tmp_path: Path, family: str) -> Non
 MODEL_TYPES = {
     "apertus": "apertus", "cohere2": "cohere_command", "granite": "granite_3", "granitemoehybrid": "hermes",
     "exaone4": "exaone_4", "smollm3": "hermes", "hunyuan_v1_moe": "hunyuan", "olmo3": "olmo_3", "seed_oss": "seed_oss",
-    "ministral3": "mistral", "glm4_moe": "glm_4", "glm4_moe_lite": "glm_4_7",
+    "ministral3": "mistral", "glm4_moe": "glm_4", "glm4_moe_lite": "glm_4_7", "kimi_k2": "kimi_k2",
+    "deepseek_v3": "deepseek_v3", "deepseek_v32": "deepseek_v3_2", "minimax_m2": "minimax_m2", "llama4": "llama4",
+    "mistral3": "mistral", "hunyuan_v1_dense": "hunyuan", "qwen3_vl": "hermes", "qwen3_vl_moe": "hermes",
+    "qwen2_5_vl": "hermes", "gemma4": "gemma_4", "gemma4_unified": "gemma_4", "granitemoe": "granite_3",
 }  # fmt: skip
 
 
