@@ -63,7 +63,7 @@ def quantise(
     stored: dict[str, Tensor] = {}
     headers: dict[str, str] = {}
     for name, tensor in list(weights.items()):
-        is_linear = name.endswith("_proj.weight") and not name.endswith(excluded)
+        is_linear = name.endswith(("_proj.weight", "put_linear.weight")) and not name.endswith(excluded)
         if not is_linear:
             stored[name] = tensor
             continue

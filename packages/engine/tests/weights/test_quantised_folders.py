@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import quantised_folders as made
-from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.model_folder.load import check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.feed_forward import in_halves
 from pagewood.engine.models.stored.checkpoint import Checkpoint
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.weights.integers import Packed
 from pagewood.engine.weights.quantisation import METHODS, read_quantisation
 
@@ -227,6 +228,40 @@ def test_weights_are_those_that_other_code_reads(name: str, folder: Path, caplog
     assert f" as {case.form}" in caplog.text
     assert len([record for record in caplog.records if "matrices of" in record.message]) <= 3  # not one for each
     check_weights(folder, ModelConfig.from_folder(folder))
+
+
+FUSED: dict[str, dict[str, Any]] = {
+    "Phi3": {"pad_token_id": 0},
+    "Glm4": {"pad_token_id": 0},
+    "GraniteMoeHybrid": {
+        "layer_types": ["full_attention"] * 2, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": made.WIDTH, "mamba_n_heads": 4, "position_embedding_type": "rope",
+    },
+}  # fmt: skip
+"""Architectures whose checkpoints have several projections in one matrix, and their fields."""
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed with zeros", "int8", "float8 in blocks"])
+@pytest.mark.parametrize("architecture", FUSED)
+def test_fused_projections_compute_what_plain_ones_do(architecture: str, name: str, tmp_path: Path) -> None:
+    case, plain, quantised = CASES[name], tmp_path / "plain", tmp_path / "quantised"
+    made.write_model(quantised, architecture=architecture, **FUSED[architecture])
+    config = json.loads((quantised / "config.json").read_text())
+    expected = made.quantise(quantised, case.make, case.config)
+    plain.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in expected.items()}, plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(config))
+    found, wanted = logits(quantised), logits(plain)
+    allowed = 5e-3 if case.form == "float16" else 1e-5  # numbers of float8 are rounded to it
+    assert torch.linalg.vector_norm(found - wanted) < allowed * torch.linalg.vector_norm(wanted)
+
+
+@torch.inference_mode()
+def logits(folder: Path) -> torch.Tensor:
+    """Return the logits of a text."""
+    model, positions = load_model(folder, TorchOps()), torch.arange(20)
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(positions))
+    return model(positions * 7 % 60, [rope(positions) for rope in model.ropes], attention, positions)
 
 
 def test_matrices_that_are_not_quantised(folder: Path) -> None:
