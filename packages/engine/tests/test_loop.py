@@ -21,6 +21,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -276,7 +277,9 @@ def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture
     bench = Bench(CONFIG)
     bench.step(submit("a", [1] * 10, max_tokens=5))
     bench.until_idle()
-    bench.engine._kv._allocator.alloc(3)  # pyright: ignore[reportPrivateUsage]  # a leak
+    kv = bench.engine._kv  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(kv, KVSpace)
+    kv._allocator.alloc(3)  # pyright: ignore[reportPrivateUsage]  # a leak
     for _ in range(2):  # the second pass without a command looks
         bench.step()
     counters = bench.engine.counters()

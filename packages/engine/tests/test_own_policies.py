@@ -121,8 +121,8 @@ def test_victim_reserve_skip_ahead_and_budget_are_asked() -> None:
     class NoReserve(NewTokenRatio):
         num_steps = 0
 
-        def on_step(self) -> None:
-            NoReserve.num_steps += 1
+        def on_step(self, num_steps: int = 1) -> None:
+            NoReserve.num_steps += num_steps
 
     policies = Policies(
         victim=newest,

@@ -34,9 +34,9 @@ def over_nodes(num_nodes: int, config: EngineConfig) -> EngineConfig:
     return replace(config, nnodes=num_nodes, master_addr=f"127.0.0.1:{free_port()}")
 
 
-def start_rank(rank: int, connection: int, descriptors: Sequence[int]) -> RankProcess:
+def start_rank(label: str, connection: int, descriptors: Sequence[int]) -> RankProcess:
     """Start a rank that is a thread; a `Spawn`."""
-    del rank
+    del label
     return ThreadOfRank(connection, descriptors)
 
 
