@@ -36,7 +36,11 @@ class Recorder:
         Marks, which ask a new tokenizer for a sign of life, are left out.
         """
         signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", Abort: "-", SetPriority: "^"}
-        words = [signs[type(m)] + m.request_id for m in self.messages if not isinstance(m, wire.Watch | wire.Encode | wire.Route)]
+        words = [
+            signs[type(m)] + m.request_id
+            for m in self.messages
+            if not isinstance(m, wire.Watch | wire.Encode | wire.Route)
+        ]
         self.messages.clear()
         return words
 
