@@ -434,8 +434,8 @@ FAULTS: dict[str, list[Edit]] = {
         (
             plan.Planner,
             "_admit",
-            "budget.take_prefill(count, ends=request.num_matched + count == request.num_known)",
-            "budget.take_prefill(count, ends=False); request.num_computed += count; kv.publish(request)",
+            "budget.admit()",
+            "budget.admit(); request.num_computed += count; kv.publish(request)",
         )
     ],
     "end announced too early": [
@@ -717,7 +717,14 @@ FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "favoured for ever": [
         (priority_preemption.PriorityPreemption, "begin_step", "self.favoured not in state.waiting", "False")
     ],
-    "expired while it runs": [(intake.Intake, "expire", "request.num_cached >= 0", "request.num_known > 10**9")],
+    "expired while it runs": [
+        (
+            intake.Intake,
+            "expire",
+            "request.num_cached >= 0 or request.was_paused or request.is_resumed",
+            "request.was_paused",
+        )
+    ],
 }
 
 
