@@ -8,5 +8,5 @@ from pagewood.server.messages import wire
 
 def command_of(message: wire.ToEngine) -> Command:
     """Return a message that is a command of the engine."""
-    assert not isinstance(message, wire.Profile | wire.Watch)
+    assert not isinstance(message, wire.Profile | wire.Watch | wire.ShowCache)
     return message

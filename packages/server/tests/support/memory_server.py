@@ -8,7 +8,8 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import httpx
 from echo_adapters import EchoAdapters
 from echo_folder import EOS_ID
 from memory_link import MemoryLink
-from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.api import EngineConfig, SamplingParams, TenantQuota
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.loop import EngineInfo, StepHandle
@@ -29,6 +30,7 @@ from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
+from pagewood.engine.observe.cache_events import CacheEvents
 from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE
@@ -49,6 +51,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics.metrics import COMPAT, Metrics
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.observe.incidents import Incidents
+from pagewood.server.processes.cache_reports import CacheReports
 from pagewood.server.processes.engine_profiles import Profiles
 from pagewood.server.processes.engine_side import (
     PULSE_IDLE_S,
@@ -60,6 +63,9 @@ from pagewood.server.processes.engine_side import (
     pulse_of,
 )
 from pagewood.server.protocols.common.service import Service
+from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.fleet_status import FleetStatus
+from pagewood.server.replicas.making import make_router
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.status import EngineState, EngineStatus
@@ -126,6 +132,26 @@ class GatedRunner:
         self._runner.close()
 
 
+class MemoryReplica:
+    """One of the engines: its thread, its link, its gate, and whether it must end."""
+
+    def __init__(self, *, is_over: Callable[[], bool]) -> None:
+        self.gate = Gate()  # written by: memory_server
+        self.life = 0  # written by: memory_server
+        self.is_killed = threading.Event()  # written by: memory_server
+        self._is_over = is_over
+        self.link = self.new_link()  # written by: memory_server
+
+    def new_link(self) -> MemoryLink:
+        """Return a link that nothing has been sent over."""
+        killed = self.is_killed
+        return MemoryLink(stopping=lambda: killed.is_set() or self._is_over())
+
+    def send(self, frame: bytes) -> None:
+        """Send a command to the present engine."""
+        self.link.send(frame)
+
+
 class MemoryServer:
     """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards.
 
@@ -163,9 +189,12 @@ class MemoryServer:
         dashboard_text: bool = False,
         expert_rows: ExpertRows | None = None,
         adapters: ServedAdapters | None = None,
+        num_replicas: int = 1,
+        quotas: tuple[TenantQuota, ...] = (),
     ) -> None:
         self._adapters = EchoAdapters()
         self._max_adapters = 0 if adapters is None else 2
+        self._quotas = quotas
         self.tokenizer = tokenizer
         self._script = script
         self._max_length = max_length
@@ -174,15 +203,27 @@ class MemoryServer:
         self._retained_share = retained_share
         self._makes_vectors = makes_vectors
         self._grammar_folder = folder if grammars else None
-        self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
         self._drafting = drafting
         self._expert_rows = expert_rows
         self._profile_folder = Path(mkdtemp())
         self._remove_profiles = weakref.finalize(self, shutil.rmtree, self._profile_folder, ignore_errors=True)
         self._stopped = threading.Event()
-        self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
-        self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
+        self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(3)]
+        self._to_tokenizer, self._to_detokenizer, self._to_http = self._links
+        self.replicas = [MemoryReplica(is_over=self._stopped.is_set) for _ in range(num_replicas)]
+        self.gate = self.replicas[0].gate
+        statuses = [status or EngineStatus(), *(EngineStatus() for _ in range(num_replicas - 1))]
+        self.dispatcher: Dispatcher | None = None
+        if num_replicas > 1:
+            config = EngineConfig(max_running=NUM_ROWS, quotas=quotas)
+            self.dispatcher = Dispatcher(
+                make_router(config, moves=max_retries > 0),
+                [Replica(sender=one) for one in self.replicas],
+                num_places=NUM_ROWS,
+                moves=max_retries > 0,
+            )
+        fleet = None if self.dispatcher is None else FleetStatus(replicas=statuses, router=self.dispatcher)
         limits = limits or HttpLimits(max_body_bytes=100_000)
         incidents = Incidents()
         self.metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=COMPAT, incidents=incidents)
@@ -195,8 +236,9 @@ class MemoryServer:
                 max_first_answer_s=max_ttft_s,
                 incidents=incidents,
                 watch=self.metrics.requests,
+                placing=self.dispatcher,
             ),
-            status=status or EngineStatus(),
+            status=fleet or statuses[0],
             bodies=Bodies(limits),
             defaults=default_sampling(folder),
             model_name=model_name,
@@ -206,8 +248,11 @@ class MemoryServer:
             started=1,
             watchers=Watchers(shows_text=dashboard_text),
         )
+        if self.dispatcher is not None:
+            self.dispatcher.attach(self.service.live)
         self.frontend = Frontend(
             service=self.service,
+            dispatcher=self.dispatcher,
             limits=limits,
             connections=Connections(limits),
             tracing=tracing,
@@ -227,23 +272,58 @@ class MemoryServer:
         loop = asyncio.get_running_loop()
         stopped = self._stopped.is_set
         stages: list[Callable[[], None]] = [
-            lambda: run_tokenizer(self.tokenizer, self._to_tokenizer, self._to_engine, stopped=stopped),
-            self._run_engine,
+            lambda: run_tokenizer(
+                self.tokenizer,
+                self._to_tokenizer,
+                self.replicas[0].link if self.dispatcher is None else self._to_http,
+                stopped=stopped,
+                block_size=None if self.dispatcher is None else 16,
+            ),
+            *(partial(self._run_engine, number) for number in range(len(self.replicas))),
             lambda: run_detokenizer(self.tokenizer, self._to_detokenizer, self._to_http, stopped=stopped),
             lambda: self._run_pump(loop),
         ]
         self._threads = [threading.Thread(target=stage) for stage in stages]
         for thread in self._threads:
             thread.start()
-        await self.until(lambda: self.service.status.state is EngineState.READY)
+        await self.until(lambda: all(one.state is EngineState.READY for one in self._statuses))
+
+    @property
+    def _statuses(self) -> Sequence[EngineStatus]:
+        status = self.service.status
+        return status.replicas if isinstance(status, FleetStatus) else [status]
+
+    def kill(self, number: int, *, is_restarted: bool = True) -> None:
+        """Let the engine of a replica die with all that it holds; another one takes its place at once, or never."""
+        replica, status = self.replicas[number], self.service.status
+        assert self.dispatcher is not None
+        assert isinstance(status, FleetStatus)
+        replica.is_killed.set()
+        replica.link.wake()
+        replica.gate.open()
+        replica.life += 1
+        replica.is_killed = threading.Event()
+        replica.link = replica.new_link()
+        replica.gate = Gate()
+        status.lost(number, next_incarnation=replica.life)
+        error = unavailable("The engine process died.", code="engine_lost")
+        self.dispatcher.replica_lost(number, replica.life, error, is_planned=False)
+        if is_restarted:
+            self.restart(number)
+
+    def restart(self, number: int) -> None:
+        """Start the next engine of a replica that has died."""
+        self._threads.append(threading.Thread(target=self._run_engine, args=(number,)))
+        self._threads[-1].start()
 
     async def stop(self) -> None:
         """End all stages, and check that none hangs."""
         await self.client.aclose()
         await self.admin.aclose()
-        self.gate.open()
+        for replica in self.replicas:
+            replica.gate.open()
         self._stopped.set()
-        for link in self._links:
+        for link in (*self._links, *(replica.link for replica in self.replicas)):
             link.wake()
         for thread in self._threads:
             await asyncio.to_thread(thread.join, 10)
@@ -260,12 +340,12 @@ class MemoryServer:
     @property
     def has_command_at_gate(self) -> bool:
         """Whether a command is queued for the engine while the engine waits at its gate."""
-        return self.gate.is_held and self._to_engine.num_queued > 0
+        return self.gate.is_held and self.replicas[0].link.num_queued > 0
 
     @property
     def num_queued_commands(self) -> int:
         """Commands that are queued for the engine."""
-        return self._to_engine.num_queued
+        return self.replicas[0].link.num_queued
 
     async def until_idle(self) -> None:
         """Wait until no stage holds a request, and check that all memory is free or cached."""
@@ -277,7 +357,9 @@ class MemoryServer:
             return not busy and not live.num_live and not live.num_ending
 
         await self.until(idle)
-        assert status.counters["num_free_pages"] + status.counters["num_cached_pages"] == self._num_pages
+        assert status.counters["num_free_pages"] + status.counters["num_cached_pages"] == self._num_pages * len(
+            self.replicas
+        )
         assert status.counters["num_violations"] == 0
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -330,10 +412,19 @@ class MemoryServer:
         text = self._script(self.tokenizer.decode(prompt, skip_special_tokens=False))
         return [*self.tokenizer.encode(text, add_special_tokens=False).tolist(), EOS_ID]
 
-    def _run_engine(self) -> None:
-        inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)
+    def _run_engine(self, number: int) -> None:
+        replica = self.replicas[number]
+        incarnation, killed, gate = replica.life, replica.is_killed, replica.gate
+
+        def is_over() -> bool:
+            return killed.is_set() or self._stopped.is_set()
+
+        inbox = EngineInbox(replica.link, stopped=is_over)
         config = EngineConfig(
-            max_running=NUM_ROWS, retained_share=self._retained_share, max_adapters=self._max_adapters
+            max_running=NUM_ROWS,
+            retained_share=self._retained_share,
+            quotas=() if self.dispatcher is not None else self._quotas,
+            max_adapters=self._max_adapters,
         )
         info = EngineInfo(
             model_name=self.service.model_name,
@@ -359,7 +450,7 @@ class MemoryServer:
                 answer=None if self._script is None else self._answer,
                 adapters=self._adapters.contents.__getitem__ if self._max_adapters else None,
             )
-            return GatedRunner(runner, self.gate)
+            return GatedRunner(runner, gate)
 
         engine = assemble(
             config,
@@ -373,20 +464,35 @@ class MemoryServer:
             else None,
             compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,
-            outbox=EngineOutbox(self._to_detokenizer),
+            outbox=EngineOutbox(self._to_detokenizer, incarnation=incarnation, replica=number),
             expert_rows=self._expert_rows,
         )
         engine.measure()
-        heartbeat = Heartbeat(self._to_detokenizer, pulse=lambda: pulse_of(engine), interval_s=self._pulse_interval_s)
+        heartbeat = Heartbeat(
+            self._to_detokenizer,
+            pulse=lambda: pulse_of(engine, incarnation=incarnation, replica=number),
+            interval_s=self._pulse_interval_s,
+        )
+        reports = CacheReports(
+            lambda: CacheEvents(lambda: engine.prefix_cache),
+            self._to_detokenizer,
+            replica=number,
+            incarnation=incarnation,
+        )
         profiles = Profiles(
             make=lambda: Profile(engine),
             folder=self._profile_folder,
             outbox=EngineOutbox(SharedSender(self._to_detokenizer)),
             clock=lambda: time.monotonic() * PROFILE_SPEED,
         )
-        inbox.attach(heartbeat, profiles=profiles, snapshots=Snapshots(engine, self._to_detokenizer))
+        inbox.attach(
+            heartbeat,
+            profiles=profiles,
+            snapshots=Snapshots(engine, self._to_detokenizer, incarnation=incarnation, replica=number),
+            cache_reports=reports,
+        )
         heartbeat.start()
-        engine.run(self._stopped.is_set)
+        engine.run(is_over)
         log_speculation(pulse_of(engine).speculation)
         engine.close()
         heartbeat.stop()

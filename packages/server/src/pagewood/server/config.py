@@ -14,6 +14,7 @@ from pagewood.server.http.limits import HttpLimits, default_max_connections, pos
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.metrics.metrics import COMPAT, Compat
 from pagewood.server.observe import logs
+from pagewood.server.replicas.division import check_fleet, num_cores
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
@@ -50,6 +51,8 @@ class ServeConfig:
     """Folder with the tokenizer and the configuration of the model."""
     adapter_folders: tuple[Path, ...] = ()
     """Admins may load adapters that lie below these; empty: none."""
+    replicas: int = 1
+    """Engines that serve the model, each with cores and KV memory of its own."""
     tokenizer_workers: int = 1
     """Tokenizer processes."""
     max_queued: int = 1024
@@ -148,9 +151,12 @@ class ServeConfig:
             raise ValueError("insecure_no_keys must be false with API keys")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port}")
-        for name in ("tokenizer_workers", "max_body_bytes", "max_connections"):
+        for name in ("replicas", "tokenizer_workers", "max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.replicas > 1 and self.kv_events is not None:
+            raise ValueError("kv_events must not be given with replicas: an address has one owner")
+        check_fleet(self.engine, num_replicas=self.replicas, num_cores=num_cores())
         for name in ("drain_s", "max_retries"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")

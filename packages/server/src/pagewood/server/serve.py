@@ -26,7 +26,7 @@ from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe, read_vector_recipe
 from pagewood.server import __version__
 from pagewood.server.config import ServeConfig
-from pagewood.server.http.errors import unavailable
+from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.gateway import GatewayHeaders
@@ -41,9 +41,13 @@ from pagewood.server.observe.console import Console
 from pagewood.server.observe.incidents import Incidents, Recovery
 from pagewood.server.observe.logs import announce
 from pagewood.server.processes.child import STOP_GRACE_S, Settings, register_dump
-from pagewood.server.processes.succession import Succession, engine_socket
+from pagewood.server.processes.succession import Lose, Succession, engine_socket
 from pagewood.server.processes.supervisor import Stage, Supervisor
-from pagewood.server.processes.watchdog import Watchdog
+from pagewood.server.processes.watchdog import Watchdog, trouble_of
+from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.division import cores_of_each, engine_of_each
+from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
+from pagewood.server.replicas.making import make_router
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.pump import AnswerPump
@@ -164,6 +168,21 @@ async def _serve(
 ) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
+    engines = engine_stages(config.replicas)
+    statuses = [EngineStatus() for _ in engines]
+    status: ServerStatus = statuses[0]
+    dispatcher: Dispatcher | None = None
+    engine_senders: list[ZmqSender] = []
+    if len(engines) > 1:
+        engine_senders += [ZmqSender(context, address(folder, engine_socket(stage.name, 0))) for stage in engines]
+        dispatcher = Dispatcher(
+            make_router(config.engine, moves=config.max_retries > 0),
+            [Replica(sender=sender) for sender in engine_senders],
+            num_places=config.engine.num_rows,
+            low_priority_first=config.engine.low_priority_first,
+            moves=config.max_retries > 0,
+        )
+        status = FleetStatus(replicas=statuses, router=dispatcher)
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
     incidents = Incidents()
     tracing = _tracing(config)
@@ -172,14 +191,16 @@ async def _serve(
         metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=config.metrics_compat, incidents=incidents)
     live = LiveRequests(
         senders,
-        limit=config.engine.num_rows + config.max_queued,
+        limit=config.replicas * config.engine.num_rows + config.max_queued,
         max_retries=config.max_retries,
         seed=config.engine.seed,
         max_first_answer_s=config.max_ttft_s,
         incidents=incidents,
         watch=None if metrics is None else metrics.requests,
+        placing=dispatcher,
     )
-    status = EngineStatus()
+    if dispatcher is not None:
+        dispatcher.attach(live)
     adapters = ServedAdapters.of(config.engine.adapters, config.adapter_folders)
     recovery = Recovery(status, incidents)
     shutdown = Shutdown(live, drain_s=config.drain_s, incidents=incidents)
@@ -196,7 +217,33 @@ async def _serve(
         for sender in senders:
             sender.send(wire.encode(wire.Route(stage=socket)))
 
-    succession = Succession(ENGINE, status, live, route=route, is_beside=config.restarts_beside)
+    def lose(number: int) -> Lose:
+        """Return what follows the next process of an engine, of which there may be several."""
+
+        def follow(incarnation: int | None, error: ApiError, is_planned: bool) -> None:
+            if incarnation is not None and isinstance(status, FleetStatus):
+                status.lost(number, next_incarnation=incarnation)
+            elif incarnation is not None:
+                statuses[number].lost(next_incarnation=incarnation)
+            if dispatcher is None:
+                live.lost(error, is_planned=is_planned)
+            else:
+                dispatcher.replica_lost(number, incarnation, error, is_planned=is_planned)
+
+        return follow
+
+    successions = [
+        Succession(
+            stage,
+            statuses[number],
+            live,
+            route=route if dispatcher is None else _reconnect(engine_senders[number], folder),
+            paused=lambda: status.paused,
+            lose=lose(number),
+            is_beside=config.restarts_beside,
+        )
+        for number, stage in enumerate(engines)
+    ]
 
     def give_up(why: str, code: int = EXIT_FAILED) -> None:
         failures.append((code, why))
@@ -217,39 +264,55 @@ async def _serve(
             senders[index].reconnect()
             live.tokenizer_lost(index)
             return
-        if stage is ENGINE:
-            succession.follow(next_incarnation)
+        if stage in engines:
+            successions[engines.index(stage)].follow(next_incarnation)
         else:
             status.relay_lost(next_incarnation=next_incarnation)
-            succession.note_difference()
+            successions[0].note_difference()
             live.lost(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
+            if dispatcher is not None:
+                dispatcher.relay_lost()
         recovery.began()
         show(console, status)
 
     supervisor = Supervisor(
-        [ENGINE, DETOKENIZER, *tokenizers],
-        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status, adapters),
+        [*engines, DETOKENIZER, *tokenizers],
+        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status, engines, adapters),
         was_ready=lambda: status.model is not None,
         on_death=on_death,
         on_failure=give_up,
         on_crash_loop=lambda why: give_up(why, EXIT_CRASH_LOOP),
-        useful_s=lambda stage: status.seconds_since_first_pulse if stage is ENGINE else None,
+        useful_s=lambda stage: statuses[engines.index(stage)].seconds_since_first_pulse if stage in engines else None,
         max_quick_deaths=config.max_quick_deaths,
         incidents=incidents,
     )
-    watchdog = Watchdog(
-        status, limit_s=config.watchdog_s, incidents=incidents, dump=supervisor.dump_stacks, kill=supervisor.kill
-    )
+    watchdogs = [
+        Watchdog(
+            one,
+            limit_s=config.watchdog_s,
+            incidents=incidents,
+            dump=supervisor.dump_stacks,
+            kill=supervisor.kill,
+            engine=stage.name,
+            relay_works=lambda: any(
+                other.seconds_since_pulse is not None and trouble_of(other, limit_s=config.watchdog_s) is None
+                for other in statuses
+            ),
+        )
+        for stage, one in zip(engines, statuses, strict=True)
+    ]
     register_dump()
 
     async def replace_engine() -> None:
-        await succession.replace(supervisor)
+        """Replace one engine after the other, so that the others work meanwhile."""
+        for succession in successions:
+            await succession.replace(supervisor)
 
     def hang_up() -> None:
         if config.api_key_file is not None:
             reload_keys(gate, config)
         else:
-            succession.begin(supervisor)
+            successions[0].begin(supervisor, others=successions[1:])
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
     with StopSignals(begin=shutdown.begin, end_at_once=end_at_once):
@@ -269,7 +332,7 @@ async def _serve(
             limits = config.http_limits()
             connections = Connections(limits)
             if metrics is not None:
-                metrics.processes = lambda: _pids(supervisor)
+                metrics.processes = lambda: _pids(supervisor, engines)
                 metrics.num_connections = lambda: len(connections)
             frontend = Frontend(
                 service=Service(
@@ -294,6 +357,7 @@ async def _serve(
                 tracing=tracing,
                 folder=folder,
                 replace_engine=replace_engine,
+                dispatcher=dispatcher,
                 root_path=config.root_path,
             )
             server = http_server(
@@ -305,21 +369,24 @@ async def _serve(
             )
             pump = AnswerPump(
                 address(folder, HTTP),
-                take=lambda message: _take(message, frontend, console, recovery, succession, supervisor),
+                take=lambda message: _take(message, frontend, console, recovery, successions, supervisor),
                 fail=live.fail,
                 fail_all=live.fail_all,
                 give_up=give_up,
             )
             gc.collect()
             gc.freeze()  # a full collection would visit every module
-            tasks += [asyncio.create_task(work) for work in (pump.run(), shutdown.run(server), watchdog.run())]
+            tasks += [
+                asyncio.create_task(work)
+                for work in (pump.run(), shutdown.run(server), *(one.run() for one in watchdogs))
+            ]
             await server.serve(sockets=[listening])
         finally:
             await supervisor.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for sender in senders:
+            for sender in (*senders, *engine_senders):
                 sender.close()
             context.term()
             if tracing is not None:
@@ -338,10 +405,24 @@ def _tracing(config: ServeConfig) -> Tracing | None:
     return Tracing(config.otlp_endpoint, model_name=config.served_model_name, version=__version__)
 
 
-def _pids(supervisor: Supervisor) -> dict[str, int]:
+def _pids(supervisor: Supervisor, engines: Sequence[Stage]) -> dict[str, int]:
     """Return the process ids of the server by name, with those of the ranks of a model."""
-    pids = supervisor.pids()
-    return {HTTP: os.getpid(), **pids, **rank_processes(pids.get(ENGINE.name))}
+    pids = {HTTP: os.getpid(), **supervisor.pids()}
+    for stage in engines:
+        ranks = rank_processes(pids.get(stage.name))
+        pids |= ranks if len(engines) == 1 else {f"{stage.name}-{name}": pid for name, pid in ranks.items()}
+    return pids
+
+
+def engine_stages(num_replicas: int) -> list[Stage]:
+    """Return the stage of the engine, or those of several."""
+    if num_replicas == 1:
+        return [ENGINE]
+    return [replace(ENGINE, name=f"{ENGINE.name}-{number}") for number in range(num_replicas)]
+
+
+def _reconnect(sender: ZmqSender, folder: Path) -> Callable[[str], None]:
+    return lambda socket: sender.reconnect(address(folder, socket))
 
 
 def _tokenizer_stage(index: int) -> Stage:
@@ -353,16 +434,24 @@ def _settings(
     folder: Path,
     stage: Stage,
     incarnation: int,
-    status: EngineStatus,
+    status: ServerStatus,
+    engines: Sequence[Stage],
     adapters: ServedAdapters,
 ) -> Settings:
-    send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, engine_socket(status.incarnation))
+    number = engines.index(stage) if stage in engines else None
+    is_routed = len(engines) > 1
+    if number is not None:
+        send_to = DETOKENIZER.name
+    elif stage is DETOKENIZER or is_routed:
+        send_to = HTTP
+    else:
+        send_to = engine_socket(ENGINE.name, status.incarnation)
     engine = config.engine if not incarnation else replace(config.engine, adapters=adapters.loaded())
-    is_flushing = stage is ENGINE and config.engine.disk_cache_path is not None
+    is_flushing = number is not None and config.engine.disk_cache_path is not None
     return Settings(
         folder=str(folder),
         stage=stage.name,
-        listen=engine_socket(incarnation) if stage is ENGINE else stage.name,
+        listen=stage.name if number is None else engine_socket(stage.name, incarnation),
         send_to=send_to,
         model_folder=str(config.model_folder),
         incarnation=incarnation,
@@ -370,7 +459,10 @@ def _settings(
         log_level=config.log_level,
         log_format=config.log_format,
         measures=config.metrics,
-        engine=engine,
+        replica=number or 0,
+        is_routed=is_routed,
+        cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
+        engine=engine_of_each(engine, num_replicas=len(engines)) if is_routed else engine,
         paused=status.paused,
         kv_events=config.kv_events,
         kv_events_replay=config.kv_events_replay,
@@ -384,13 +476,13 @@ def _take(
     frontend: Frontend,
     console: Console,
     recovery: Recovery,
-    succession: Succession,
+    successions: Sequence[Succession],
     supervisor: Supervisor,
 ) -> None:
     if isinstance(message, wire.Pulse):
-        succession.pulsed(message, supervisor)
+        successions[message.replica].pulsed(message, supervisor)
     frontend.take(message)
-    if not isinstance(message, wire.Answers | wire.Snapshot):
+    if isinstance(message, wire.Loading | wire.Pulse):
         recovery.check()
         show(console, frontend.service.status)
 
@@ -432,7 +524,7 @@ class StopSignals:
             self._loop.call_soon_threadsafe(self._begin)
 
 
-def show(console: Console, status: EngineStatus) -> None:
+def show(console: Console, status: ServerStatus) -> None:
     """Show `status` in the terminal. If the output cannot be written any more, it is dropped."""
     try:
         console.show(status)

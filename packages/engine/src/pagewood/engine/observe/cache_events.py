@@ -69,6 +69,10 @@ class CacheEvents:
             plain += self._tier_events(self._tiers.snapshot() if is_anew else self._tiers.read())
         return plain
 
+    def begin_anew(self) -> None:
+        """Let the next batch have the whole cache: its reader has lost some."""
+        self._position = None
+
     def _tier_events(self, changes: list[PagesStored | PagesRemoved]) -> list[object]:
         return [
             plain
@@ -94,7 +98,7 @@ class CacheEvents:
         observable = cast("ObservableCache", cache)
         self._page_size = observable.page_size  # written by: _follow
         self._log = EventLog(observable)  # written by: _follow
-        self._position: Position | None = None  # written by: _follow, read
+        self._position: Position | None = None  # written by: _follow, read, begin_anew
         if not hasattr(cache, "follow_tiers"):
             return
         if self._tiers is None:  # the tiers outlive a cache, and so do the names of their pages

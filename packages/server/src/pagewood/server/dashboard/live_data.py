@@ -15,8 +15,8 @@ from pagewood.engine.observe.view import EngineView
 from pagewood.server.dashboard.processes import Processes, ProcessLoad
 from pagewood.server.dashboard.rates import Rates, RateWindow
 from pagewood.server.messages import wire
+from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.requests.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Watchers:
         self._arrived.set()
 
     async def follow(
-        self, live: LiveRequests, status: EngineStatus, model_name: str, *, find: str = ""
+        self, live: LiveRequests, status: ServerStatus, model_name: str, *, find: str = ""
     ) -> AsyncGenerator[bytes]:
         """Yield messages, each the JSON of a `Live`, until the caller closes this.
 
@@ -120,7 +120,7 @@ class Watchers:
                 self._task.cancel()
                 self._task = self._message = None
 
-    async def _run(self, live: LiveRequests, status: EngineStatus, model_name: str) -> None:
+    async def _run(self, live: LiveRequests, status: ServerStatus, model_name: str) -> None:
         """Make messages until cancelled."""
         loop = asyncio.get_running_loop()
         self._window, self._snapshot = RateWindow(), None
@@ -152,13 +152,13 @@ class Watchers:
     def _message_of(
         self,
         live: LiveRequests,
-        status: EngineStatus,
+        status: ServerStatus,
         model_name: str,
         processes: tuple[ProcessLoad, ...] | None,
     ) -> bytes:
         snapshot, self._snapshot = self._snapshot, None
         view, rates, names = None, None, list[str]()
-        if snapshot is not None and snapshot.incarnation == status.incarnation:
+        if snapshot is not None and status.is_current(snapshot):
             view = snapshot.view
             self._window.add(view)
             rates = self._window.rates(view.now_s)

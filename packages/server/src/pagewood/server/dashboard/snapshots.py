@@ -29,20 +29,28 @@ class Snapshots:
         engine: is used in its own thread only.
         outbox: may be used by several threads.
         incarnation: of this engine process.
+        replica: number of this engine among those of the server.
         clock: seconds.
     """
 
     __slots__ = (
-        "_clock", "_engine", "_incarnation", "_next_s", "_next_tree_s", "_outbox", "_shows_tokens", "_until_s",
-        "_wanted",
+        "_clock", "_engine", "_incarnation", "_next_s", "_next_tree_s", "_outbox", "_replica", "_shows_tokens",
+        "_until_s", "_wanted",
     )  # fmt: skip
 
     def __init__(
-        self, engine: Engine, outbox: Sender, *, incarnation: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        outbox: Sender,
+        *,
+        incarnation: int = 0,
+        replica: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
         self._incarnation = incarnation
+        self._replica = replica
         self._clock = clock
         self._until_s: float | None = None
         """When the last `Watch` ends; None while the engine is not watched."""  # written by: watch, turn
@@ -75,7 +83,7 @@ class Snapshots:
             return
         shows_tree = began_s >= self._next_tree_s
         view = self._engine.view(wanted=self._wanted, shows_tree=shows_tree, shows_tokens=self._shows_tokens)
-        self._outbox.send(wire.encode(wire.Snapshot(incarnation=self._incarnation, view=view)))
+        self._outbox.send(wire.encode(wire.Snapshot(incarnation=self._incarnation, replica=self._replica, view=view)))
         ended_s = self._clock()
         took_s = ended_s - began_s
         if shows_tree:

@@ -42,6 +42,8 @@ from pagewood.server.protocols.ollama.errors import ollama_error
 from pagewood.server.protocols.openai.endpoints import OpenAIEndpoints
 from pagewood.server.protocols.responses.endpoints import ResponsesEndpoints, absent_routes
 from pagewood.server.protocols.vectors.endpoints import VectorEndpoints
+from pagewood.server.replicas.dispatcher import Dispatcher
+from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.requests.status import EngineState
 
 DRAINING = "draining"
@@ -52,6 +54,18 @@ class Health(msgspec.Struct, frozen=True):
     """The HTTP process answers."""
 
     status: Literal["ok"] = "ok"
+
+
+class ReadyReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several engines."""
+
+    replica: int
+    status: str
+    detail: str
+    requests: int
+    """Requests that the router has sent there, and that have not ended."""
+    restarts: int
+    engine: dict[str, int]
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +86,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     speculation: wire.Speculation | msgspec.UnsetType = msgspec.UNSET
     seconds_since_pulse: float | None
     seconds_in_step: float
+    replicas: list[ReadyReplica] | msgspec.UnsetType = msgspec.UNSET
+    """Of a server with several engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +107,36 @@ class Frontend:
     """Where the engine process writes profiles; None: it takes none."""
     replace_engine: Callable[[], Awaitable[None]] | None = None
     """Replaces the engine process; None: there is none."""
+    dispatcher: Dispatcher | None = None
+    """Sends requests to replicas; None: there is one engine, and the tokenizers send to it."""
     root_path: str = ""
     """Prefix of a proxy before the server, such as `/llm`; empty: none."""
 
     def take(self, message: wire.ToHttp) -> None:
-        """Take a message of the detokenizer."""
+        """Take a message of the detokenizer, or with several replicas of a tokenizer."""
         match message:
             case wire.Answers():
+                if self.dispatcher is not None:
+                    message = self.dispatcher.answered(message)
                 if self.service.metrics is not None:
                     self.service.metrics.requests.answered(message)
                 self.service.live.take(message)
             case wire.Loading() | wire.Pulse():
                 self.service.status.take(message)
+                if self.dispatcher is not None and isinstance(message, wire.Pulse):
+                    self.dispatcher.pulsed(message)
                 if self.service.live.is_interrupted and self.service.status.state is EngineState.READY:
                     self.service.live.resume()
                 if self.service.metrics is not None:
                     self.service.metrics.pulsed(self.service.status)
             case wire.Snapshot():
                 self.service.watchers.take(message)
+            case wire.CacheChanges():
+                if self.dispatcher is not None:
+                    self.dispatcher.cache_changed(message)
+            case _:
+                assert self.dispatcher is not None, "tokenizers send to the engine if there is one"
+                self.dispatcher.take(message)
 
     def all_operations(self) -> list[Operation]:
         """Return the operations of all protocols, and those outside of protocols."""
@@ -211,10 +239,26 @@ class Frontend:
             speculation=msgspec.UNSET if status.speculation is None else status.speculation,
             seconds_since_pulse=None if silent_s is None else round(silent_s, 3),
             seconds_in_step=round(status.step_s, 3),
+            replicas=msgspec.UNSET if self.dispatcher is None else _ready_replicas(status, self.dispatcher),
         )
         is_ready = status.state is EngineState.READY and not is_closing
         headers = None if is_ready else {"Retry-After": "2"}
         return json_response(body, status=200 if is_ready else 503, headers=headers)
+
+
+def _ready_replicas(status: ServerStatus, dispatcher: Dispatcher) -> list[ReadyReplica]:
+    assert isinstance(status, FleetStatus)
+    return [
+        ReadyReplica(
+            replica=number,
+            status=one.state.value,
+            detail=one.detail,
+            requests=dispatcher.num_requests(number),
+            restarts=one.incarnation,
+            engine=one.counters,
+        )
+        for number, one in enumerate(status.replicas)
+    ]
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,8 @@
 
     HTTP --ToTokenizer--> tokenizer --ToEngine--> engine --FromEngine--> detokenizer --ToHttp--> HTTP
 
+With several replicas, tokenizers send `ToRouter` to the HTTP process, which sends `ToEngine` to one of the engines.
+
 The commands and answers of the engine (`pagewood.engine.api`) are sent as they are.
 """
 
@@ -21,13 +23,16 @@ from pagewood.engine.api import (
     FinishReason,
     Flush,
     LoadAdapter,
+    PassOn,
     Pause,
     PauseRequest,
     Refusal,
+    Refuse,
     RequestOptions,
     RequestTimings,
     Resume,
     ResumeRequest,
+    Retain,
     SetPriority,
     UnloadAdapter,
 )
@@ -244,10 +249,53 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, tag="route"):
     """The name of its socket."""
 
 
+class ShowCache(msgspec.Struct, frozen=True, kw_only=True, tag="show_cache"):
+    """Send all that the prefix cache holds as `CacheChanges`: some of them were lost, or this is the first time."""
+
+
+class Routed(msgspec.Struct, frozen=True, kw_only=True, tag="routed"):
+    """A request for the router of several replicas, which passes `submit` on unread."""
+
+    request_id: str
+    submit: bytes
+    """The frame of the `Submit`."""
+    num_prompt: int
+    """Tokens."""
+    num_output: int
+    """Tokens that it has had already."""
+    max_new_tokens: int | None
+    """Most output tokens, those that it has had among them; None: as many as its length allows."""
+    priority: int
+    tenant: str
+    block_hashes: bytes
+    """Names of the whole pages of its tokens, `HASH_BYTES` each."""
+
+
+HASH_BYTES = 32
+
 ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch | Route
 
 
-ToEngine = Command | Profile | Watch
+ToEngine = Command | Profile | Watch | ShowCache
+
+ToRouter = (
+    Routed
+    | Abort
+    | SetPriority
+    | Refuse
+    | PassOn
+    | Flush
+    | Pause
+    | Resume
+    | PauseRequest
+    | ResumeRequest
+    | Retain
+    | LoadAdapter
+    | UnloadAdapter
+    | Profile
+    | Watch
+)
+"""What tokenizers send where there are several replicas: the HTTP process passes it on."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -256,6 +304,8 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     deltas: tuple[Delta, ...]
     incarnation: int = 0
     """Which engine process computed it, counted from 0."""
+    replica: int = 0
+    """Of which replica, counted from 0."""
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -267,6 +317,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
     relay: int = 0
     """Which detokenizer process passed it on, counted from 0."""
+    replica: int = 0
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,6 +376,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     """How long requests have waited while nothing ran and memory was free, seconds: admission is frozen."""
     relay: int = 0
     """Which detokenizer process passed it on, counted from 0."""
+    replica: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
@@ -332,9 +384,23 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 
     incarnation: int
     view: EngineView
+    replica: int = 0
 
 
-FromEngine = Step | Loading | Pulse | Snapshot
+class CacheChanges(msgspec.Struct, frozen=True, kw_only=True, tag="cache_changes"):
+    """Changes of the prefix cache of a replica, for the router."""
+
+    replica: int
+    incarnation: int
+    number: int
+    """Counts the messages of this engine process from 0."""
+    events: bytes
+    """Events of vLLM's form without their tokens, msgpack."""
+    is_whole: bool = False
+    """Whether they begin with an empty cache, whatever was sent before."""
+
+
+FromEngine = Step | Loading | Pulse | Snapshot | CacheChanges
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -411,9 +477,11 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
     """The results of one step for all clients."""
 
     answers: tuple[Answer, ...]
+    replica: int = 0
+    """The one that computed it."""
 
 
-ToHttp = Answers | Loading | Pulse | Snapshot
+ToHttp = Answers | Loading | Pulse | Snapshot | CacheChanges | ToRouter
 
 
 encode = msgspec.msgpack.Encoder().encode

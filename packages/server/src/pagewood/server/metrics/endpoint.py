@@ -18,8 +18,8 @@ from pagewood.server.metrics.metrics import CONTENT_TYPE, Metrics
 from pagewood.server.metrics.native import native_families
 from pagewood.server.metrics.sglang import sglang_families
 from pagewood.server.metrics.vllm import vllm_families
+from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.live import LiveRequests
-from pagewood.server.requests.status import EngineStatus
 
 PATH = "/metrics"
 
@@ -42,7 +42,7 @@ class MetricsEndpoint:
     """Shows the metrics; each request collects them again."""
 
     metrics: Metrics
-    status: EngineStatus
+    status: ServerStatus
     live: LiveRequests
     model_name: str
 

@@ -13,7 +13,7 @@ from pagewood.server.messages.measurement import Measurement, Queue
 from pagewood.server.metrics.families import Counted, added
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.metrics.requests import Account, RequestMetrics
-from pagewood.server.requests.status import EngineStatus
+from pagewood.server.replicas.fleet_status import ServerStatus
 
 _NO_MEASUREMENT = Measurement(
     stage_s={}, step_s=((), (0,), 0.0), step_tokens=((), (0,), 0.0), num_prefill_tokens=0, num_decode_tokens=0,
@@ -28,7 +28,7 @@ class Facts:
     """The server at one moment. Sums of a dead engine are 0 until its successor has sent a pulse."""
 
     metrics: Metrics
-    status: EngineStatus
+    status: ServerStatus
     model_name: str
     model: wire.Model
     counters: Mapping[str, int]
@@ -41,7 +41,7 @@ class Facts:
     num_ending: int
 
     @classmethod
-    def of(cls, metrics: Metrics, status: EngineStatus, *, model_name: str, num_live: int, num_ending: int) -> Facts:
+    def of(cls, metrics: Metrics, status: ServerStatus, *, model_name: str, num_live: int, num_ending: int) -> Facts:
         """Return the facts of this moment."""
         num_output = Counter({account: account.num_output_tokens for account in metrics.requests.accounts})
         for account, num in metrics.requests.output_tokens_of_open():

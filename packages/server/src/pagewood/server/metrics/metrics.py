@@ -13,7 +13,7 @@ from pagewood.server.metrics.processes import ProcessUsage, usage_of
 from pagewood.server.metrics.recent import Recent
 from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.observe.incidents import Incidents
-from pagewood.server.requests.status import EngineStatus
+from pagewood.server.replicas.fleet_status import ServerStatus
 
 if TYPE_CHECKING:
     from pagewood.server.http.exchange import Exchange
@@ -61,7 +61,7 @@ class Metrics:
         if exchange.error_code:
             self.errors[exchange.error_code] += 1
 
-    def pulsed(self, status: EngineStatus) -> None:
+    def pulsed(self, status: ServerStatus) -> None:
         """Take the measurements of the engine."""
         found = status.measurement
         if found is not None:

@@ -6,6 +6,7 @@ from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.families import Families, counted
 from pagewood.server.metrics.processes import ProcessUsage
 from pagewood.server.metrics.requests import Account
+from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.requests.status import EngineState
 
 PREFIX = "pagewood_"
@@ -15,6 +16,7 @@ def native_families(facts: Facts, usage: dict[str, ProcessUsage]) -> Families:
     """Return all series under our own names."""
     families = Families(PREFIX, {"model_name": facts.model_name})
     _engine(families, facts)
+    _replicas(families, facts)
     _memory(families, facts)
     _steps(families, facts)
     _speculation(families, facts)
@@ -80,6 +82,30 @@ def _engine(families: Families, facts: Facts) -> None:
     )
     families.counter(
         "violations", "How often the accounting of KV memory was found wrong.", counters.get("num_violations", 0)
+    )
+
+
+def _replicas(families: Families, facts: Facts) -> None:
+    """Add what tells several engines apart; all other series have their sums."""
+    status = facts.status
+    if not isinstance(status, FleetStatus):
+        return
+    labelled = [({"replica": str(number)}, one) for number, one in enumerate(status.replicas)]
+    families.gauge(
+        "replica_up", "Whether an engine serves.",
+        [(labels, float(one.state is EngineState.READY)) for labels, one in labelled],
+    )  # fmt: skip
+    for state in ("running", "waiting"):
+        families.gauge(
+            f"replica_requests_{state}", f"Requests that are {state} on an engine.",
+            [(labels, one.counters.get(f"num_{state}", 0)) for labels, one in labelled],
+        )  # fmt: skip
+    families.gauge(
+        "replica_free_pages", "Pages of KV memory of an engine that are free.",
+        [(labels, one.counters.get("num_free_pages", 0)) for labels, one in labelled],
+    )  # fmt: skip
+    families.gauge(
+        "router_requests_waiting", "Requests that wait for a place on any engine.", status.router.num_waiting
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pagewood.server.keys.file import KEY_VARIABLE
 from pagewood.server.observe.logs import announce
-from pagewood.server.requests.status import EngineState, EngineStatus
+from pagewood.server.replicas.fleet_status import ServerStatus
+from pagewood.server.requests.status import EngineState
 
 LINE_EVERY_S = 1.0
 
@@ -36,7 +37,7 @@ class Console:
     def __post_init__(self) -> None:
         self.started_s = self.clock()
 
-    def show(self, status: EngineStatus) -> None:
+    def show(self, status: ServerStatus) -> None:
         """Print news of `status`, at most one line of progress per second."""
         if status.state is EngineState.READY:
             if not self.is_welcome_shown:

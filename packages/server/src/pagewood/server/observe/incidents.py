@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pagewood.server.requests.status import EngineState, EngineStatus
+from pagewood.server.replicas.fleet_status import ServerStatus
+from pagewood.server.requests.status import EngineState
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Recovery:
 
     __slots__ = ("_began_s", "_incidents", "_status")
 
-    def __init__(self, status: EngineStatus, incidents: Incidents) -> None:
+    def __init__(self, status: ServerStatus, incidents: Incidents) -> None:
         self._status = status
         self._incidents = incidents
         self._began_s: float | None = None  # written by: began, check

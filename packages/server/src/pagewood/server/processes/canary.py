@@ -16,8 +16,9 @@ from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Service
+from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.live import LiveRequests, new_request_id
-from pagewood.server.requests.status import EngineState, EngineStatus
+from pagewood.server.requests.status import EngineState
 
 LIMIT_S = 10.0
 """How long the token may take."""
@@ -50,7 +51,7 @@ class Canary:
 
     __slots__ = ("_live", "_result", "_result_s", "_status", "_task")
 
-    def __init__(self, live: LiveRequests, status: EngineStatus) -> None:
+    def __init__(self, live: LiveRequests, status: ServerStatus) -> None:
         self._live = live
         self._status = status
         self._task: asyncio.Task[CanaryResult] | None = None  # written by: ask

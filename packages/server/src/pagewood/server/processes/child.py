@@ -43,6 +43,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: str
     incarnation: int
     """Number of earlier processes of this stage."""
+    replica: int = 0
+    """Number of the engine among those of the server."""
+    is_routed: bool = False
+    """Whether a router chooses among several engines."""
+    cores: tuple[int, ...] = ()
+    """Processors that the process may use; empty: all that its parent may use."""
     stop_grace_s: float = STOP_GRACE_S
     """How long the child may take to end, seconds."""
     log_level: str = "info"
@@ -61,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class ParentWatch:
     """Whether the parent has closed the standard input of this process, because it stops or has died.
 
+    If the parent has written anything before, this process ends alone, and the server goes on.
+
     A child that does not end within `grace_s` is killed: a kernel that is being compiled cannot be interrupted.
 
     Args:
@@ -68,11 +76,13 @@ class ParentWatch:
         grace_s: how long the child may take to end, seconds.
     """
 
-    __slots__ = ("_folder", "_grace_s", "_read_end", "_stopped", "_write_end")
+    __slots__ = ("_folder", "_grace_s", "_read_end", "_stopped", "_write_end", "ends_alone")
 
     def __init__(self, *, folder: str, grace_s: float) -> None:
         self._folder = folder
         self._grace_s = grace_s
+        self.ends_alone = False
+        """Whether another process takes the place of this one, so that the folder stays."""  # written by: _watch
         self._stopped = threading.Event()
         self._read_end, self._write_end = os.pipe()
         threading.Thread(target=self._watch, name="parent-watch", daemon=True).start()
@@ -87,11 +97,12 @@ class ParentWatch:
 
     def _watch(self) -> None:
         while os.read(sys.stdin.fileno(), 4096):
-            pass
+            self.ends_alone = True
         self._stopped.set()
         os.close(self._write_end)
         time.sleep(self._grace_s)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if not self.ends_alone:
+            shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(1)
 
 
@@ -117,7 +128,9 @@ def run_child(serve: Serve) -> None:
         inbox.close()
         outbox.close()
         context.term()
-        if watch():  # the whole server ends; if the parent has died, only its children can remove the folder
+        if (
+            watch() and not watch.ends_alone
+        ):  # the whole server ends; if the parent has died, only its children can remove the folder
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewood.engine.api import Command, Pause
 from pagewood.server.dashboard.snapshots import Snapshots
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import ZmqReceiver, ZmqSender
+from pagewood.server.messages.links import Sender, ZmqReceiver, ZmqSender
 from pagewood.server.observe import logs
+from pagewood.server.processes.cache_reports import CacheReports
 from pagewood.server.processes.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.processes.engine_profiles import Profiles
 from pagewood.server.processes.engine_side import (
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Build the engine, report the progress, and run it until the parent ends it."""
+    if settings.cores:  # before any thread is started
+        os.sched_setaffinity(0, settings.cores)
+    incarnation, replica = settings.incarnation, settings.replica
 
     def progress(what: str, done: int, total: int) -> None:
         if stopped():
             raise SystemExit
-        loading = wire.Loading(incarnation=settings.incarnation, what=what, done=done, total=total)
+        loading = wire.Loading(incarnation=incarnation, replica=replica, what=what, done=done, total=total)
         outbox.send(wire.encode(loading))
 
     progress("importing torch", 0, 1)
@@ -46,16 +51,17 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
         first.append(Pause(request_id=f"pause-{settings.incarnation}", retract=settings.paused == "retract"))
     commands = EngineInbox(inbox, stopped=stopped, first=first)
     shared = SharedSender(outbox)
-    answers = EngineOutbox(shared, incarnation=settings.incarnation)
+    answers = EngineOutbox(shared, incarnation=incarnation, replica=replica)
     with errors_in_one_line():
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
         events = _publish_events(engine, settings)
     if settings.measures:
         engine.measure()
-    heartbeat = Heartbeat(shared, pulse=lambda: pulse_of(engine, incarnation=settings.incarnation))
+    heartbeat = Heartbeat(shared, pulse=lambda: pulse_of(engine, incarnation=incarnation, replica=replica))
     profiles = Profiles(make=lambda: Profile(engine), folder=Path(settings.folder), outbox=answers)
-    snapshots = Snapshots(engine, shared, incarnation=settings.incarnation)
-    commands.attach(heartbeat, events, profiles=profiles, snapshots=snapshots)
+    snapshots = Snapshots(engine, shared, incarnation=incarnation, replica=replica)
+    reports = _cache_reports(engine, shared, settings)
+    commands.attach(heartbeat, events, profiles=profiles, snapshots=snapshots, cache_reports=reports)
     heartbeat.start()
     # The engine lives as long as the process. A full garbage collection that visits its objects took 18 to 30 ms, every
     # hundred steps of 1,024 requests.
@@ -88,6 +94,20 @@ def _publish_events(engine: Engine, settings: Settings) -> EventPump | None:
         settings.kv_events, replay_endpoint=settings.kv_events_replay, topic=settings.kv_events_topic.encode()
     )
     return EventPump(changes.read, publisher)
+
+
+def _cache_reports(engine: Engine, outbox: Sender, settings: Settings) -> CacheReports | None:
+    """Return what tells the router of the engine's cache; None: there is no router, or no cache."""
+    if not settings.is_routed or not settings.engine.prefix_cache:
+        return None
+    from pagewood.engine.observe.cache_events import CacheEvents
+
+    return CacheReports(
+        lambda: CacheEvents(lambda: engine.prefix_cache),
+        outbox,
+        replica=settings.replica,
+        incarnation=settings.incarnation,
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pagewood.server.dashboard.snapshots import INTERVAL_S, Snapshots
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
 from pagewood.server.messages.measurement import Measurement
+from pagewood.server.processes.cache_reports import CacheReports
 from pagewood.server.processes.engine_profiles import Profiles
 from pagewood.server.processes.kv_events import EventPump
 from pagewood.server.processes.standstill import stood_still
@@ -38,12 +39,13 @@ _NOT_COUNTS = ("speculation", "free_pages_by_rank")
 _log = logging.getLogger(__name__)
 
 
-def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
+def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.Pulse:
     """Return the pulse of an engine at this moment; call it in the engine's thread."""
     info, counters = engine.info, engine.counters()
     counts, found = counters.speculation, engine.measurement()
     return wire.Pulse(
         incarnation=incarnation,
+        replica=replica,
         model=wire.Model(
             max_length=info.max_length,
             vocab_size=info.vocab_size,
@@ -231,7 +233,9 @@ class EngineInbox:
         first: commands that the engine gets before any from the tokenizers.
     """
 
-    __slots__ = ("_events", "_first", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
+    __slots__ = (
+        *("_cache_reports", "_events", "_first", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped"),
+    )
 
     def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool], first: Sequence[Command] = ()) -> None:
         self._receiver = receiver
@@ -241,6 +245,7 @@ class EngineInbox:
         self._events: EventPump | None = None  # written by: attach
         self._profiles: Profiles | None = None  # written by: attach
         self._snapshots: Snapshots | None = None  # written by: attach
+        self._cache_reports: CacheReports | None = None  # written by: attach
 
     def attach(
         self,
@@ -249,17 +254,21 @@ class EngineInbox:
         *,
         profiles: Profiles | None = None,
         snapshots: Snapshots | None = None,
+        cache_reports: CacheReports | None = None,
     ) -> None:
-        """From now on, send pulses, publish the changes of the cache, take profiles, and send snapshots."""
+        """From now on, send pulses, publish the changes of the cache, take profiles, and send snapshots and reports."""
         self._heartbeat = heartbeat
         self._events = events
         self._profiles = profiles
         self._snapshots = snapshots
+        self._cache_reports = cache_reports
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
         """Return the commands that arrived. A wait without limit ends when the engine must stop."""
         if self._events is not None:
             self._events.turn()
+        if self._cache_reports is not None:
+            self._cache_reports.turn()
         if self._profiles is not None:
             self._profiles.turn()
         if timeout_s == 0:
@@ -296,6 +305,9 @@ class EngineInbox:
                 case wire.Watch():
                     if self._snapshots is not None:
                         self._snapshots.watch(message)
+                case wire.ShowCache():
+                    if self._cache_reports is not None:
+                        self._cache_reports.begin_anew()
                 case _:
                     found.append(message)
         return found
@@ -304,13 +316,14 @@ class EngineInbox:
 class EngineOutbox:
     """The results of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
 
-    __slots__ = ("_incarnation", "_sender")
+    __slots__ = ("_incarnation", "_replica", "_sender")
 
-    def __init__(self, sender: Sender, *, incarnation: int = 0) -> None:
+    def __init__(self, sender: Sender, *, incarnation: int = 0, replica: int = 0) -> None:
         self._sender = sender
         self._incarnation = incarnation
+        self._replica = replica
 
     def send(self, deltas: Sequence[Delta]) -> None:
         """Send the results of one step."""
         if deltas:
-            self._sender.send(wire.encode(wire.Step(tuple(deltas), self._incarnation)))
+            self._sender.send(wire.encode(wire.Step(tuple(deltas), self._incarnation, self._replica)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
@@ -14,12 +14,15 @@ from pagewood.server.requests.status import EngineState, EngineStatus
 
 POLL_S = 0.02
 
+Lose = Callable[[int | None, ApiError, bool], None]
+"""Called with the next incarnation, the error of requests that cannot go on, and whether that is planned."""
+
 _log = logging.getLogger(__name__)
 
 
-def engine_socket(incarnation: int) -> str:
-    """Return the name of the socket of an engine process: two may work at a time."""
-    return f"engine-{incarnation}"
+def engine_socket(stage: str, incarnation: int) -> str:
+    """Return the name of the socket of an engine process: two of a stage may work at a time."""
+    return f"{stage}-{incarnation}"
 
 
 class Succession:
@@ -31,15 +34,28 @@ class Succession:
         stage: of the engine.
         status: of the engine.
         live: the requests, which move.
-        route: makes every tokenizer send to the socket of that name.
+        route: makes what is sent to the engine go to the socket of that name.
+        paused: whether all engines are paused, and how.
+        lose: follows the process of that incarnation; None: it is not known yet, and the one before it ends. The
+            requests go on elsewhere, or wait.
         is_beside: whether a new process loads beside the one that it replaces.
     """
 
-    __slots__ = ("_is_beside", "_live", "_replacing", "_route", "_stage", "_status")
+    __slots__ = ("_is_beside", "_live", "_lose", "_paused", "_replacing", "_route", "_stage", "_status")
 
     def __init__(
-        self, stage: Stage, status: EngineStatus, live: LiveRequests, *, route: Callable[[str], None], is_beside: bool
+        self,
+        stage: Stage,
+        status: EngineStatus,
+        live: LiveRequests,
+        *,
+        route: Callable[[str], None],
+        paused: Callable[[], str],
+        lose: Lose,
+        is_beside: bool,
     ) -> None:
+        self._lose = lose
+        self._paused = paused
         self._stage = stage
         self._status = status
         self._live = live
@@ -50,9 +66,8 @@ class Succession:
     def follow(self, incarnation: int, *, is_planned: bool = False) -> None:
         """Follow the next process: the one before it has died, or ends."""
         self.note_difference()
-        self._status.lost(next_incarnation=incarnation)
-        self._route(engine_socket(incarnation))
-        self._hold(is_planned=is_planned)
+        self._route(engine_socket(self._stage.name, incarnation))
+        self._hold(incarnation, is_planned=is_planned)
 
     def pulsed(self, pulse: wire.Pulse, supervisor: Supervisor) -> None:
         """Take a pulse; the first one of a process that loads beside the present one makes it the next."""
@@ -60,16 +75,16 @@ class Succession:
         settings = supervisor.successor_settings(name)
         if settings is None or settings.incarnation != pulse.incarnation:
             return
-        if settings.paused != self._status.paused:
+        if settings.paused != self._paused():
             _log.error("the new engine process is given up: the engine was paused or resumed while it loaded")
             supervisor.give_up_successor(name)
             return
         self.follow(pulse.incarnation, is_planned=True)
         supervisor.promote(name)
 
-    def begin(self, supervisor: Supervisor) -> None:
-        """Begin to replace the engine process; log why it fails, if it does."""
-        self._replacing = asyncio.create_task(self._replace(supervisor))
+    def begin(self, supervisor: Supervisor, *, others: Sequence[Succession] = ()) -> None:
+        """Begin to replace the engine process, then those of `others`, one by one; log why it fails, if it does."""
+        self._replacing = asyncio.create_task(_replace([self, *others], supervisor))
 
     async def replace(self, supervisor: Supervisor) -> None:
         """Replace the engine process, and return when the new one works.
@@ -81,7 +96,9 @@ class Succession:
             raise unavailable(f"The engine is not ready: {self._status.detail}.", code="not_ready")
         before = self._status.incarnation
         try:
-            await supervisor.replace(self._stage, is_beside=self._is_beside, on_end=lambda: self._hold(is_planned=True))
+            await supervisor.replace(
+                self._stage, is_beside=self._is_beside, on_end=lambda: self._hold(None, is_planned=True)
+            )
         except ReplacementError as error:
             raise ApiError(
                 f"The engine process was not replaced: {error}.",
@@ -92,15 +109,9 @@ class Succession:
         while self._status.incarnation == before or self._status.state is not EngineState.READY:
             await asyncio.sleep(POLL_S)
 
-    async def _replace(self, supervisor: Supervisor) -> None:
-        try:
-            await self.replace(supervisor)
-        except ApiError as error:
-            _log.error("%s", error)
-
-    def _hold(self, *, is_planned: bool) -> None:
+    def _hold(self, incarnation: int | None, *, is_planned: bool) -> None:
         error = unavailable("The engine process died; it is being restarted.", code="engine_lost")
-        self._live.lost(error, is_planned=is_planned)
+        self._lose(incarnation, error, is_planned)
 
     def note_difference(self) -> None:
         """Log that the rest of answers may differ from what would have come without a pause, if they may."""
@@ -113,3 +124,11 @@ class Succession:
                 "depend on the steps in which they are computed",
                 self._live.num_live,
             )
+
+
+async def _replace(successions: Sequence[Succession], supervisor: Supervisor) -> None:
+    try:
+        for succession in successions:
+            await succession.replace(supervisor)
+    except ApiError as error:
+        _log.error("%s", error)

@@ -167,7 +167,7 @@ class Supervisor:
             self._planned.add(name)
             running = self._running[name]
             on_end()
-            await _end(running)
+            await _end(running, is_alone=True)
             while self._running[name] is running and not self._stopping:
                 await asyncio.sleep(POLL_S)
             return
@@ -191,7 +191,7 @@ class Supervisor:
         old = self._running[name]
         successor = self._running[name] = self._successors.pop(name)
         successor.is_promoted.set()
-        ending = asyncio.create_task(_end(old))
+        ending = asyncio.create_task(_end(old, is_alone=True))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
@@ -315,9 +315,12 @@ def _kill(running: _Running) -> None:
         running.process.kill()
 
 
-async def _end(running: _Running) -> None:
+async def _end(running: _Running, *, is_alone: bool = False) -> None:
+    """End a process; `is_alone`: the server goes on."""
     process = running.process
     assert process.stdin is not None
+    if is_alone and not process.stdin.is_closing():
+        process.stdin.write(b"\n")
     process.stdin.close()
     try:
         await asyncio.wait_for(process.wait(), running.settings.stop_grace_s + 2)

@@ -19,7 +19,12 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     end_when_stuck()
     folder = Path(settings.folder)
     run_tokenizer(
-        tokenizer, inbox, outbox, stopped=stopped, route=lambda stage: outbox.reconnect(address(folder, stage))
+        tokenizer,
+        inbox,
+        outbox,
+        stopped=stopped,
+        route=lambda stage: outbox.reconnect(address(folder, stage)),
+        block_size=settings.engine.page_size if settings.is_routed else None,
     )
 
 

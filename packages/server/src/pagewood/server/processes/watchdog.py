@@ -85,9 +85,14 @@ class Watchdog:
         incidents: where troubles are counted.
         dump: writes the stacks of all processes.
         kill: ends the process of a stage, by name.
+        engine: name of the engine's stage.
+        relay_works: whether the detokenizer is known to work, so that a silent engine is stuck itself.
     """
 
-    __slots__ = ("_dump", "_ended_relay", "_incidents", "_is_reported", "_kill", "_limit_s", "_status")
+    __slots__ = (
+        *("_dump", "_ended_relay", "_engine", "_incidents", "_is_reported", "_kill", "_limit_s", "_relay_works"),
+        "_status",
+    )
 
     def __init__(
         self,
@@ -97,7 +102,11 @@ class Watchdog:
         incidents: Incidents,
         dump: Callable[[], Awaitable[None]],
         kill: Callable[[str], None],
+        engine: str = "engine",
+        relay_works: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._engine = engine
+        self._relay_works = relay_works
         self._status = status
         self._limit_s = limit_s
         self._incidents = incidents
@@ -136,7 +145,7 @@ class Watchdog:
             elif status.clock() - ended_s > RELAY_GRACE_S:
                 self._ended_relay = None
                 _log.error("nothing has come through the new detokenizer process either")
-                self._end("engine")
+                self._end(self._engine)
             else:
                 return None
         trouble = trouble_of(status, limit_s=self._limit_s)
@@ -151,11 +160,11 @@ class Watchdog:
         await self._dump()
         again = trouble_of(status, limit_s=self._limit_s)
         if self._limit_s is not None and again is not None and again.stuck is trouble.stuck:
-            if trouble.stuck is Stuck.SILENT:
+            if trouble.stuck is Stuck.SILENT and not self._relay_works():
                 self._ended_relay = (status.relay, status.clock())
                 self._end("detokenizer")
             else:
-                self._end("engine")
+                self._end(self._engine)
         return trouble
 
     def _end(self, stage: str) -> None:

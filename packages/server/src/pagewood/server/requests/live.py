@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -60,6 +60,18 @@ class RequestWatch(Protocol):
         ...
 
 
+class Placing(Protocol):
+    """Chooses an engine for each request, where there are several."""
+
+    def renamed(self, request_id: str, *, new_id: str) -> None:
+        """Note that a request is stopped, and will be sent again with another id."""
+        ...
+
+    def dropped(self, request_id: str) -> None:
+        """Note that a request with a new id will not be sent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
     """A cancelled request whose end the engine has not confirmed yet."""
@@ -101,12 +113,13 @@ class LiveRequests:
         incidents: where lost, repeated and refused requests are counted.
         forecast: predicts.
         watch: is notified when requests begin and end; None: nothing is.
+        placing: is notified of new ids, where there are several engines; None: there is one.
     """
 
     __slots__ = (
         *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_away", "_is_closed", "_is_draining"),
-        *("_limit", "_live", "_loads", "_marks", "_max_first_answer_s", "_max_retries", "_num_seeds", "_seed"),
-        *("_tokenizers", "_watch"),
+        *("_limit", "_live", "_loads", "_marks", "_max_first_answer_s", "_max_retries", "_num_seeds", "_placing"),
+        *("_seed", "_tokenizers", "_watch"),
     )
 
     def __init__(
@@ -120,7 +133,9 @@ class LiveRequests:
         incidents: Incidents | None = None,
         forecast: Forecast | None = None,
         watch: RequestWatch | None = None,
+        placing: Placing | None = None,
     ) -> None:
+        self._placing = placing
         if not tokenizers:
             raise ValueError("tokenizers must hold at least one sender, got 0")
         self._max_retries = max_retries
@@ -407,6 +422,29 @@ class LiveRequests:
                 group.queue.fail(error)
         self._forget_sent()
 
+    def move(self, request_ids: Iterable[str], error: ApiError, *, is_planned: bool) -> None:
+        """Send requests again that a replica held; while the server is not ready, they wait for `resume`.
+
+        Args:
+            request_ids: of the replica; those that have ended are passed over.
+            error: for those that cannot be repeated.
+            is_planned: as in `lost`.
+        """
+        moved = [(request_id, self._live[request_id]) for request_id in request_ids if request_id in self._live]
+        self._hold_all(moved, error, is_planned=is_planned)
+        if not self._is_away:
+            self._send_held()
+
+    def may_move(self, request_id: str) -> bool:
+        """Return whether a request can be sent again."""
+        request = self._live.get(request_id)
+        return request is not None and request.frame is not None
+
+    def is_sent(self, request_id: str) -> bool:
+        """Return whether a request is live, and not held."""
+        request = self._live.get(request_id)
+        return request is not None and request.tokenizer != HELD
+
     def resume(self) -> None:
         """Send the requests that are held: the server is ready again."""
         self._is_away = False
@@ -548,6 +586,8 @@ class LiveRequests:
         """
         if self._watch is not None:
             self._watch.renamed(request_id, new_id=new_id)
+        if self._placing is not None:
+            self._placing.renamed(request_id, new_id=new_id)
         request = self._remove(request_id)
         self._send_cancel(request_id, request.tokenizer)
         request.tokenizer, request.num_answers, request.is_settled = HELD, 0, False
@@ -650,6 +690,8 @@ class LiveRequests:
         if self._watch is not None:
             self._watch.left(request_id, has_failed=has_failed)
         request = self._remove(request_id)
+        if self._placing is not None and request.tokenizer == HELD:
+            self._placing.dropped(request_id)
         self._drop_held(request_id)
         return request
 

@@ -91,3 +91,7 @@ class AnswerPump:
             logger.exception("a message of the detokenizer cannot be handled")
             if isinstance(message, wire.Answers):
                 self._fail(message, unavailable("The server failed on an answer.", code="answers_lost"))
+            elif isinstance(message, wire.Routed):
+                refused = wire.Answer(message.request_id, "", None, True, None, 0, 0, 0)
+                error = unavailable("The server failed to choose a replica.", code="routing_failed")
+                self._fail(wire.Answers((refused,)), error)

@@ -116,6 +116,10 @@ class EngineStatus:
         self.is_cut_off = True
         self.pulse_s = None
 
+    def is_current(self, message: wire.Snapshot) -> bool:
+        """Return whether a message is of the engine process that counts."""
+        return message.incarnation == self.incarnation
+
     def start_again(self) -> None:
         """Let the time until now not count: this process stood still, and the engine probably did, too."""
         if self.pulse_s is not None:

@@ -32,10 +32,12 @@ def run_detokenizer(
     tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool], incarnation: int = 0
 ) -> None:
     """Serve until `stopped`; `incarnation` counts the detokenizer processes of this server from 0."""
-    streams = TextStreams(tokenizer, incarnation=incarnation)
+    streams: dict[int, TextStreams] = {}  # by replica: when one is replaced, the requests of the others go on
     while not stopped():
         for message in wire.read(wire.from_engine, inbox.receive(timeout_s=None)):
-            outbox.send(wire.encode(streams.take(message)))
+            if message.replica not in streams:
+                streams[message.replica] = TextStreams(tokenizer, incarnation=incarnation)
+            outbox.send(wire.encode(streams[message.replica].take(message)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +225,15 @@ class TextStreams:
                 return wire.Answers(())
             case wire.Step():
                 return wire.Answers(
-                    tuple([answer for delta in message.deltas if (answer := self._answer(delta)) is not None])
+                    tuple([answer for delta in message.deltas if (answer := self._answer(delta)) is not None]),
+                    message.replica,
                 )
             case wire.Snapshot():
                 return with_text(self._tokenizer, message)
             case wire.Loading() | wire.Pulse():
                 return replace(message, relay=self._incarnation)
+            case wire.CacheChanges():
+                return message
 
     def _is_late(self, incarnation: int) -> bool:
         """Return whether a step comes from an engine that was replaced; forget the requests of replaced engines.

@@ -33,8 +33,10 @@ from pagewood.engine.fan_out import fan_out
 from pagewood.engine.model_folder.vector_recipe import with_end
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.engine.text.reasoning import TAIL_LENGTH
+from pagewood.radixcache.events.hashing import block_hashes
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
+from pagewood.server.messages.token_ids import num_ids
 from pagewood.server.observe.logs import request_fields
 from pagewood.server.protocols.common.context_window import capped, cut, overlong
 from pagewood.server.stages.binding import bound
@@ -64,9 +66,19 @@ def run_tokenizer(
     *,
     stopped: Callable[[], bool],
     route: Callable[[str], None] = lambda stage: None,
+    block_size: int | None = None,
 ) -> None:
-    """Serve until `stopped`; `route` makes `outbox` send to another stage."""
-    stage = TokenizerStage(tokenizer, outbox, route=route)
+    """Serve until `stopped`.
+
+    Args:
+        tokenizer: of the model.
+        inbox: gets the messages of the HTTP process.
+        outbox: to the engine, or to the router.
+        stopped: whether to stop.
+        route: makes `outbox` send to another stage.
+        block_size: tokens of a page of the replicas, among which a router chooses; None: there is one engine.
+    """
+    stage = TokenizerStage(tokenizer, outbox, route=route, block_size=block_size)
     try:
         while not stopped():
             # Read everything that has arrived before a prompt is begun: it may be cancelled by now.
@@ -114,11 +126,19 @@ class TokenizerStage:
     request that is cancelled before it is begun is not tokenized. It is refused, so that its end is still confirmed.
     """
 
-    __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_route", "_short", "_tokenizer")
+    __slots__ = (
+        *("_block_size", "_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_route", "_short", "_tokenizer"),
+    )
 
     def __init__(
-        self, tokenizer: Tokenizer, outbox: Sender, *, route: Callable[[str], None] = lambda stage: None
+        self,
+        tokenizer: Tokenizer,
+        outbox: Sender,
+        *,
+        route: Callable[[str], None] = lambda stage: None,
+        block_size: int | None = None,
     ) -> None:
+        self._block_size = block_size
         self._tokenizer = tokenizer
         self._outbox = outbox
         self._route = route
@@ -203,19 +223,46 @@ class TokenizerStage:
             results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
         else:
             results = commands(self._tokenizer, pending.message)
+        names = [self._names(result) for result in results]
         with self._lock:
             for request_id in request_ids:
                 del self._pending[request_id]
-            self._send(*[_changed(result, pending) for result in results])
+            for result, of_blocks in zip(results, names, strict=True):
+                command = _changed(result, pending)
+                if of_blocks is not None and isinstance(command, Submit):
+                    self._send(routed(command, of_blocks))
+                else:
+                    self._send(command)
             self._send(*pending.holds.values())
         if pending.num_bytes >= HUGE_BYTES:
             del results
             _give_memory_back()
 
-    def _send(self, *commands: _Command) -> None:
+    def _names(self, command: _Command) -> bytes | None:
+        """Return the names of the whole pages of a request, by which the router knows where they are cached."""
+        if self._block_size is None or not isinstance(command, Submit):
+            return None
+        tokens = np.frombuffer(command.tokens + command.output, dtype="<i4")
+        return b"".join(block_hashes(tokens, self._block_size, command.namespace))
+
+    def _send(self, *commands: _Command | wire.Routed) -> None:
         for command in commands:
             if not self._is_closed:
                 self._outbox.send(wire.encode(command))
+
+
+def routed(submit: Submit, block_hashes: bytes) -> wire.Routed:
+    """Return a request as the router needs it."""
+    return wire.Routed(
+        request_id=submit.request_id,
+        submit=wire.encode(submit),
+        num_prompt=num_ids(submit.tokens),
+        num_output=num_ids(submit.output),
+        max_new_tokens=0 if submit.pooling is not None else submit.sampling.max_tokens,
+        priority=submit.priority,
+        tenant=submit.tenant or submit.namespace or "",
+        block_hashes=block_hashes,
+    )
 
 
 def _changed(command: _Command, pending: _Pending) -> _Command:

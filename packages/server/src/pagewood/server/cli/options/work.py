@@ -24,6 +24,18 @@ def add_work_options(page: Page) -> None:
         help=f"requests computed together (default: {DEFAULTS.num_rows}, on CUDA {ON_CUDA.num_rows})",
     )
     work.add(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="engines of this model behind one port (default: %(default)s)",
+        more="Each has its share of the cores, and KV memory of its own; --max-running-requests is the limit of "
+        "each. A router sends a request to the engine that will decode it first, by its load and by the prefix that "
+        "it has cached, and keeps priorities, shares and quotas of tenants over all. If an engine dies, its requests "
+        "go on in the others. CPU only; not with --max-queue-seconds, --refuse-late, --kv-events, a disk cache, or a "
+        "decision log.",
+    )
+    work.add(
         "--max-queued-requests",
         type=int,
         default=1024,

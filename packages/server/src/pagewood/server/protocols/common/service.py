@@ -28,9 +28,10 @@ from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.protocols.common.formats import Format
 from pagewood.server.protocols.common.respond import GroupResponse
 from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, new_request_id
-from pagewood.server.requests.status import EngineState, EngineStatus
+from pagewood.server.requests.status import EngineState
 
 T = TypeVar("T")
 MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
@@ -84,7 +85,7 @@ class Service:
     """The model and the requests that it holds, for the endpoints of all protocols."""
 
     live: LiveRequests
-    status: EngineStatus
+    status: ServerStatus
     bodies: Bodies
     defaults: SamplingParams
     """Sampling parameters of requests that give none."""

@@ -1,0 +1,538 @@
+"""Sends what comes from the tokenizers to the replica that the router chooses, or to all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from pagewood.engine.api import (
+    Abort,
+    FinishReason,
+    Flush,
+    LoadAdapter,
+    PassOn,
+    Pause,
+    PauseRequest,
+    Refusal,
+    Refuse,
+    Resume,
+    ResumeRequest,
+    Retain,
+    SetPriority,
+    Submit,
+    UnloadAdapter,
+)
+from pagewood.schedpolicy.routing.placement import Placement, Ticket
+from pagewood.schedpolicy.routing.router import Router
+from pagewood.server.http.errors import ApiError, unavailable
+from pagewood.server.messages import wire
+from pagewood.server.messages.links import Sender
+from pagewood.server.replicas.placed_request import PlacedRequest, names_of
+
+_FIXED_PRIORITY = 1 << 62
+"""Priority in the router of a request that cannot be sent again, so that no other one displaces it."""
+
+_ForAll = Flush | Pause | Resume | Retain | LoadAdapter | UnloadAdapter
+"""Commands that all replicas get."""
+
+_log = logging.getLogger(__name__)
+
+_events: msgspec.msgpack.Decoder[list[dict[str, object]]] = msgspec.msgpack.Decoder(list[dict[str, object]])
+
+
+class Moving(Protocol):
+    """The requests of the server, as `LiveRequests` holds them."""
+
+    def move(self, request_ids: Iterable[str], error: ApiError, *, is_planned: bool) -> None:
+        """Send requests again, under new ids; those that cannot be repeated get an error."""
+        ...
+
+    def may_move(self, request_id: str) -> bool:
+        """Return whether a request can be sent again."""
+        ...
+
+    def is_sent(self, request_id: str) -> bool:
+        """Return whether a request is under way."""
+        ...
+
+    def take(self, answers: wire.Answers) -> None:
+        """Pass answers on."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Replica:
+    """One engine, as the dispatcher sees it."""
+
+    sender: Sender
+    incarnation: int | None = 0  # written by: Dispatcher
+    """The process that counts; None: none does, because one is ended on purpose."""
+    is_joined: bool = False  # written by: Dispatcher
+    """Whether it works, so that the router sends requests to it."""
+    relay: int = 0  # written by: Dispatcher
+    """The detokenizer process that passes its messages on."""
+    shows_cache: bool = False  # written by: Dispatcher
+    """Whether it was asked for all that it has cached, and has not sent it yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """A command that several replicas answer."""
+
+    is_sum: bool
+    """Whether the numbers of their answers are added; otherwise the largest counts."""
+    open: set[int] = field(default_factory=set[int])  # contents written by: Dispatcher
+    """Replicas that have not answered."""
+    answer: wire.Answer | None = None  # written by: Dispatcher
+    """What they have said together."""
+
+
+class Dispatcher:
+    """Stands between tokenizers and engines where there are several, in the HTTP process.
+
+    The prompt becomes tokens before it comes here, so the router knows which replica has its prefix, and no message
+    goes back. A request is sent when a place is free, and until then waits here, in one order for all replicas. It
+    moves by the mechanism by which it survives: its replica forgets it, and it comes again from a tokenizer under a new
+    id, with the tokens that it has had. So an answer of an earlier stay has an id that no request has.
+
+    Invariants: a request is on one replica at most. A place is free again when the engine has confirmed the end of
+    its request, or was told to forget it.
+
+    Args:
+        router: without replicas; it never ends a request because of deaths, which `LiveRequests` does.
+        replicas: in the order of their numbers.
+        num_places: requests that an engine runs at once.
+        low_priority_first: whether lower priorities are the more important ones.
+        moves: whether requests can be sent again at all.
+        clock: seconds.
+    """
+
+    __slots__ = (
+        "_arrivals", "_asked", "_by_arrival", "_clock", "_entries", "_live", "_low_first", "_max_length", "_moves",
+        "_moving", "_num_arrivals", "_num_places", "_passing", "_pause", "_router", "replicas",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        router: Router[PlacedRequest],
+        replicas: Sequence[Replica],
+        *,
+        num_places: int,
+        low_priority_first: bool = False,
+        moves: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self.replicas = replicas
+        self._num_places = num_places
+        self._low_first = low_priority_first
+        self._moves = moves
+        self._clock = clock
+        self._live: Moving | None = None  # written by: attach
+        self._entries: dict[str, PlacedRequest] = {}  # written by: Dispatcher. By the id of the present stay
+        self._by_arrival: dict[int, PlacedRequest] = {}  # written by: Dispatcher
+        self._max_length = 0  # written by: pulsed
+        self._num_arrivals = 0  # written by: _route
+        self._arrivals: dict[str, tuple[int, float]] = {}  # written by: renamed, dropped, _route, _pass_on
+        """Arrival number and time of requests that come again, by their new id."""
+        self._moving: PlacedRequest | None = None  # written by: _displace
+        """The request that waits in the router while it gets a new id."""
+        self._passing: dict[str, int] = {}  # written by: Dispatcher
+        """Replica by id of what passes an engine without being computed."""
+        self._asked: dict[str, _Asked] = {}  # written by: Dispatcher
+        self._pause: Pause | None = None  # written by: _ask_all
+        """What a replica that joins gets first: all are paused."""
+
+    def attach(self, live: Moving) -> None:
+        """Set the requests of the server, before the first message comes."""
+        self._live = live
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._router.num_waiting
+
+    @property
+    def num_at_quota(self) -> int:
+        """Those of them that wait because of the quota of their tenant."""
+        return self._router.num_held
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Pages that the replicas have cached, as far as the router knows."""
+        return self._router.index.num_blocks
+
+    def waiting_by_priority(self) -> dict[str, int]:
+        """Return the numbers of requests that wait, by priority as clients give it."""
+        waiting = [one.priority for one in self._entries.values() if one.ticket is None]
+        sign = -1 if self._low_first else 1
+        return dict(Counter("fixed" if one == _FIXED_PRIORITY else str(sign * one) for one in waiting))
+
+    @property
+    def shown(self) -> int:
+        """The replica that the dashboard shows in detail: the first one that works."""
+        return next((number for number, one in enumerate(self.replicas) if one.is_joined), 0)
+
+    def num_requests(self, replica: int) -> int:
+        """Return how many requests a replica has."""
+        return self._router.load(replica)[0] if self.replicas[replica].is_joined else 0
+
+    def take(self, message: wire.ToRouter) -> None:
+        """Take a message of a tokenizer."""
+        match message:
+            case wire.Routed():
+                self._route(message)
+            case Abort():
+                self._abort(message)
+            case SetPriority():
+                self._prioritize(message)
+            case PauseRequest() | ResumeRequest():
+                self._hold(message)
+            case Refuse() | PassOn():
+                self._pass_on(message)
+            case wire.Watch():
+                self._send_to(self.shown, message)
+            case wire.Profile():
+                self._ask(message, [self.shown])
+            case Flush() | Pause() | Resume() | Retain() | LoadAdapter() | UnloadAdapter():
+                self._ask_all(message)
+
+    def answered(self, answers: wire.Answers) -> wire.Answers:
+        """Note answers of the engines, and return those that are for the requests of the server."""
+        found: list[wire.Answer] | None = None
+        has_place = False
+        for index, answer in enumerate(answers.answers):
+            entry = self._entries.get(answer.request_id)
+            if entry is not None and entry.ticket is not None:
+                has_place |= self._note(entry, entry.ticket, answer)
+            elif answer.ended:
+                self._passing.pop(answer.request_id, None)
+            asked = self._asked.get(answer.request_id) if answer.ended else None
+            if asked is not None and found is None:
+                found = list(answers.answers[:index])
+            if asked is not None and found is not None:
+                joint = self._joined_answer(asked, answer, answers.replica)
+                found += [] if joint is None else [joint]
+            elif found is not None:
+                found.append(answer)
+        if has_place:
+            self._dispatch()
+        return answers if found is None else wire.Answers(tuple(found), answers.replica)
+
+    def pulsed(self, pulse: wire.Pulse) -> None:
+        """Take a pulse: the first one of a process shows that its replica works."""
+        number, replica = pulse.replica, self.replicas[pulse.replica]
+        if pulse.incarnation != replica.incarnation:
+            return
+        if not replica.is_joined:
+            replica.is_joined, replica.relay = True, pulse.relay
+            self._router.join(number, num_places=self._num_places, position=None)
+            self._max_length = pulse.model.max_length
+            self._forget_cache(number)
+            if self._pause is not None:
+                self._send_to(number, self._pause)
+            self._dispatch()
+        elif pulse.relay != replica.relay:  # reports may have died with the detokenizer
+            replica.relay = pulse.relay
+            self._forget_cache(number)
+
+    def cache_changed(self, changes: wire.CacheChanges) -> None:
+        """Follow what a replica has cached."""
+        number, replica = changes.replica, self.replicas[changes.replica]
+        if changes.incarnation != replica.incarnation or not replica.is_joined:
+            return
+        if changes.is_whole:
+            replica.shows_cache = False
+            self._router.restore(number, changes.number, ())
+        try:
+            is_followed = self._router.follow(
+                number, changes.number, changes.number + 1, _events.decode(changes.events)
+            )
+        except ValueError:  # it holds nothing for the router from now on, which costs hits and nothing else
+            _log.exception("the cache of replica %d cannot be followed", number)
+            return
+        if not is_followed and not replica.shows_cache:
+            self._forget_cache(number)
+
+    def replica_lost(self, number: int, next_incarnation: int | None, error: ApiError, *, is_planned: bool) -> None:
+        """A replica has died, or ends: its requests go to others, and those that wait are untouched.
+
+        The caller has connected its sender to the next process, if that is known; None: it is not.
+        """
+        replica = self.replicas[number]
+        replica.incarnation = next_incarnation
+        lost = [one for one in self._entries.values() if one.ticket is not None and one.ticket.replica == number]
+        passing = [request_id for request_id, at in self._passing.items() if at == number]
+        asked = [request_id for request_id, one in self._asked.items() if number in one.open]
+        if replica.is_joined:
+            replica.is_joined = False
+            self._router.leave(number, self._clock(), has_died=False)
+        for entry in lost:
+            entry.ticket = None
+            self._router.cancel(entry.arrival, self._clock())  # it comes again with its arrival number
+        for request_id in (*passing, *asked):
+            self._passing.pop(request_id, None)
+            self._asked.pop(request_id, None)
+        live = self._moves_of
+        live.move([*(entry.request_id for entry in lost), *passing, *asked], error, is_planned=is_planned)
+        for entry in lost:  # nothing waits for these but the confirmation of their end
+            if self._entries.get(entry.request_id) is entry:
+                self._forget(entry)
+                self._confirm(entry.request_id)
+        for request_id in (*passing, *asked):
+            if not live.is_sent(request_id):
+                self._confirm(request_id)
+        self._dispatch()
+
+    def relay_lost(self) -> None:
+        """The detokenizer has died, and `LiveRequests` has renamed all requests: no answer to earlier ids counts."""
+        for entry in tuple(self._entries.values()):
+            self._stop(entry)
+            self._forget(entry)
+        self._passing.clear()
+        self._asked.clear()
+
+    def renamed(self, request_id: str, *, new_id: str) -> None:
+        """A request will come again under another id. It keeps its arrival number, and so its turn."""
+        inherited = self._arrivals.pop(request_id, None)
+        if inherited is not None:
+            self._arrivals[new_id] = inherited
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        if entry is self._moving:
+            entry.request_id = new_id
+            self._entries[new_id] = entry
+            return
+        self._stop(entry)
+        self._by_arrival.pop(entry.arrival, None)
+        self._arrivals[new_id] = (entry.arrival, entry.arrived_s)
+
+    def dropped(self, request_id: str) -> None:
+        """A request that was to come again will not."""
+        self._arrivals.pop(request_id, None)
+
+    @property
+    def _moves_of(self) -> Moving:
+        assert self._live is not None, "attach comes first"
+        return self._live
+
+    def _route(self, message: wire.Routed) -> None:
+        entry = self._entries.get(message.request_id)
+        priority = self._priority(message.request_id, message.priority)
+        if entry is not None:  # displaced, and here again
+            entry.frame, entry.block_hashes = message.submit, names_of(message.block_hashes)
+            if entry.ticket is not None:
+                self._send(entry)
+            elif priority != entry.priority:
+                self._route_anew(entry, priority)
+            return
+        arrival, arrived_s = self._arrivals.pop(message.request_id, (self._num_arrivals, self._clock()))
+        self._num_arrivals += arrival == self._num_arrivals
+        most = message.max_new_tokens
+        entry = PlacedRequest(
+            request_id=message.request_id,
+            arrival=arrival,
+            arrived_s=arrived_s,
+            priority=priority,
+            tenant=message.tenant,
+            num_prompt=message.num_prompt,
+            num_generated=message.num_output,
+            max_new_tokens=max(0, self._max_length - message.num_prompt) if most is None else most,
+            block_hashes=names_of(message.block_hashes),
+            frame=message.submit,
+        )
+        verdict = self._router.can_ever_run(entry)
+        if not verdict.fits:
+            self._refuse(
+                message.request_id,
+                f"the request exceeds the quota of its tenant even if it runs alone: {verdict.reason}",
+            )
+            return
+        self._entries[message.request_id] = self._by_arrival[arrival] = entry
+        self._send_all(self._router.route(entry, self._clock()))
+
+    def _abort(self, message: Abort) -> None:
+        entry = self._entries.get(message.request_id)
+        if entry is None:
+            if message.request_id in self._passing:
+                self._send_to(self._passing[message.request_id], message)
+            for number in self._asked[message.request_id].open if message.request_id in self._asked else ():
+                self._send_to(number, message)
+            self._dispatch()  # if it was renamed, a place is free since then
+        elif entry.ticket is not None and entry.frame is not None:
+            self._send_to(_number(entry.ticket), message)
+        else:
+            self._stop(entry)
+            self._forget(entry)
+            self._confirm(message.request_id)
+            self._dispatch()
+
+    def _prioritize(self, message: SetPriority) -> None:
+        entry = self._entries.get(message.request_id)
+        if entry is None:
+            return
+        if entry.ticket is not None:
+            self._send_to(_number(entry.ticket), message)
+            return
+        if entry.frame is not None:
+            submit = wire.engine_commands.decode(entry.frame)
+            assert isinstance(submit, Submit)
+            entry.frame = wire.encode(msgspec.structs.replace(submit, priority=message.priority))
+        self._route_anew(entry, self._priority(message.request_id, message.priority))
+
+    def _hold(self, message: PauseRequest | ResumeRequest) -> None:
+        entry = self._entries.get(message.request_id)
+        if entry is None:
+            return
+        if entry.ticket is not None and entry.frame is not None:
+            self._send_to(_number(entry.ticket), message)
+        else:
+            entry.hold = message
+
+    def _pass_on(self, message: Refuse | PassOn) -> None:
+        """Let an engine answer what is not computed; it comes back in its turn."""
+        self._arrivals.pop(message.request_id, None)
+        entry = self._entries.get(message.request_id)
+        if entry is not None:  # displaced, and refused or cancelled on its way here
+            self._stop(entry)
+            self._forget(entry)
+            self._dispatch()
+        number = self.shown
+        self._passing[message.request_id] = number
+        self._send_to(number, message)
+
+    def _refuse(self, request_id: str, text: str) -> None:
+        self._pass_on(Refuse(request_id=request_id, refusal=Refusal(message=text, code="quota_exceeded")))
+
+    def _ask_all(self, message: _ForAll) -> None:
+        match message:
+            case Pause():
+                self._pause = msgspec.structs.replace(message, abort=False)
+            case Resume():
+                self._pause = None
+            case _:
+                pass
+        self._ask(message, [number for number, one in enumerate(self.replicas) if one.is_joined])
+
+    def _ask(self, message: wire.Profile | _ForAll, numbers: Sequence[int]) -> None:
+        """Send a command to replicas; they answer together."""
+        numbers = [number for number in numbers if self.replicas[number].is_joined]
+        if not numbers:
+            error = unavailable("No replica works at the moment.", code="not_ready")
+            self._moves_of.move([message.request_id], error, is_planned=False)
+            return
+        self._asked[message.request_id] = _Asked(is_sum=isinstance(message, Flush), open=set(numbers))
+        for number in numbers:
+            self._send_to(number, message)
+
+    def _joined_answer(self, asked: _Asked, answer: wire.Answer, number: int) -> wire.Answer | None:
+        """Return the joint answer of all replicas, if this is the last one."""
+        asked.open.discard(number)
+        before, asked.answer = asked.answer, answer
+        if before is not None:
+            numbers = (before.num_cached_tokens, answer.num_cached_tokens)
+            worse = before if before.refusal is not None else answer
+            asked.answer = msgspec.structs.replace(
+                worse, num_cached_tokens=sum(numbers) if asked.is_sum else max(numbers)
+            )
+        if asked.open:
+            return None
+        del self._asked[answer.request_id]
+        return asked.answer
+
+    def _note(self, entry: PlacedRequest, ticket: Ticket, answer: wire.Answer) -> bool:
+        """Note the answer to a request on a replica; return whether a place is free now."""
+        entry.num_generated = max(entry.num_generated, answer.num_output_tokens)
+        if answer.ended:
+            self._forget(entry)
+            return self._router.end(ticket, self._clock())
+        if not entry.is_computed and answer.num_output_tokens:
+            entry.is_computed = True
+            self._router.computed(ticket, self._clock())
+        return False
+
+    def _dispatch(self) -> None:
+        self._send_all(self._router.dispatch(self._clock()))
+
+    def _send_all(self, placements: Sequence[Placement[PlacedRequest]]) -> None:
+        for placement in placements:
+            if placement.displaced is not None:
+                self._displace(placement.displaced)
+            entry = placement.request
+            entry.ticket, entry.is_computed = placement.ticket, False
+            if entry.frame is not None:
+                self._send(entry)
+
+    def _send(self, entry: PlacedRequest) -> None:
+        assert entry.ticket is not None
+        assert entry.frame is not None
+        number = _number(entry.ticket)
+        self.replicas[number].sender.send(entry.frame)
+        if entry.hold is not None:
+            self._send_to(number, entry.hold)
+            entry.hold = None
+
+    def _displace(self, ticket: Ticket) -> None:
+        """Stop a request on its replica; it comes again, and waits in the router meanwhile."""
+        entry = self._by_arrival[ticket.arrival]
+        live, old_id = self._moves_of, entry.request_id
+        self._send_to(_number(ticket), Abort(request_id=old_id))
+        entry.ticket = entry.frame = None
+        self._moving = entry
+        error = unavailable("The request had to make room.", code="displaced")
+        live.move([old_id], error, is_planned=True)
+        self._moving = None
+        if entry.request_id != old_id and live.is_sent(entry.request_id):
+            return
+        self._router.cancel(entry.arrival, self._clock())
+        if entry.request_id != old_id:  # it is suspected of deaths, and comes when `Held` lets it
+            self._arrivals[entry.request_id] = (entry.arrival, entry.arrived_s)
+        self._forget(entry)
+
+    def _route_anew(self, entry: PlacedRequest, priority: int) -> None:
+        """Let a waiting request wait with another priority."""
+        now_s = self._clock()
+        self._router.cancel(entry.arrival, now_s)
+        entry.priority = priority
+        self._send_all(self._router.route(entry, now_s))
+
+    def _stop(self, entry: PlacedRequest) -> None:
+        """Let a replica and the router forget a request; the caller calls `_dispatch` when it can."""
+        if entry.ticket is not None and entry.frame is not None:
+            self._send_to(_number(entry.ticket), Abort(request_id=entry.request_id))
+        entry.ticket = None
+        self._router.cancel(entry.arrival, self._clock())
+
+    def _forget(self, entry: PlacedRequest) -> None:
+        self._entries.pop(entry.request_id, None)
+        self._by_arrival.pop(entry.arrival, None)
+
+    def _confirm(self, request_id: str) -> None:
+        """Confirm the end of a request that no engine has."""
+        self._moves_of.take(wire.Answers((wire.Answer(request_id, "", FinishReason.ABORT, True, None, 0, 0, 0),)))
+
+    def _forget_cache(self, number: int) -> None:
+        """Count a replica as empty until it has shown all that it has cached."""
+        self._router.forget_blocks(number)
+        self.replicas[number].shows_cache = True
+        self._send_to(number, wire.ShowCache())
+
+    def _priority(self, request_id: str, priority: int) -> int:
+        if self._moves and not self._moves_of.may_move(request_id):
+            return _FIXED_PRIORITY
+        return -priority if self._low_first else priority
+
+    def _send_to(self, number: int, message: wire.ToEngine) -> None:
+        self.replicas[number].sender.send(wire.encode(message))
+
+
+def _number(ticket: Ticket) -> int:
+    assert isinstance(ticket.replica, int)
+    return ticket.replica

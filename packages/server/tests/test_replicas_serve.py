@@ -1,0 +1,137 @@
+"""Two real engine processes behind one server: a SIGKILL under streams, and their replacement one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import MODEL, Server, until
+
+PROMPTS = [f"What can you do? {number}" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    server = Server(
+        tmp_path_factory.mktemp("replicas"),
+        *("--replicas", "2", "--threads", "2", "--max-total-tokens", "16384", "--max-running-requests", "4"),
+        *("--log-level", "warning"),
+    )
+    until(lambda: [one["status"] for one in server.ready()["replicas"]] == ["ready", "ready"])
+    yield server
+    server.close()
+    assert server.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[str]:
+    """The answers without any death."""
+    return together([lambda prompt=prompt: text_of(server, prompt) for prompt in PROMPTS])
+
+
+def text_of(server: Server, prompt: str) -> str:
+    """Return the text of a stream, sampled with a seed."""
+    stream = server.openai.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=1000,
+        seed=3,
+        temperature=0.8,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return "".join(chunk.choices[0].text for chunk in stream)
+
+
+def together(calls: list[Callable[[], str]], *, meanwhile: Callable[[], Any] = lambda: None) -> list[str]:
+    """Return the results of calls that run at the same time."""
+    found: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        found[index] = calls[index]()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    for thread in threads:
+        thread.join(120)
+    return [found.get(index, "it has no answer") for index in range(len(calls))]
+
+
+def engines(server: Server) -> list[int]:
+    """Return the process ids of the engines of a server."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (entry / "cmdline").read_text().split("\0")
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == server.process.pid and "pagewood.server.processes.engine_process" in words:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def test_each_engine_has_cores_of_its_own(server: Server) -> None:
+    first, second = (os.sched_getaffinity(pid) for pid in engines(server))
+    assert not first & second or len(os.sched_getaffinity(0)) < 2
+
+
+def test_streams_survive_the_death_of_a_replica(server: Server, expected: list[str]) -> None:
+    def kill() -> None:
+        until(lambda: all(one["requests"] for one in server.ready()["replicas"]), limit_s=20)
+        os.kill(engines(server)[0], signal.SIGKILL)
+        until(lambda: server.ready()["incidents"]["restarts"] == 1, limit_s=20)
+        assert server.http.get("/ready").status_code == 200
+        assert 'pagewood_replica_up{model_name="pagewood-demo",replica="1"}' in server.http.get("/metrics").text
+
+    found = together([lambda prompt=prompt: text_of(server, prompt) for prompt in PROMPTS], meanwhile=kill)
+    assert found == expected
+    incidents = server.ready()["incidents"]
+    assert incidents["lost"] == 0
+    assert incidents["restarts"] == 1
+    assert incidents["retried"] >= 1
+    until(lambda: len(engines(server)) == 2 and all(one["status"] == "ready" for one in server.ready()["replicas"]))
+
+
+@pytest.mark.slow
+def test_streams_survive_a_rolling_restart(server: Server, expected: list[str]) -> None:
+    before = engines(server)
+
+    def replace() -> None:
+        replaced = server.admin.post("/restart_engine", json={})
+        assert replaced.status_code == 200, replaced.text
+
+    found = together([lambda prompt=prompt: text_of(server, prompt) for prompt in PROMPTS], meanwhile=replace)
+    assert found == expected
+    until(lambda: not {*before} & {*engines(server)})
+    assert server.ready()["incidents"]["lost"] == 0
+    assert server.sockets()  # the folder is still there, for processes that come later
+    assert text_of(server, PROMPTS[0]) == expected[0]
+
+
+@pytest.mark.slow
+def test_streams_survive_the_death_of_the_detokenizer(server: Server, expected: list[str]) -> None:
+    def kill() -> None:
+        until(lambda: any(one["requests"] for one in server.ready()["replicas"]), limit_s=20)
+        os.kill(server.children()["detokenizer_process"], signal.SIGKILL)
+
+    found = together([lambda prompt=prompt: text_of(server, prompt) for prompt in PROMPTS], meanwhile=kill)
+    assert found == expected
+    assert server.ready()["incidents"]["lost"] == 0
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_one_engine(tmp_path: Path, expected: list[str]) -> None:
+    single = Server(tmp_path, "--threads", "1", "--max-total-tokens", "16384", "--max-running-requests", "4")
+    try:
+        assert [text_of(single, prompt) for prompt in PROMPTS] == expected
+    finally:
+        single.close()
