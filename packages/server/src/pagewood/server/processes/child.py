@@ -120,7 +120,12 @@ def run_child(serve: Serve) -> None:
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = ZmqReceiver(context, address(folder, settings.listen), stopping=watch)
+    try:
+        inbox = ZmqReceiver(context, address(folder, settings.listen), stopping=watch)
+    except zmq.ZMQError:
+        if folder.exists():
+            raise
+        return  # the server ended while this process started, and another child has removed the folder
     outbox = ZmqSender(context, address(folder, settings.send_to))
     try:
         serve(settings, inbox, outbox, watch)
@@ -128,9 +133,8 @@ def run_child(serve: Serve) -> None:
         inbox.close()
         outbox.close()
         context.term()
-        if (
-            watch() and not watch.ends_alone
-        ):  # the whole server ends; if the parent has died, only its children can remove the folder
+        # If the whole server ends because the parent has died, only its children can remove the folder.
+        if watch() and not watch.ends_alone:
             shutil.rmtree(folder, ignore_errors=True)
 
 
