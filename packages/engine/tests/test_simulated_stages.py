@@ -16,8 +16,8 @@ from pagewood.engine.core.steps import equal_chunks, stage_turns
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.made_up_tokens import MadeUpTokens
 from pagewood.engine.testing.simulated_device import VirtualClock
-from pagewood.engine.testing.simulated_stages import SimulatedStages
 from seeded_faults import seed_fault
+from simulated_stages import SimulatedStages
 
 MAX_LENGTH = 40_000
 STAGE_S = 0.010
