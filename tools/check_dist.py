@@ -38,7 +38,8 @@ FOR_TESTS_OF_USERS = {
     "radixcache": ("testing/__init__", "testing/machine", "testing/oracle", "testing/protocol", "testing/soaking"),
     "kvpool": ("testing", "tiers/testing"),
     "schedpolicy": (
-        "testing/__init__", "testing/one_step", "testing/oracles", "testing/requests", "testing/routing", "testing/traffic",
+        "testing/__init__", "testing/one_step", "testing/oracles", "testing/requests", "testing/routing",
+        "testing/traffic",
     ),
     "engine": (
         "testing/__init__", "testing/conformance", "testing/random_drafting", "testing/watched_runner", "testing/echo",
