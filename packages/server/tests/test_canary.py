@@ -67,3 +67,15 @@ async def test_it_fails_in_time_when_the_device_is_stuck_and_when_the_engine_is_
     assert "not ready" in answer.json()["detail"]
     server.service.status.incarnation = 0  # not ours; the engine of this test did not die
     await server.until(lambda: bool(server.service.status.counters))
+
+
+async def test_an_encoder_makes_a_vector_for_it(model_folder: Path, tokenizer: Tokenizer) -> None:
+    server = MemoryServer(model_folder, tokenizer, limit=2, generates=False)
+    await server.start()
+    assert (await server.client.get("/health/generate")).json()["status"] == "ok"
+    refused = await server.post("/v1/completions", {"model": "echo", "prompt": "Hi"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_generative")
+    vectors = await server.post("/v1/embeddings", {"model": "echo", "input": "Hi"})
+    assert vectors.status_code == 200
+    await server.until_idle()
+    await server.stop()

@@ -179,6 +179,7 @@ class MemoryServer:
         retained_share: float = 0.0,
         recipe: VectorRecipe | None = None,
         makes_vectors: bool = True,
+        generates: bool = True,
         host: str = "memory",
         model_name: str = "echo",
         gate: KeyGate | None = None,
@@ -202,6 +203,7 @@ class MemoryServer:
         self._num_pools = num_pools
         self._retained_share = retained_share
         self._makes_vectors = makes_vectors
+        self._generates = generates
         self._grammar_folder = folder if grammars else None
         self._pulse_interval_s = pulse_interval_s
         self._drafting = drafting
@@ -435,6 +437,7 @@ class MemoryServer:
             num_pools=self._num_pools,
             page_size=16,
             vector_size=STATE_SIZE if self._makes_vectors else 0,
+            generates=self._generates,
         )
 
         def make_runner(kv: AnyKV) -> GatedRunner:

@@ -328,6 +328,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a text."""
+    generates: bool = True
+    """Whether it generates text; an encoder makes vectors only."""
     num_pages: int = 0
     """Pages of KV memory."""
     page_size: int = 0

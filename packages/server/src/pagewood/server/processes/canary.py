@@ -1,4 +1,4 @@
-"""A request of one token through every process, which tests whether the server can answer at all."""
+"""A request of one token, or of an encoder's vector, through every process, which tests whether the server can answer at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewood.engine.api import RequestOptions, SamplingParams
+from pagewood.engine.api import PoolingParams, RequestOptions, SamplingParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
@@ -82,7 +82,7 @@ class Canary:
         return self._result
 
     async def _generate(self) -> None:
-        """Generate one token.
+        """Generate one token, or make one vector.
 
         Raises:
             ApiError: it failed, came too late, or the engine is not ready.
@@ -94,7 +94,10 @@ class Canary:
             request_id=new_request_id("canary"),
             prompt=wire.TokenPrompt(tokens=bytes(4)),
             options=RequestOptions(
-                sampling=SamplingParams(max_tokens=1, temperature=0.0), namespace=NAMESPACE, priority=1
+                sampling=SamplingParams(max_tokens=1, temperature=0.0),
+                pooling=None if model.generates else PoolingParams(),
+                namespace=NAMESPACE,
+                priority=1,
             ),
             max_length=model.max_length,
         )

@@ -50,6 +50,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.
             max_length=info.max_length,
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
+            generates=info.generates,
             num_pages=info.num_pages,
             page_size=info.page_size,
             page_bytes=info.page_bytes,
