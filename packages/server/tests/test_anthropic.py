@@ -442,7 +442,7 @@ async def test_statuses_are_anthropics(server: MemoryServer) -> None:
     assert (path.status_code, path.json()["error"]["type"]) == (404, "not_found_error")
     long = await post(server, messages=[{"role": "user", "content": "x" * 100_000}])
     assert (long.status_code, long.json()["error"]["type"]) == (413, "request_too_large")
-    status = server.service.status
+    status = server.engine_status
     status.is_cut_off = True
     down = await post(server)
     assert (down.status_code, down.json()["error"]["type"]) == (529, "overloaded_error")

@@ -25,9 +25,9 @@ async def test_it_answers_and_is_shared_and_kept_for_a_moment(
     assert answers[0].json()["status"] == "ok"
     monkeypatch.setattr(canary_module, "KEPT_S", 0.0)
     assert (await server.client.get("/health/generate")).status_code == 200
-    await server.until(lambda: server.service.status.counters["num_tokens"] >= 2)
+    await server.until(lambda: server.engine_status.counters["num_tokens"] >= 2)
     await server.until_idle()
-    assert server.service.status.counters["num_tokens"] == 2  # one for each canary: an answer for eight, and one more
+    assert server.engine_status.counters["num_tokens"] == 2  # one for each canary: an answer for eight, and one more
     for path in ("/live", "/ping"):
         assert (await server.client.get(path)).json() == {"status": "ok"}
 
@@ -61,12 +61,12 @@ async def test_it_fails_in_time_when_the_device_is_stuck_and_when_the_engine_is_
     assert (await server.client.get("/health")).status_code == 200
     server.gate.open()
     await server.until_idle()
-    server.service.status.lost(next_incarnation=1)
+    server.engine_status.lost(next_incarnation=1)
     answer = await server.client.get("/health/generate")
     assert answer.status_code == 503
     assert "not ready" in answer.json()["detail"]
-    server.service.status.incarnation = 0  # not ours; the engine of this test did not die
-    await server.until(lambda: bool(server.service.status.counters))
+    server.engine_status.incarnation = 0  # not ours; the engine of this test did not die
+    await server.until(lambda: bool(server.engine_status.counters))
 
 
 async def test_an_encoder_makes_a_vector_for_it(model_folder: Path, tokenizer: Tokenizer) -> None:

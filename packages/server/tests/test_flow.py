@@ -33,7 +33,7 @@ async def test_a_client_that_leaves_ends_its_request(server: MemoryServer, strea
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     await server.until_idle()
-    assert server.service.status.counters["num_tokens"] < 50
+    assert server.engine_status.counters["num_tokens"] < 50
 
 
 async def test_a_client_that_leaves_before_the_engine_has_begun(server: MemoryServer) -> None:
@@ -162,7 +162,7 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
             if message["type"] == "http.response.body":
                 break
     await server.until(lambda: server.gate.is_held)
-    server.service.status.lost(next_incarnation=1)
+    server.engine_status.lost(next_incarnation=1)
     server.service.live.fail_all(unavailable("The engine process died.", code="engine_lost"))
     messages = [message async for message in client.messages()]
     body = b"".join(message.get("body", b"") for message in messages)
@@ -182,10 +182,10 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
     assert ready.json()["status"] == "down"
     assert (await server.client.get("/health")).status_code == 200
     server.gate.open()
-    server.service.status.incarnation = (
+    server.engine_status.incarnation = (
         0  # the engine of this test never died: accept its messages again, for the clean-up
     )
-    await server.until(lambda: bool(server.service.status.counters))
+    await server.until(lambda: bool(server.engine_status.counters))
 
 
 async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(

@@ -94,7 +94,7 @@ async def test_counts_are_those_of_the_answers(server: MemoryServer) -> None:
     usages = [(await ask(server, prompt, max_tokens=12))["usage"] for prompt in prompts]
     num_cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     assert num_cached > 0
-    num_prefill, status = sum(usage["prompt_tokens"] for usage in usages) - num_cached, server.service.status
+    num_prefill, status = sum(usage["prompt_tokens"] for usage in usages) - num_cached, server.engine_status
     await server.until(lambda: status.measurement is not None and status.measurement.num_prefill_tokens == num_prefill)
     await server.until_idle()  # a pulse of the idle engine has all counts
     found = await scrape(server)
@@ -113,12 +113,12 @@ async def test_counts_are_those_of_the_answers(server: MemoryServer) -> None:
     assert found.value("sglang:cached_tokens_total", cache_source="total") == num_cached
     assert found.value("sglang:inter_token_latency_seconds_count") == 33
     num_computed = found.value("pagewood_engine_tokens_total")
-    assert num_computed == server.service.status.counters["num_tokens"]
+    assert num_computed == server.engine_status.counters["num_tokens"]
     assert found.value("pagewood_engine_tokens_total", kind="prefill") == num_prefill
-    assert found.value("pagewood_step_tokens_count") == server.service.status.counters["num_steps"]
+    assert found.value("pagewood_step_tokens_count") == server.engine_status.counters["num_steps"]
     assert found.value("pagewood_prefix_cache_requests_total", cause="never_seen") >= 1
     assert found.value("pagewood_http_requests_total", path=COMPLETIONS, status="200") == 3
-    assert found.value("pagewood_kv_pages") == server.service.status.counters["num_pages"]
+    assert found.value("pagewood_kv_pages") == server.engine_status.counters["num_pages"]
     assert found.value("pagewood_kv_cache_usage_perc") == found.value("vllm:kv_cache_usage_perc") == 0
     stages = {sample.labels["stage"] for sample in found.families["pagewood_engine_stage_seconds"].samples}
     assert {"intake", "plan", "build", "launch", "wait", "retire"} <= stages
@@ -140,7 +140,7 @@ async def test_gauges_follow_requests_that_run_and_wait(server: MemoryServer) ->
     for _ in range(20):  # a pulse comes between two steps, if the last one is old
         server.gate.allow(1)
         await asyncio.sleep(0.06)
-        if server.service.status.counters["num_running"] == 8 and server.service.status.counters["num_waiting"] == 4:
+        if server.engine_status.counters["num_running"] == 8 and server.engine_status.counters["num_waiting"] == 4:
             break
     found = await scrape(server)
     assert found.value("vllm:num_requests_running") == found.value("sglang:num_running_reqs") == 8
@@ -184,7 +184,7 @@ async def test_names_are_those_that_autoscalers_and_routers_read(server: MemoryS
 async def test_preemptions_starvation_and_waiting_have_names_of_sglang_by_priority(server: MemoryServer) -> None:
     for priority in (0, 1, 1):
         await ask(server, "hello", max_tokens=3, priority=priority)
-    status = server.service.status
+    status = server.engine_status
     assert status.measurement is not None
     assert status.counters["num_starved"] == 0
     status.measurement = msgspec.structs.replace(status.measurement, preempted={"0": 3, "1": 1})
@@ -362,7 +362,7 @@ def test_usage_of_processes_is_that_of_the_system() -> None:
 
 
 async def test_what_waits_for_its_quota_is_not_a_repeated_prompt(server: MemoryServer) -> None:
-    status = server.service.status
+    status = server.engine_status
     assert status.measurement is not None
     status.incarnation = 1  # not ours; so no pulse changes what is set here
     status.measurement = msgspec.structs.replace(  # not ours

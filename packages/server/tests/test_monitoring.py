@@ -71,7 +71,7 @@ async def shown(server: MemoryServer) -> dict[str, set[str]]:
     await server.post("/v1/completions", {"prompt": "hello", "max_tokens": 3})
     await server.post("/v1/completions", {"prompt": "x" * 500})
     await server.until_idle()
-    status = server.service.status
+    status = server.engine_status
     assert status.measurement is not None
     found = msgspec.structs.replace(
         status.measurement, preempted={"0": 1}, tiers={"num_demoted": 1}, queue=type(status.measurement.queue)(

@@ -267,11 +267,11 @@ async def test_the_model_is_described(server: MemoryServer) -> None:
         architecture = shown["model_info"]["general.architecture"]
         assert shown["model_info"][f"{architecture}.context_length"] == 1600
     assert (await server.client.get("/api/version")).json()["version"].count(".") == 2
-    server.service.status.is_cut_off = True
+    server.engine_status.is_cut_off = True
     assert (await server.client.get("/api/ps")).json() == {"models": []}
     down = await post(server, CHAT)
     assert (down.status_code, list(down.json())) == (503, ["error"])
-    server.service.status.is_cut_off = False
+    server.engine_status.is_cut_off = False
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [

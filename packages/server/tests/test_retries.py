@@ -448,7 +448,7 @@ async def test_a_client_notices_nothing_of_a_death(
     body = {"model": "echo", "prompt": "A question", "max_tokens": 20, "temperature": 1.0, "seed": 3, "stream": stream}
     late = Client(server, body, path="/v1/completions")
     caplog.set_level(logging.INFO, "pagewood.server.requests")
-    live, status = server.service.live, server.service.status
+    live, status = server.service.live, server.engine_status
     await server.until(lambda: live.num_live == 2)
     status.lost(next_incarnation=1)
     live.lost(LOST)

@@ -27,7 +27,7 @@ BODY = {"model": "echo", "prompt": "Hi", "max_tokens": 3}
 
 async def stuck_in(server: MemoryServer) -> Stuck:
     """Return what is stuck, as soon as anything is."""
-    status = server.service.status
+    status = server.engine_status
     await server.until(lambda: trouble_of(status, limit_s=LIMIT_S) is not None)
     trouble = trouble_of(status, limit_s=LIMIT_S)
     assert trouble is not None
@@ -45,7 +45,7 @@ async def test_a_stuck_device_and_a_stuck_loop_and_an_idle_engine(
     assert await stuck_in(server) is Stuck.DEVICE
     server.gate.open()
     await client.served
-    await server.until(lambda: not server.service.status.step_s)
+    await server.until(lambda: not server.engine_status.step_s)
     await server.until_idle()
     go_on = threading.Event()
     plan = Planner.plan
@@ -59,10 +59,10 @@ async def test_a_stuck_device_and_a_stuck_loop_and_an_idle_engine(
     assert await stuck_in(server) is Stuck.LOOP
     go_on.set()
     await client.served
-    await server.until(lambda: not server.service.status.step_s)
+    await server.until(lambda: not server.engine_status.step_s)
     await server.until_idle()
     await asyncio.sleep(3 * LIMIT_S)  # idle: its pulses are those of the engine's thread, which waits for commands
-    status = server.service.status
+    status = server.engine_status
     assert trouble_of(status, limit_s=1.5) is None  # an idle engine sends one per second
     assert status.state is EngineState.READY
     await server.stop()

@@ -291,6 +291,12 @@ class MemoryServer:
         await self.until(lambda: all(one.state is EngineState.READY for one in self._statuses))
 
     @property
+    def engine_status(self) -> EngineStatus:
+        """The status of the only engine."""
+        [status] = self._statuses
+        return status
+
+    @property
     def _statuses(self) -> Sequence[EngineStatus]:
         status = self.service.status
         return status.replicas if isinstance(status, FleetStatus) else [status]

@@ -1,4 +1,4 @@
-"""A request of one token, or of an encoder's vector, through every process, which tests whether the server can answer at all."""
+"""A request of one token, or of a vector of an encoder, through every process: whether the server can answer at all."""
 
 from __future__ import annotations
 
