@@ -60,7 +60,7 @@ class PeftConfig:
         """Read the configuration of an adapter of rank at most `max_rank`.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
             ValueError: see the class.
         """
         fields = Fields.from_file(folder / CONFIG)

@@ -61,7 +61,7 @@ def gathered(config: EngineConfig, digest: ModelDigest, progress: Progress | Non
     Args:
         config: resolved.
         digest: of the model.
-        progress: is told what is awaited; what it raises ends the wait.
+        progress: gets reports of what is awaited; an error that it raises ends the wait.
 
     Raises:
         ValueError: a file cannot be read.

@@ -388,7 +388,7 @@ class Intake:
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
 
     def _adapter(self, name: str | None) -> Adapter | Refusal | None:
-        """Return the adapter of a name, or why there is none; None: no name was given."""
+        """Return the adapter of a name, or the refusal of an unknown name; None: no name was given."""
         if name is None:
             return None
         found = None if self._kv.adapters is None else self._kv.adapters.current(name)

@@ -106,7 +106,7 @@ class Frontend:
     folder: Path | None = None
     """Where the engine process writes profiles; None: it takes none."""
     replace_engine: Callable[[], Awaitable[None]] | None = None
-    """Replaces the engine process; None: there is none."""
+    """Replaces the engine process; None: it cannot be replaced."""
     dispatcher: Dispatcher | None = None
     """Sends requests to replicas; None: there is one engine, and the tokenizers send to it."""
     root_path: str = ""

@@ -56,7 +56,7 @@ class UpkeepEndpoints:
 
     service: Service
     replace_engine: Callable[[], Awaitable[None]] | None
-    """Replaces the engine process, or raises ApiError; None: there is none."""
+    """Replaces the engine process, or raises ApiError; None: it cannot be replaced."""
 
     def operations(self) -> list[Operation]:
         """Return the operations."""

@@ -30,7 +30,7 @@ class Loading(Protocol):
         ...
 
     def result(self) -> LoadedAdapter | Refusal:
-        """Return the adapter, or why there is none; only when it is `done`."""
+        """Return the adapter, or why it could not be read; only when it is `done`."""
         ...
 
 
@@ -111,7 +111,7 @@ class AdapterPool:
         return bool(self._loading)
 
     def current(self, name: str) -> Adapter | None:
-        """Return the adapter that a new request gets under a name; None: there is none."""
+        """Return the adapter that a new request gets under a name; None: the name is unknown."""
         return self._by_name.get(name)
 
     def begin_load(self, command: LoadAdapter) -> Refusal | None:
@@ -129,7 +129,7 @@ class AdapterPool:
         return None
 
     def load(self, command: LoadAdapter) -> Refusal | None:
-        """Read the folder of an adapter and wait for it; return why there is none, or None."""
+        """Read the folder of an adapter and wait for it; return why it could not be read, or None."""
         refusal = self.begin_load(command)
         if refusal is not None:
             return refusal

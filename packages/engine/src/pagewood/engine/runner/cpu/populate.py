@@ -148,7 +148,7 @@ class PopulatingRunner:
         return self._runner.launch(batch)
 
     def _highest(self, pages: Int32) -> int:
-        """Return the highest number of those pages that are in this memory; -1: none is."""
+        """Return the highest number of those pages that are in this memory; -1 if all lie elsewhere."""
         numbers = pages - np.int32(self._first or 0)
         return int(numbers.max(where=numbers < self._populator.num_pages, initial=-1))
 

@@ -88,7 +88,7 @@ class Door:
         return int(self._listening.getsockname()[1])
 
     def next(self, *, timeout_s: float) -> Guest | None:
-        """Return the next one who has come in; None: nobody has."""
+        """Return the next host that has come in, or None if no further host has."""
         try:
             return self._guests.get(timeout=timeout_s) if timeout_s else self._guests.get_nowait()
         except Empty:
