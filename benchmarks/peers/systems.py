@@ -103,7 +103,10 @@ def openvino(
     if done.returncode:
         print(f"{name} is left out, its conversion failed: {done.stderr.strip().splitlines()[-1][:300]}", flush=True)
         return None
-    return System(name=name, options={"system": "openvino", "model": str(out), "threads": threads}, python=python)
+    options = {"system": "openvino", "model": str(out), "threads": threads}
+    if form == "float32":
+        options["precision"] = "f32"  # otherwise it computes float32 weights in bfloat16, where the processor has it
+    return System(name=name, options=options, python=python)
 
 
 def random_prompts(rng: random.Random, vocab_size: int, count: int) -> list[list[int]]:

@@ -93,9 +93,10 @@ def openvino(options: dict[str, Any]) -> Generate:
     scheduler.cache_size = 1  # GB
     scheduler.enable_prefix_caching = False
     numbers = itertools.count()
-    pipeline = genai.ContinuousBatchingPipeline(
-        options["model"], scheduler, "CPU", {"INFERENCE_NUM_THREADS": options["threads"]}
-    )
+    how = {"INFERENCE_NUM_THREADS": options["threads"]}
+    if options.get("precision"):
+        how["INFERENCE_PRECISION_HINT"] = options["precision"]
+    pipeline = genai.ContinuousBatchingPipeline(options["model"], scheduler, "CPU", how)
 
     def generate(prompts: list[list[int]], num_tokens: int, mark: Mark) -> int:
         config = genai.GenerationConfig()

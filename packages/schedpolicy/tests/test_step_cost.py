@@ -1,3 +1,5 @@
+import math
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,16 +20,36 @@ def test_above_the_largest_size_it_continues_with_the_slope_of_all():
     assert StepCost([1, 2], [2.0, 1.0]).seconds(1000) == 1.0
 
 
-def test_observations_correct_all_sizes_of_one_kind():
+def test_steps_of_one_size_correct_all_sizes_of_one_kind_by_what_they_took_more():
     cost = StepCost([1, 100], [1.0, 2.0])
     for _ in range(200):
         cost.observe(40, 3.0)
     assert cost.seconds(40) == pytest.approx(3.0, rel=0.02)
-    assert cost.seconds(100) / cost.seconds(1) == pytest.approx(2.0)
+    assert cost.seconds(100) - cost.seconds(1) == pytest.approx(1.0)
     assert cost.seconds(100, has_drafts=True) == 2.0
     for _ in range(200):
         cost.observe(100, 1.0, has_drafts=True)
     assert cost.seconds(100, has_drafts=True) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("num_steps", [100, 2000])
+@pytest.mark.parametrize(("factor", "constant_s"), [(1.0, 0.5), (1.5, 0.0), (0.7, 0.5)])
+def test_steps_of_several_sizes_tell_host_work_from_a_slower_machine(factor: float, constant_s: float, num_steps: int):
+    cost = StepCost([1, 101], [1.0, 2.0])
+    rng = Random(0)
+    for _ in range(num_steps):
+        size = rng.randint(1, 101)
+        cost.observe(size, factor * cost.as_measured(size) + constant_s)
+    assert cost.seconds(51) == pytest.approx(factor * 1.5 + constant_s, rel=0.02)
+    assert cost.seconds(101) - cost.seconds(1) == pytest.approx(factor, rel=0.15)
+
+
+def test_seconds_stay_positive_whatever_is_observed():
+    cost = StepCost([1, 100], [1.0, 2.0])
+    for _ in range(2000):
+        cost.observe(100, 1e-9)
+        cost.observe(1, 1e3)
+    assert all(0 < cost.seconds(size) < math.inf for size in (0, 1, 50, 100, 1000))
 
 
 def test_one_slow_step_changes_little():

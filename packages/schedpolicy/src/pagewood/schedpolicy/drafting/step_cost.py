@@ -8,18 +8,24 @@ from itertools import pairwise
 
 _RATE = 0.05
 _MOST_CHANGE = 1.25
+_LEAST_SPREAD = 0.1
 
 
 class StepCost:
-    """Seconds of a step by its number of tokens: a table, and a factor that observed steps correct.
+    """Seconds of a step by its number of tokens: a table, and a line over it that observed steps correct.
 
     The table is interpolated linearly between measured sizes, constant below the smallest, and continued above the
     largest with the slope of the whole table. It need be neither convex nor continuous: a machine whose steps are
-    padded to 16 and 32 tokens is measured at 1, 16, 17 and 32. Steps with drafts have a factor of their own: the host
-    does more for them. Invariant: all values are positive and finite, and one observation changes a factor by little.
+    padded to 16 and 32 tokens is measured at 1, 16, 17 and 32.
+
+    Observed steps correct it by a line, one for plain steps and one for steps with drafts: the host does more for
+    these. Host work takes the same time whatever the size of the step, a machine that has become slower takes longer
+    for each token, and the line can tell the two apart only where sizes differ. So it goes through the mean of the
+    latest steps; its slope follows them as far as their sizes differ by more than a tenth, and is else that of the
+    table. Invariant: all values are positive and finite, and one observation changes a line by little.
     """
 
-    __slots__ = ("_factors", "_slope", "_values")
+    __slots__ = ("_drafting", "_plain", "_slope", "_values")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         """Start from a measurement.
@@ -41,8 +47,7 @@ class StepCost:
         for (a, b), (low, high) in zip(pairwise(sizes), pairwise(seconds), strict=True):
             self._values += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
         self._slope = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
-        self._factors = [1.0, 1.0]
-        """The factors of plain steps and of steps with drafts."""  # written by: StepCost
+        self._plain, self._drafting = _Line(), _Line()
 
     def seconds(self, num_tokens: int, *, has_drafts: bool = False) -> float:
         """Return the seconds of a step.
@@ -51,17 +56,15 @@ class StepCost:
             num_tokens: Of the step, >= 0, drafts included.
             has_drafts: Whether drafts are among these tokens, or were looked for.
         """
-        return self._at(num_tokens) * self._factors[has_drafts]
+        return (self._drafting if has_drafts else self._plain).at(self._at(num_tokens))
 
     def as_measured(self, num_tokens: int) -> float:
         """Return the seconds of a step from the table alone, without corrections by observed steps."""
         return self._at(num_tokens)
 
     def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
-        """Correct the factor of one kind of steps by a measured step."""
-        expected_s = self.seconds(num_tokens, has_drafts=has_drafts)
-        ratio = min(_MOST_CHANGE, max(1 / _MOST_CHANGE, seconds / expected_s))
-        self._factors[has_drafts] *= 1 + _RATE * (ratio - 1)
+        """Correct the line of one kind of steps by a measured step."""
+        (self._drafting if has_drafts else self._plain).observe(self._at(num_tokens), seconds)
 
     def _at(self, num_tokens: int) -> float:
         values = self._values
@@ -70,6 +73,42 @@ class StepCost:
             more = range(1, num_tokens + num_tokens // 4 - first + 2)
             values += [last + self._slope * number for number in more]
         return values[num_tokens]
+
+
+class _Line:
+    """Observed seconds as a line over those of the table, from decayed moments."""
+
+    __slots__ = ("_covariance", "_mean", "_mean_expected", "_slope", "_variance")
+
+    def __init__(self) -> None:
+        self._mean_expected = 0.0
+        """Mean of the table's seconds; 0: nothing was observed."""  # written by: _Line
+        self._mean = 0.0
+        """Mean of the observed seconds."""  # written by: _Line
+        self._variance = 0.0
+        """Variance of the table's seconds."""  # written by: _Line
+        self._covariance = 0.0
+        """Covariance of the table's and the observed seconds."""  # written by: _Line
+        self._slope = 1.0  # written by: _Line
+
+    def at(self, expected_s: float) -> float:
+        """Return the seconds of a step for which the table says `expected_s`."""
+        seconds = self._mean + self._slope * (expected_s - self._mean_expected)
+        return max(seconds, 0.1 * expected_s)
+
+    def observe(self, expected_s: float, seconds: float) -> None:
+        """Move the line towards one step."""
+        if not self._mean_expected:
+            self._mean_expected = self._mean = expected_s
+        present_s = self.at(expected_s)
+        seconds = min(_MOST_CHANGE * present_s, max(present_s / _MOST_CHANGE, seconds))
+        of_table, of_step = expected_s - self._mean_expected, seconds - self._mean
+        self._mean_expected += _RATE * of_table
+        self._mean += _RATE * of_step
+        self._variance = (1 - _RATE) * (self._variance + _RATE * of_table * of_table)
+        self._covariance = (1 - _RATE) * (self._covariance + _RATE * of_table * of_step)
+        least = (_LEAST_SPREAD * self._mean_expected) ** 2
+        self._slope = max(0.0, (self._covariance + least) / (self._variance + least))
 
 
 class DraftCost:
