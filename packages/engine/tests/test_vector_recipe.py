@@ -112,7 +112,7 @@ def test_an_end_token_is_appended_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "config", "message"),
     [
-        ([*MODULES, "sentence_transformers.models.Dense"], {"pooling_mode": "mean"}, "LogitScore, got Dense"),
+        ([*MODULES, "sentence_transformers.models.LSTM"], {"pooling_mode": "mean"}, "LogitScore, got LSTM"),
         (MODULES, {"pooling_mode_max_tokens": True}, "must be one of lasttoken, mean, cls, got max"),
         (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "got cls and mean"),
         (MODULES, {}, "got none"),
@@ -138,7 +138,9 @@ def test_a_damaged_list_of_modules_is_an_error(content: str, tmp_path: Path) -> 
 def test_an_encoder_without_a_table_is_refused(architecture: str, model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": model_type}))
     shutil.copyfile(model_folder(None) / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=f"got {architecture}, an encoder other than BertForMaskedLM, "):
+    with pytest.raises(
+        ValueError, match=f"got {architecture}, an encoder other than Gemma3TextModel, BertForMaskedLM, "
+    ):
         LLM(tmp_path)
 
 

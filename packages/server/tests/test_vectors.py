@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from memory_server import MAX_LENGTH, MemoryServer
 from pagewood.engine import LLM
 from pagewood.engine.api import PoolingParams
-from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe, cosine
+from pagewood.engine.model_folder.vector_recipe import HeadScoring, PairScoring, VectorRecipe, cosine
 from pagewood.engine.testing import oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
@@ -93,6 +93,69 @@ async def test_a_text_too_long_for_ollamas_embed_loses_its_end(
             unit = [vector(tokenizer, tokens, PoolingParams(normalize=True)) for tokens in expected]
             np.testing.assert_allclose(found["embeddings"], unit, rtol=1e-6)
             assert found["prompt_eval_count"] == sum(map(len, expected))
+    finally:
+        await server.stop()
+
+
+@pytest.mark.anyio
+async def test_a_text_loses_its_end_if_the_client_says_where(model_folder: Path, tokenizer: Tokenizer) -> None:
+    server = await start(model_folder, tokenizer, VectorRecipe(max_tokens=20))
+    try:
+        long = "ab" * 40
+        for cut, kept in ((7, 7), (-1, 20), (10**6, 20)):
+            said = {"input": [long, "ab"], "truncate_prompt_tokens": cut}
+            found = (await server.post(EMBEDDINGS, said)).json()
+            whole = tokenizer.encode(long).tolist()
+            np.testing.assert_allclose(found["data"][0]["embedding"], vector(tokenizer, whole[:kept]), rtol=1e-6)
+            np.testing.assert_allclose(found["data"][1]["embedding"], vector(tokenizer, "ab"), rtol=1e-6)
+            assert found["usage"]["prompt_tokens"] == kept + len(tokenizer.encode("ab"))
+            body = {"query": "ab", "documents": [long], "truncate_prompt_tokens": cut}
+            ranked = (await server.post("/v1/rerank", body)).json()
+            score = cosine(vector(tokenizer, "ab"), vector(tokenizer, whole[:kept]))
+            assert ranked["results"][0]["relevance_score"] == pytest.approx(score, rel=1e-6)
+        refused = await server.post(EMBEDDINGS, {"input": long})
+        assert (refused.status_code, "maximum context length is 20" in refused.text) == (400, True)
+        refused = await server.post(EMBEDDINGS, {"input": long, "truncate_prompt_tokens": 0})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_probability", [True, False])
+async def test_a_head_scores_both_texts_as_one(
+    model_folder: Path, tokenizer: Tokenizer, *, is_probability: bool
+) -> None:
+    pooling = PoolingParams(kind="cls", normalize=False)
+    recipe = VectorRecipe(scoring=HeadScoring(pooling=pooling, is_probability=is_probability), max_tokens=40)
+    server = await start(model_folder, tokenizer, recipe)
+
+    def score(query: str, document: str, longest: int | None = None) -> float:
+        tokens = tokenizer.encode_pair(query, document, longest=longest).tolist()
+        logit = float(vector(tokenizer, tokens, pooling)[0])
+        return 1 / (1 + math.exp(-logit)) if is_probability else logit
+
+    try:
+        ranked = (await server.post("/v1/rerank", {"query": "one", "documents": TEXTS})).json()["results"]
+        expected = [score("one", text) for text in TEXTS]
+        assert [one["index"] for one in ranked] == sorted(range(3), key=lambda index: -expected[index])
+        for one in ranked:
+            assert one["relevance_score"] == pytest.approx(expected[int(one["index"])], rel=1e-6)
+        scored = (await server.post("/v1/score", {"text_1": ["a", "b", "c"], "text_2": TEXTS})).json()["data"]
+        for one, query, text in zip(scored, "abc", TEXTS, strict=True):
+            assert one["score"] == pytest.approx(score(query, text), rel=1e-6)
+        body = {"query": "q" * 30, "documents": ["d" * 50]}
+        refused = await server.post("/v1/rerank", body)
+        assert (refused.status_code, "maximum context length is 40" in refused.text) == (400, True)
+        for cut, longest in ((-1, 40), (9, 9)):
+            [one] = (await server.post("/v1/rerank", {**body, "truncate_prompt_tokens": cut})).json()["results"]
+            assert one["relevance_score"] == pytest.approx(score("q" * 30, "d" * 50, longest), rel=1e-6)
+        for path, said in (
+            (EMBEDDINGS, {"input": "x"}), ("/api/embed", {"input": "x"}),
+            ("/v1/rerank", {"query": "x", "documents": ["x"], "instruct": "y"}),
+        ):  # fmt: skip
+            refused = await server.post(path, said)
+            assert refused.status_code == 400, path
     finally:
         await server.stop()
 

@@ -37,6 +37,7 @@ from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.core.steps.speculation import Drafting, Speculation
 from pagewood.engine.core.steps.stage_turns import StageTurns
+from pagewood.engine.core.vector_tail import VectorTail
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
@@ -76,6 +77,7 @@ def assemble(
     observer: Observer | None = None,
     policies: Policies | None = None,
     expert_rows: ExpertRows | None = None,
+    vector_tail: VectorTail | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -96,6 +98,7 @@ def assemble(
         observer: hears what is decided; None: only the decision log does, if there is one.
         policies: of the caller's own; None: those that the configuration names.
         expert_rows: what the runner counts; None: it does not.
+        vector_tail: what the model does with pooled states; None: nothing.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
@@ -207,6 +210,7 @@ def assemble(
         compiler=compiler,
         processors=processors,
         vector_size=info.vector_size,
+        vector_tail=vector_tail,
         generates=info.generates,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,

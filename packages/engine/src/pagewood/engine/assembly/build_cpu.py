@@ -29,6 +29,7 @@ from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights, layer_bytes
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stage import Stage, divide, stages_of
@@ -232,6 +233,7 @@ def _engine(
         inbox=inbox,
         outbox=outbox,
         expert_rows=rank.expert_rows,
+        vector_tail=read_vector_tail(parts.folder, parts.model.hidden_size),
     )
 
 

@@ -33,6 +33,7 @@ from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
@@ -167,6 +168,7 @@ def _engine_on(
         processors=processors,
         inbox=inbox,
         outbox=outbox,
+        vector_tail=read_vector_tail(folder, built.model.hidden_size),
     )
 
 

@@ -23,6 +23,7 @@ from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.runner import CUDARunner
@@ -119,6 +120,7 @@ def build_transformers_engine(
         processors=processors,
         inbox=inbox,
         outbox=outbox,
+        vector_tail=read_vector_tail(folder, shape.hidden_size),
     )
 
 

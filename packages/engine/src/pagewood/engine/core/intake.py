@@ -47,6 +47,7 @@ from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import broken_grammar, end, refuse
 from pagewood.engine.core.timeline import Timeline
+from pagewood.engine.core.vector_tail import VectorTail
 from pagewood.engine.seeds import arrival_seed
 
 _NO_SAMPLING = SamplingParams()
@@ -68,6 +69,7 @@ class Intake:
         compiler: compiles grammars; None: requests with a grammar are refused.
         processors: the functions that `logits_processors` of a request may name.
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
+        vector_tail: what follows the pooling of states; None: nothing.
         generates: whether the model generates tokens; otherwise requests for anything but a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
@@ -84,7 +86,7 @@ class Intake:
     __slots__ = (
         "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh", "_generates",
         "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors",
-        "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size", "_vocab_size",
+        "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size", "_vector_tail", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +102,7 @@ class Intake:
         compiler: Compiler | None = None,
         processors: Mapping[str, Callable[..., None]] | None = None,
         vector_size: int = 0,
+        vector_tail: VectorTail | None = None,
         generates: bool = True,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
@@ -124,7 +127,8 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._seed = seed
-        self._vector_size = vector_size
+        self._vector_size = vector_size if vector_tail is None else vector_tail.size
+        self._vector_tail = vector_tail
         self._generates = generates
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
@@ -248,7 +252,7 @@ class Intake:
             num_unscored=(
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
-            pool=None if pooling is None else Pool.of(pooling, len(prompt)),
+            pool=None if pooling is None else Pool.of(pooling, len(prompt), self._vector_tail),
             threshold=0.0 if submit.output else submit.cache_hit_threshold,
             awaits_kv=submit.handover == "await",
         )

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams
+from pagewood.engine.core.vector_tail import VectorTail
 
 Float32 = NDArray[np.float32]
 
@@ -28,12 +29,14 @@ class Pool:
     total: NDArray[np.float64] | None = None
     """[E], the sum of states; None: no states yet."""  # written by: pooling
     num_added: int = 0  # written by: pooling
+    tail: VectorTail | None = None
+    """What follows the pooling; None: nothing."""
 
     @classmethod
-    def of(cls, params: PoolingParams, num_prompt: int) -> Pool:
+    def of(cls, params: PoolingParams, num_prompt: int, tail: VectorTail | None = None) -> Pool:
         """Return the empty sum for a prompt."""
         first = num_prompt - 1 if params.kind == "last" else 0
-        return cls(params=params, num_done=first, end=1 if params.kind == "cls" else num_prompt)
+        return cls(params=params, num_done=first, end=1 if params.kind == "cls" else num_prompt, tail=tail)
 
     @property
     def is_complete(self) -> bool:
@@ -58,9 +61,10 @@ class Pool:
         return bool(np.isfinite(total).all())
 
     def vector(self) -> bytes:
-        """Return the complete vector, float32 little-endian: the mean, truncated, then normalised."""
+        """Return the complete vector, float32 little-endian: the mean behind the tail, truncated, then normalised."""
         assert self.total is not None
-        mean = (self.total / self.num_added)[: self.params.dimensions]
+        mean = self.total / self.num_added
+        mean = (mean if self.tail is None else self.tail(mean))[: self.params.dimensions]
         if self.params.normalize:
             length = float(np.linalg.norm(mean))
             mean = mean / length if length > 0.0 else mean

@@ -7,7 +7,6 @@ normalised; of an encoder, the mean of all.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
 from pagewood.engine.json_fields import Fields
+from pagewood.engine.model_folder.sentence_modules import activation_named, dense_modules, sentence_modules
 from pagewood.engine.text.template_files import chat_templates
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -88,6 +88,32 @@ class PairScoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadScoring:
+    """A reranker with a head: the score of a pair is made of the vector of one text, which has both.
+
+    Its model makes no other vectors.
+    """
+
+    pooling: PoolingParams
+    """The pooling of states before the head."""
+    type_stride: int = 0
+    """What is added to the ids of the second text: the size of the vocabulary if the model tells texts apart by a type
+    of their tokens, because it has each token once for each type; 0: it does not."""
+    is_probability: bool = True
+    """Whether the score is the sigmoid of what the head returns."""
+
+    def score(self, vector: NDArray[np.float32]) -> float:
+        """Return the score of a pair, given the vector `[1]` of its text."""
+        logit = float(vector[0])
+        if not self.is_probability:
+            return logit
+        return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+Scoring = PairScoring | HeadScoring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRecipe:
     """How a model turns texts into vectors."""
 
@@ -101,8 +127,10 @@ class VectorRecipe:
     lowers_case: bool = False
     end_token: int | None = None
     """Ends every text, unless the tokenizer has appended it; None: only the tokenizer appends tokens."""
-    scoring: PairScoring | None = None
+    scoring: Scoring | None = None
     """How pairs get scores; None: by the cosine of their vectors."""
+    size: int | None = None
+    """Elements of a vector behind the last Dense module; None: there is none, so as many as a state has."""
 
     def text(self, text: str, *, prompt_name: str | None = None) -> str:
         """Return the string to tokenize for a text: the text after a prompt.
@@ -133,6 +161,19 @@ def with_end(tokens: NDArray[np.int32], end_token: int | None) -> NDArray[np.int
     return np.append(tokens, np.int32(end_token))
 
 
+def cut(tokens: NDArray[np.int32], inner: NDArray[np.int32], limit: int) -> NDArray[np.int32]:
+    """Return the tokens of a text without its end. Tokens that the tokenizer has put around the text stay.
+
+    Args:
+        tokens: [num_tokens] int32, of the text and around it.
+        inner: [num_inner] int32, of the text alone.
+        limit: number of tokens to keep.
+    """
+    num_added = len(tokens) - len(inner)
+    start = next((i for i in range(num_added + 1) if np.array_equal(tokens[i : i + len(inner)], inner)), 0)
+    return np.concatenate((tokens[:start], inner[: max(0, limit - num_added)], tokens[start + len(inner) :]))
+
+
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Return the cosine of the angle between two vectors; 0 if one has no length."""
     lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
@@ -147,17 +188,21 @@ def read_vector_recipe(folder: str | Path) -> VectorRecipe:
         ValueError: a file is damaged, or needs something that is not supported.
     """
     folder = Path(folder)
-    modules = _modules(folder / "modules.json")
-    pooling, scoring = _usual_pooling(folder), _classifier(folder)
-    for kind, path in modules or ():
+    modules = sentence_modules(folder)
+    pooling = _usual_pooling(folder)
+    scoring: Scoring | None = _head(folder) or _classifier(folder)
+    kinds = [kind for kind, _ in modules]
+    if "Dense" in kinds and kinds.index("Dense") < (kinds.index("Pooling") if "Pooling" in kinds else len(kinds)):
+        raise ValueError(f"{folder / 'modules.json'} must have Dense behind Pooling, got {', '.join(kinds)}")
+    for kind, path in modules:
         if kind == "Pooling":
-            pooling = _pooling(folder / path / "config.json", normalize=any(kind == "Normalize" for kind, _ in modules))
+            pooling = _pooling(folder / path / "config.json", normalize="Normalize" in kinds)
         elif kind == "LogitScore":
             scoring = _logit_score(folder, folder / path / "config.json")
-        elif kind not in ("Transformer", "Normalize"):
+        elif kind not in ("Transformer", "Normalize", "Dense"):
             raise ValueError(
-                f"{folder / 'modules.json'} must name modules of type Transformer, Pooling, Normalize or LogitScore, "
-                f"got {kind}"
+                f"{folder / 'modules.json'} must name modules of type Transformer, Pooling, Dense, Normalize or "
+                f"LogitScore, got {kind}"
             )
     files = (folder / "config_sentence_transformers.json", folder / "sentence_bert_config.json")
     prompted, limited = (Fields.from_file(file) if file.is_file() else Fields(str(file), {}) for file in files)
@@ -170,36 +215,18 @@ def read_vector_recipe(folder: str | Path) -> VectorRecipe:
         lowers_case=limited.flag("do_lower_case", False),
         end_token=_end_token(folder),
         scoring=scoring,
+        size=next((one.out_features for one in reversed(dense_modules(folder))), None),
     )
 
 
 def _usual_pooling(folder: Path) -> PoolingParams:
     """Return the pooling of a folder without a module for it."""
     file = folder / "config.json"
-    is_encoder = file.is_file() and Fields.from_file(file).text("model_type", "") in _ENCODERS
-    return PoolingParams(kind="mean" if is_encoder else "last")
-
-
-def _modules(file: Path) -> list[tuple[str, str]]:
-    """Return the type and the folder of each module, in their order; empty without such a file."""
     if not file.is_file():
-        return []
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} must hold JSON: {error}") from error
-    if not isinstance(entries, list):
-        raise ValueError(f"{file} must hold a list of modules, got {entries!r:.80}")
-    modules: list[tuple[str, str]] = []
-    for entry in cast("list[object]", entries):
-        if not isinstance(entry, dict):
-            raise ValueError(f"{file} must hold a list of modules, got {entry!r:.80}")
-        fields = Fields(str(file), cast("dict[str, object]", entry))
-        path = fields.text("path", "")
-        if ".." in Path(path).parts or Path(path).is_absolute():
-            raise ValueError(f"{file}: path must stay in the model's folder, got {path!r:.80}")
-        modules.append((fields.text("type").rpartition(".")[2], path))
-    return modules
+        return PoolingParams()
+    fields = Fields.from_file(file)
+    is_encoder = fields.text("model_type", "") in _ENCODERS or fields.flag("use_bidirectional_attention", False)
+    return PoolingParams(kind="mean" if is_encoder else "last")
 
 
 def _pooling(file: Path, *, normalize: bool) -> PoolingParams:
@@ -238,6 +265,36 @@ def _classifier(folder: Path) -> PairScoring | None:
         raise ValueError(f"{file}: classifier_from_token must name two tokens, got {len(tokens)}")
     false_token, true_token = (_token_id(folder, token) for token in tokens)
     return PairScoring(true_token=true_token, false_token=false_token, has_template=_has_roles(folder))
+
+
+def _head(folder: Path) -> HeadScoring | None:
+    """Return how a model with a head scores pairs; None: it has no head."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    fields = Fields.from_file(file)
+    if not (fields.texts("architectures") or [""])[0].endswith("ForSequenceClassification"):
+        return None
+    labels = fields.section("id2label")
+    num_labels = 2 if labels is None else len(labels.values)
+    num_labels = fields.integer("num_labels", num_labels, high=_LARGEST)
+    if num_labels != 1:
+        raise ValueError(f"{file}: a model that scores pairs must have one label, got {num_labels}")
+    own = fields.section("sentence_transformers") or fields.empty("sentence_transformers")
+    if "activation_fn" in own.values:
+        activation = activation_named(own, "activation_fn", "Sigmoid")
+    else:
+        activation = activation_named(fields, "sbert_ce_default_activation_function", "Sigmoid")
+    if activation not in ("none", "sigmoid"):
+        raise ValueError(f"{file}: the activation of scores must be Sigmoid or Identity, got {activation}")
+    has_types = fields.text("model_type", "") == "bert" and fields.integer("type_vocab_size", 2, high=_LARGEST) > 1
+    return HeadScoring(
+        pooling=PoolingParams(
+            kind="mean" if fields.text("classifier_pooling", "cls") == "mean" else "cls", normalize=False
+        ),
+        type_stride=fields.integer("vocab_size", high=_LARGEST) if has_types else 0,
+        is_probability=activation == "sigmoid",
+    )
 
 
 def _has_roles(folder: Path) -> bool:

@@ -63,6 +63,9 @@ class ModelConfig:
     """Row of the first position in the table of these embeddings."""
     num_token_types: int = 0
     """Kinds of tokens that have an embedding; that of the first kind is added to all tokens. 0: there are none."""
+    has_typed_tokens: bool = False
+    """Whether each token is in the vocabulary once for each of these kinds, those of a kind behind those of the one
+    before it. So the second text of a pair has tokens of its own."""
     has_embedding_norm: bool = False
     """Whether embeddings have a norm before the first layer."""
     has_last_norm: bool = True
@@ -270,7 +273,7 @@ _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
 _NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 """Fields that may be null: as many heads as for queries, no soft cap, no window."""
-_OTHER_ENCODERS = frozenset({"albert", "camembert", "deberta", "deberta-v2", "electra", "mpnet", "new", "nomic_bert"})
+_OTHER_ENCODERS = frozenset({"albert", "camembert", "deberta", "deberta-v2", "electra", "mpnet", "new"})
 """The `model_type` of encoders for which there is no table; their errors name those for which there is one."""
 
 
@@ -297,9 +300,10 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
         if not family.has_local_rope:
             max_position = _longest(layers, max_position)
         choices = {layer.mixer.longest for layer in layers if isinstance(layer.mixer, LatentAttentionConfig)}
+        num_token_types = fields.integer("type_vocab_size", 0, high=vocab_size) if family.is_encoder else 0
         return ModelConfig(
             architecture=architecture,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size * (num_token_types if family.has_typed_tokens and num_token_types else 1),
             hidden_size=hidden_size,
             layers=layers,
             norm=norm,
@@ -310,8 +314,9 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
             has_logits_bias=family.logits_bias_field is not None and fields.flag(family.logits_bias_field, False),
             has_learned_positions=family.has_learned_positions,
             first_position=first_position,
-            num_token_types=fields.integer("type_vocab_size", 0, high=vocab_size) if family.is_encoder else 0,
-            has_embedding_norm=family.is_encoder,
+            num_token_types=num_token_types,
+            has_typed_tokens=family.has_typed_tokens and num_token_types > 1,
+            has_embedding_norm=family.is_encoder and not family.embeds_without_norm,
             has_last_norm=family.has_last_norm,
             other_parts=family.other_parts,
             eos_token_ids=eos_token_ids,

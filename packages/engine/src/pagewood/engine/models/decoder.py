@@ -219,7 +219,7 @@ def _read_ends(
 
     bias = "lm_head.bias" if config.has_logits_bias else None
     if config.num_token_types:
-        return ops.tied_embedding(_with_first_type(config, weights))
+        return ops.tied_embedding(_with_types(config, weights))
     if config.tied_embeddings and shard.is_whole and stage.is_first and stage.is_last:
         numbers = None if bias is None else weights.stack([(bias, vocab_size)])
         embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
@@ -234,11 +234,12 @@ def _read_ends(
     return embedding, head
 
 
-def _with_first_type(config: ModelConfig, weights: Weights) -> torch.Tensor:
-    """Return the embeddings of tokens `[V, E]`, each with that of the first kind of tokens added."""
-    table = weights.exact("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+def _with_types(config: ModelConfig, weights: Weights) -> torch.Tensor:
+    """Return the embeddings of tokens `[V, E]`, each with the embedding of its kind added."""
+    num_kinds = config.num_token_types if config.has_typed_tokens else 1
+    table = weights.exact("model.embed_tokens.weight", config.vocab_size // num_kinds, config.hidden_size)
     types = weights.exact("model.embed_types.weight", config.num_token_types, config.hidden_size)
-    return table + types[:1]
+    return torch.cat([table + types[kind : kind + 1] for kind in range(num_kinds)])
 
 
 def _elsewhere(x: A) -> A:

@@ -143,6 +143,12 @@ class Arguments:
             raise ValueError(f"{name}[{index}] must be a token id in [0, {self.vocab_size}), got {ids[index]}")
         return np.asarray(ids, "<i4").tobytes()
 
+    def pair(self, first: str, second: str, type_stride: int, longest: int | None) -> bytes:
+        """Return the token ids of two texts as one, int32 little-endian; see `Tokenizer.encode_pair`."""
+        return (
+            self.tokenizer.encode_pair(first, second, type_stride=type_stride, longest=longest).astype("<i4").tobytes()
+        )
+
     def conversations(self, conversations: object) -> list[bytes]:
         """Return the token ids of one conversation or of several, int32 little-endian.
 

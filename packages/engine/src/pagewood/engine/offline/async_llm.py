@@ -192,6 +192,7 @@ class AsyncLLM:
         pooling: PoolingParams | None = None,
         *,
         prompt_name: str | None = None,
+        truncate: bool = False,
         priority: int | Sequence[int] = 0,
     ) -> Vectors:
         """Return the vectors of texts; arguments and result are those of `LLM.embed`.
@@ -199,7 +200,9 @@ class AsyncLLM:
         Raises what `generate` raises.
         """
         requests = VectorRequests(self._engine.arguments, self.info)
-        submits = await asyncio.to_thread(requests.of_prompts, prompts, pooling, prompt_name, priority)
+        submits = await asyncio.to_thread(
+            requests.of_prompts, prompts, pooling, prompt_name, priority, truncate=truncate
+        )
         return requests.vectors(await self._answered(Call(submits, tokenizer=self.tokenizer)))
 
     async def rerank(
@@ -209,6 +212,7 @@ class AsyncLLM:
         *,
         top_n: int | None = None,
         instruction: str | None = None,
+        truncate: bool = False,
         priority: int = 0,
     ) -> list[RankedDocument]:
         """Return documents in the order of their relevance; arguments and result are those of `LLM.rerank`.
@@ -216,7 +220,9 @@ class AsyncLLM:
         Raises what `generate` raises.
         """
         requests = VectorRequests(self._engine.arguments, self.info)
-        submits = await asyncio.to_thread(requests.of_query, query, documents, instruction, priority, top_n=top_n)
+        submits = await asyncio.to_thread(
+            requests.of_query, query, documents, instruction, priority, top_n=top_n, truncate=truncate
+        )
         return requests.ranked(await self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
 
     async def _answered(self, call: Call) -> Call:

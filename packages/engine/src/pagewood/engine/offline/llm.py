@@ -222,6 +222,7 @@ class LLM:
         pooling: PoolingParams | None = None,
         *,
         prompt_name: str | None = None,
+        truncate: bool = False,
         priority: int | Sequence[int] = 0,
     ) -> Vectors:
         """Return the vectors of texts.
@@ -232,6 +233,8 @@ class LLM:
                 normalised.
             prompt_name: name of the prompt of the model's folder to put before each text, such as `query`; None: its
                 default, if it has one.
+            truncate: whether a text that is too long loses its end, as in sentence-transformers; otherwise it is an
+                error.
             priority: for all prompts, or one for each.
 
         Returns:
@@ -241,7 +244,7 @@ class LLM:
         """
         self._engine.check()
         requests = VectorRequests(self._arguments, self.info)
-        submits = requests.of_prompts(prompts, pooling, prompt_name, priority)
+        submits = requests.of_prompts(prompts, pooling, prompt_name, priority, truncate=truncate)
         return requests.vectors(self._answered(Call(submits, tokenizer=self.tokenizer)))
 
     def rerank(
@@ -251,25 +254,28 @@ class LLM:
         *,
         top_n: int | None = None,
         instruction: str | None = None,
+        truncate: bool = False,
         priority: int = 0,
     ) -> list[RankedDocument]:
         """Return documents in the order of their relevance for a query, the best first.
 
-        A reranker (a folder with a `LogitScore` module, or `classifier_from_token` in its config.json) reads each
-        document with the query. Any other model compares their vectors.
+        A reranker (a folder with a `LogitScore` module, `classifier_from_token` in its config.json, or a head with one
+        label) reads each document with the query. Any other model compares their vectors.
 
         Args:
             query: the text to search for.
             documents: the texts that may answer it.
             top_n: number of documents to return; None: all.
             instruction: for a reranker, about the query; None: the reranker's own.
+            truncate: whether texts that are too long lose their ends; of a pair, the longer text. Otherwise they are an
+                error.
             priority: of the requests.
 
         Raises what `generate` raises; a text that is too long is a ValueError, too.
         """
         self._engine.check()
         requests = VectorRequests(self._arguments, self.info)
-        submits = requests.of_query(query, documents, instruction, priority, top_n=top_n)
+        submits = requests.of_query(query, documents, instruction, priority, top_n=top_n, truncate=truncate)
         return requests.ranked(self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import Delta, PoolingParams, Submit
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.model_folder.vector_recipe import PairScoring, cosine, with_end
+from pagewood.engine.model_folder.vector_recipe import HeadScoring, Scoring, cosine, cut, with_end
 from pagewood.engine.offline.arguments import Arguments, Prompts
 from pagewood.engine.offline.calls import Call
 
@@ -43,22 +43,30 @@ class VectorRequests:
         self._arguments = arguments
         self._recipe = arguments.recipe
         self._max_tokens = self._recipe.longest(info.max_length)
-        self._size = info.vector_size
+        self._size = self._recipe.size or info.vector_size
 
     @property
-    def scoring(self) -> PairScoring | None:
+    def scoring(self) -> Scoring | None:
         """How pairs get scores; None: by the cosine of their vectors."""
         return self._recipe.scoring
 
     def of_prompts(
-        self, prompts: Prompts, pooling: PoolingParams | None, prompt_name: str | None, priority: object
+        self,
+        prompts: Prompts,
+        pooling: PoolingParams | None,
+        prompt_name: str | None,
+        priority: object,
+        *,
+        truncate: bool = False,
     ) -> list[Submit]:
-        """Return the requests for the vectors of prompts.
+        """Return the requests for the vectors of prompts; with `truncate`, one that is too long loses its end.
 
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument has a wrong value, or a prompt is too long.
         """
+        if isinstance(self.scoring, HeadScoring):
+            raise ValueError("this model scores pairs of texts and makes no vectors: use rerank instead")
         pooling = self._recipe.pooling if pooling is None else pooling
         if not isinstance(cast("object", pooling), PoolingParams):
             raise TypeError(f"pooling must be PoolingParams or None, got {pooling!r:.80}")
@@ -69,21 +77,42 @@ class VectorRequests:
             ]
         tokens = self._arguments.prompts(several)
         for index, one in enumerate(tokens):
-            if isinstance(several[index], str):
+            text = several[index]
+            if isinstance(text, str):
                 tokens[index] = one = with_end(np.frombuffer(one, "<i4"), self._recipe.end_token).tobytes()
+            if truncate and len(one) // 4 > self._max_tokens:
+                whole = np.frombuffer(one, "<i4")
+                inner = whole
+                if isinstance(text, str):
+                    inner = self._arguments.tokenizer.encode(text, add_special_tokens=False)
+                tokens[index] = cut(whole, inner, self._max_tokens).tobytes()
+        self._check_lengths(tokens, "prompts")
+        return self._with_pooling(tokens, pooling, priority)
+
+    def _check_lengths(self, tokens: Sequence[bytes], name: str) -> None:
+        for index, one in enumerate(tokens):
             if len(one) // 4 > self._max_tokens:
-                raise ValueError(f"prompts[{index}] must have at most {self._max_tokens} tokens, got {len(one) // 4}")
+                raise ValueError(f"{name}[{index}] must have at most {self._max_tokens} tokens, got {len(one) // 4}")
+
+    def _with_pooling(self, tokens: list[bytes], pooling: PoolingParams, priority: object) -> list[Submit]:
         return [
             msgspec.structs.replace(submit, pooling=pooling)
             for submit in self._arguments.submits(tokens, None, priority)
         ]
 
     def of_query(
-        self, query: str, documents: Sequence[str], instruction: str | None, priority: object, *, top_n: int | None
+        self,
+        query: str,
+        documents: Sequence[str],
+        instruction: str | None,
+        priority: object,
+        *,
+        top_n: int | None,
+        truncate: bool = False,
     ) -> list[Submit]:
         """Return the requests that find the scores of documents for a query; `ranked` reads their answers.
 
-        `top_n` is only checked.
+        `top_n` is only checked. With `truncate`, the longer text of a pair that is too long loses its end.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -101,8 +130,18 @@ class VectorRequests:
             if instruction is not None:
                 raise ValueError(f"instruction must be None for a model that is no reranker, got {instruction!r:.80}")
             recipe = self._recipe
-            of_query = self.of_prompts(query, None, recipe.prompt_of("query"), priority)
-            return of_query + self.of_prompts(documents, None, recipe.prompt_of("document"), priority)
+            names = (recipe.prompt_of("query"), recipe.prompt_of("document"))
+            of_query = self.of_prompts(query, None, names[0], priority, truncate=truncate)
+            return of_query + self.of_prompts(documents, None, names[1], priority, truncate=truncate)
+        if isinstance(scoring, HeadScoring):
+            if instruction is not None:
+                raise ValueError(f"instruction must be None for a reranker with a head, got {instruction!r:.80}")
+            longest = self._max_tokens if truncate else None
+            tokens = [self._arguments.pair(query, one, scoring.type_stride, longest) for one in documents]
+            self._check_lengths(tokens, "documents")
+            return self._with_pooling(tokens, scoring.pooling, priority)
+        if truncate:
+            raise ValueError("truncate must be False for a reranker whose prompt would lose its end, got True")
         if scoring.has_template:
             pairs = [scoring.messages(query, one, instruction=instruction) for one in documents]
             tokens = self._arguments.conversations(pairs)
@@ -128,6 +167,8 @@ class VectorRequests:
         if self.scoring is None:
             query, *documents = self.vectors(call)
             scores = [cosine(query, document) for document in documents]
+        elif isinstance(self.scoring, HeadScoring):
+            scores = [self.scoring.score(vector) for vector in self.vectors(call)]
         else:
             _ends(call)
             scores = [self.scoring.score(completion.logprobs) for completion in call.completions()]

@@ -119,6 +119,36 @@ class Tokenizer:
             encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return _as_array(encoding.ids)
 
+    def encode_pair(
+        self, first: str, second: str, *, type_stride: int = 0, longest: int | None = None
+    ) -> NDArray[np.int32]:
+        """Return the ids of two texts as one, with the tokens that the tokenizer puts around and between them.
+
+        Args:
+            first: of the pair.
+            second: of the pair.
+            type_stride: what is added to the ids of tokens of the second type, see `HeadScoring`.
+            longest: tokens beyond which the longer text loses its end, or both do; None: nothing is cut.
+
+        Returns:
+            [num_tokens] int32.
+
+        Raises:
+            ValueError: as in `encode`.
+            TokenizerPanic: as in `encode`.
+        """
+        check_unicode(first)
+        check_unicode(second)
+        with panics_as_errors():
+            encoding = self._tokenizer.encode_batch([(first, second)])[0]
+        tokens = _as_array(encoding.ids) + np.int32(type_stride) * _as_array(encoding.type_ids)
+        if longest is None or len(tokens) <= longest:
+            return tokens
+        of = np.array([-1 if one is None else one for one in encoding.sequence_ids])
+        kept = _longest_first(int((of == 0).sum()), int((of == 1).sum()), max(0, longest - int((of == -1).sum())))
+        places = [np.cumsum(of == number) <= kept[number] for number in (0, 1)]
+        return tokens[(of == -1) | ((of == 0) & places[0]) | ((of == 1) & places[1])]
+
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`; 0 if no bound is known. Much faster than `encode`.
 
@@ -223,6 +253,15 @@ class Tokenizer:
                 self._tokenizer, skip_special_tokens=skip_special_tokens, keep=keep
             )
         return self._decoders[options]()
+
+
+def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are kept in `room`: the longer one is cut first, as in `transformers`."""
+    shorter, longer = sorted((num_first, num_second))
+    longer = min(longer, max(shorter, room - shorter))
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if num_first > num_second else (shorter, longer)
 
 
 def _as_array(ids: list[int]) -> NDArray[np.int32]:

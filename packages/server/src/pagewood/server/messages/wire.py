@@ -73,7 +73,16 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """int32, little-endian."""
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+class PairPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="pair"):
+    """Two texts in one, for a model that scores pairs."""
+
+    first: str
+    second: str
+    type_stride: int = 0
+    """See `Tokenizer.encode_pair`."""
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | PairPrompt
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.fan_out import fan_out
-from pagewood.engine.model_folder.vector_recipe import with_end
+from pagewood.engine.model_folder.vector_recipe import cut, with_end
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.engine.text.reasoning import TAIL_LENGTH
 from pagewood.radixcache.events.hashing import block_hashes
@@ -38,7 +38,7 @@ from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
 from pagewood.server.messages.token_ids import num_ids
 from pagewood.server.observe.logs import request_fields
-from pagewood.server.protocols.common.context_window import capped, cut, overlong
+from pagewood.server.protocols.common.context_window import capped, overlong
 from pagewood.server.stages.binding import bound
 from pagewood.server.stages.text_limit import TextTooLong, check_text
 from pagewood.server.stages.turns import Turns
@@ -368,7 +368,8 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     refusal = None if isinstance(message.prompt, wire.TokenPrompt) else overlong(tokenizer, message, text)
     if refusal is not None:
         return refusal
-    tokens = _prompt_tokens(tokenizer, message.prompt, text)
+    longest = limit if message.cuts_prompt else None
+    tokens = _prompt_tokens(tokenizer, message.prompt, text, longest=longest)
     tokens = with_end(tokens, message.end_token)
     if not len(tokens):
         return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
@@ -427,6 +428,8 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
             return ""
         case wire.TextPrompt(text=text):
             return text
+        case wire.PairPrompt(first=first, second=second):
+            return f"{first}\n{second}"
         case wire.ChatPrompt():
             return tokenizer.render_chat(
                 prompt.messages,
@@ -439,11 +442,21 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
 
 
 def _prompt_tokens(
-    tokenizer: Tokenizer, prompt: wire.Prompt, text: str, *, add_special_tokens: bool | None = None
+    tokenizer: Tokenizer,
+    prompt: wire.Prompt,
+    text: str,
+    *,
+    add_special_tokens: bool | None = None,
+    longest: int | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids of a prompt with that text, which `check_text` has accepted, [num_tokens] int32."""
+    """Return the ids of a prompt with that text, which `check_text` has accepted, [num_tokens] int32.
+
+    A pair that is longer than `longest` is cut.
+    """
     if isinstance(prompt, wire.TokenPrompt):
         return np.frombuffer(prompt.tokens, dtype="<i4")
+    if isinstance(prompt, wire.PairPrompt):
+        return tokenizer.encode_pair(prompt.first, prompt.second, type_stride=prompt.type_stride, longest=longest)
     if add_special_tokens is None:  # a chat template writes them itself
         add_special_tokens = isinstance(prompt, wire.TextPrompt)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -1,8 +1,9 @@
-"""BERT, RoBERTa and XLM-RoBERTa, DistilBERT: encoders with norms of sums and learned positions."""
+"""BERT, RoBERTa and XLM-RoBERTa, DistilBERT and Nomic's BERT: encoders with norms of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
@@ -37,7 +38,7 @@ def _stored(prefix: str) -> StoredLayout:
         outside=_OUTSIDE,
         in_layer=_IN_LAYER,
         unneeded=(".position_ids",),
-        unneeded_parts=("pooler.", "cls.", "lm_head."),
+        unneeded_parts=("pooler.", "cls.", "lm_head.", "classifier."),
     )
 
 
@@ -88,19 +89,55 @@ _DISTILBERT = Family(
             "output_layer_norm": "post_feedforward_layernorm",
         },
         unneeded=(".position_ids",),
-        unneeded_parts=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+        unneeded_parts=("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "pre_classifier.", "classifier."),
     ),
     defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
+)  # fmt: skip
+_NOMIC = Family(
+    qkv_bias=None,
+    output_bias=None,
+    mlp_bias=None,
+    bias_fields=("qkv_proj_bias", "qkv_proj_bias", "mlp_fc1_bias"),
+    theta=1e3,
+    is_encoder=True,
+    has_last_norm=False,
+    field_names={
+        "hidden_act": "activation_function", "hidden_size": "n_embd", "intermediate_size": "n_inner",
+        "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "rms_norm_eps": "layer_norm_eps",
+        "rope_theta": "rotary_emb_base",
+    },
+    ignores=frozenset({"activation_function", "n_positions"}),
+    activations={"swiglu": "silu"},
+    norm=_NORM,
+    frame=_FRAME,
+    stored=StoredLayout(
+        layers="encoder.layers",
+        outside={
+            "embeddings.word_embeddings": "model.embed_tokens", "embeddings.token_type_embeddings": "model.embed_types",
+            "emb_ln": "model.embed_norm",
+        },
+        in_layer={
+            "attn.out_proj": "self_attn.o_proj", "mlp.fc11": "mlp.up_proj", "mlp.fc12": "mlp.gate_proj",
+            "mlp.fc2": "mlp.down_proj", "norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm",
+        },
+        fused={"attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    ),
+    defaults={"hidden_act": "silu", "tie_word_embeddings": True, "type_vocab_size": 2},
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "BertForMaskedLM": _BERT,
+        "BertForSequenceClassification": replace(_BERT, has_typed_tokens=True),
         "BertModel": _BERT,
         "DistilBertForMaskedLM": _DISTILBERT,
+        "DistilBertForSequenceClassification": _DISTILBERT,
         "DistilBertModel": _DISTILBERT,
+        "NomicBertModel": _NOMIC,
         "RobertaForMaskedLM": _ROBERTA,
+        "RobertaForSequenceClassification": _ROBERTA,
         "RobertaModel": _ROBERTA,
         "XLMRobertaForMaskedLM": _ROBERTA,
+        "XLMRobertaForSequenceClassification": _ROBERTA,
         "XLMRobertaModel": _ROBERTA,
     }
 )

@@ -85,7 +85,12 @@ class Family:
     has_learned_positions: bool = False
     """Whether an embedding of its position is added to that of a token."""
     is_encoder: bool = False
-    """Whether tokens see later ones, embeddings have a norm, and there is no output projection."""
+    """Whether tokens see later ones, embeddings have a norm, unless `embeds_without_norm`, and there is no output
+    projection."""
+    embeds_without_norm: bool = False
+    """Of an encoder: whether embeddings have no norm."""
+    has_typed_tokens: bool = False
+    """See `ModelConfig`."""
     begins_without_norm: bool = False
     """Whether the first layer has no norm before its mixer."""
     has_last_norm: bool = True

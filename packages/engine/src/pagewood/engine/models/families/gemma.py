@@ -103,6 +103,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GemmaForCausalLM": _GEMMA,
         "Gemma2ForCausalLM": _GEMMA2,
         "Gemma3ForCausalLM": _GEMMA3,
+        "Gemma3TextModel": replace(
+            _GEMMA3,
+            is_encoder=True,
+            embeds_without_norm=True,
+            knows=_CAPS | {"use_bidirectional_attention"},
+            defaults={**_GEMMA3.defaults, "use_bidirectional_attention": False},
+        ),
         "Gemma3ForConditionalGeneration": replace(
             _GEMMA3,
             other_parts=_in_models_of_images(("vision_tower.", "multi_modal_projector.")),

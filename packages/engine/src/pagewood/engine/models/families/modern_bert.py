@@ -33,8 +33,14 @@ _FAMILY = Family(
         },
         in_layer={"attn.Wo": "self_attn.o_proj", "mlp.Wi": "mlp.gate_up_proj", "mlp.Wo": "mlp.down_proj"},
         fused={"attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-        unneeded_parts=("head.", "decoder."),
+        unneeded_parts=("head.", "decoder.", "classifier."),
     ),
     defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
 )  # fmt: skip
-FAMILIES: Mapping[str, Family] = MappingProxyType({"ModernBertForMaskedLM": _FAMILY, "ModernBertModel": _FAMILY})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "ModernBertForMaskedLM": _FAMILY,
+        "ModernBertForSequenceClassification": _FAMILY,
+        "ModernBertModel": _FAMILY,
+    }
+)

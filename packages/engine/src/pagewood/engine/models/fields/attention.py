@@ -32,6 +32,7 @@ def read_attention(
     """
     if family.is_encoder:
         must_be(fields, "is_decoder", False)
+        must_be(fields, "use_bidirectional_attention", True)
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
     views = local_ropes(fields, family) if family.has_local_rope else (fields, fields)

@@ -31,6 +31,8 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int |
     if family.windows == "around":
         return _reaches(fields, kinds, num_layers)
     window = _window(fields, family)
+    if family.is_encoder and window is not None:
+        window //= 2  # on both sides
     if kinds is None and family.windows == "periodic" and (window is not None or family.has_local_rope):
         kinds = _periodic(fields, num_layers)
     if kinds is None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagewood.engine.api import Overflow, Refusal, SamplingParams
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages import wire
@@ -49,16 +46,3 @@ def capped(sampling: SamplingParams, message: wire.Generate, *, num_prompt: int)
     if num_prompt + sampling.max_tokens <= message.max_length:
         return sampling
     return dataclasses.replace(sampling, max_tokens=None)
-
-
-def cut(tokens: NDArray[np.int32], inner: NDArray[np.int32], limit: int) -> NDArray[np.int32]:
-    """Return the tokens of a text without its end. Tokens that the tokenizer has put around the text stay.
-
-    Args:
-        tokens: [num_tokens] int32, of the text and around it.
-        inner: [num_inner] int32, of the text alone.
-        limit: number of tokens to keep.
-    """
-    num_added = len(tokens) - len(inner)
-    start = next((i for i in range(num_added + 1) if np.array_equal(tokens[i : i + len(inner)], inner)), 0)
-    return np.concatenate((tokens[:start], inner[: max(0, limit - num_added)], tokens[start + len(inner) :]))

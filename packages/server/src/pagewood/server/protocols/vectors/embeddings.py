@@ -18,11 +18,10 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
 from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX, TokenId
 from pagewood.server.protocols.common.prompts import parse_prompts
-from pagewood.server.protocols.common.vectors import MAX_INPUTS, vector_request
+from pagewood.server.protocols.common.vectors import MAX_INPUTS, Cut, limit_of, vector_request
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,),
     "normalize": (None,),
     "embed_dtype": (None, "float32"),
     "endianness": (None, "native", "little"),
@@ -50,6 +49,9 @@ class EmbeddingRequest(BaseModel):
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     prompt_name: str | None = None
     """Which of the prompts of the model's folder goes before each text; an addition to OpenAI's API."""
+    truncate_prompt_tokens: Cut = None
+    """The number of tokens of a text beyond which it loses its end; -1: as many as the model takes. Null: such a text
+    is an error. As in vLLM."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
 
 
@@ -97,6 +99,8 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
     if request.dimensions is not None:
         pooling = replace(pooling, dimensions=request.dimensions)
 
+    limit = limit_of(request.truncate_prompt_tokens)
+
     def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
         data = [
             Embedding(index=index, embedding=_encoded(one.vector, request.encoding_format))
@@ -108,7 +112,7 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
         requests=[
             vector_request(
                 one, recipe, model, pooling=pooling, prompt_name=request.prompt_name, priority=request.priority or 0,
-                param="input",
+                param="input", **limit,
             )
             for one in request.input
         ],

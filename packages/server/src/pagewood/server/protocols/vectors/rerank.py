@@ -11,13 +11,13 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.engine.api import RequestOptions
-from pagewood.engine.model_folder.vector_recipe import PairScoring, VectorRecipe, cosine
+from pagewood.engine.model_folder.vector_recipe import HeadScoring, PairScoring, Scoring, VectorRecipe, cosine
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import WHOLE, kind, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
 from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX
-from pagewood.server.protocols.vectors.embeddings import vector_request
+from pagewood.server.protocols.vectors.embeddings import Cut, limit_of, vector_request
 from pagewood.server.requests.live import new_request_id
 
 MAX_DOCUMENTS = 2048
@@ -26,7 +26,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rank_fields": (None, []),
     "max_chunks_per_doc": (None,),
     "max_tokens_per_doc": (None,),
-    "truncate_prompt_tokens": (None,),
     "softmax_temperature": (None,),
     "request_id": (None,),
     "mm_processor_kwargs": (None, {}),
@@ -82,6 +81,8 @@ class RerankRequest(BaseModel):
     return_documents: bool | None = None
     instruct: str | None = None
     """The instruction for a reranker, as in SGLang."""
+    truncate_prompt_tokens: Cut = None
+    """See `EmbeddingRequest`; of a pair, the longer text loses its end."""
     priority: _Priority = None
 
 
@@ -94,6 +95,7 @@ class ScoreRequest(BaseModel):
     text_1: Annotated[list[str], BeforeValidator(_texts, _Texts)]
     text_2: Annotated[list[str], BeforeValidator(_texts, _Texts)]
     instruct: str | None = None
+    truncate_prompt_tokens: Cut = None
     priority: _Priority = None
 
 
@@ -186,7 +188,7 @@ def rerank(request: RerankRequest, recipe: VectorRecipe, model: wire.Model, *, a
     names = (recipe.prompt_of("query"), recipe.prompt_of("document"))
     requests = _requests(
         [request.query], texts, recipe, model, names=names, params=("query", "documents"), instruct=request.instruct,
-        priority=request.priority or 0,
+        cut=request.truncate_prompt_tokens, priority=request.priority or 0,
     )  # fmt: skip
     return Work(requests=requests, prompt_param="documents", render=render)
 
@@ -207,7 +209,7 @@ def score(request: ScoreRequest, recipe: VectorRecipe, model: wire.Model, *, ans
 
     requests = _requests(
         request.text_1, request.text_2, recipe, model, names=(None, None), params=("text_1", "text_2"),
-        instruct=request.instruct, priority=request.priority or 0,
+        instruct=request.instruct, cut=request.truncate_prompt_tokens, priority=request.priority or 0,
     )  # fmt: skip
     return Work(requests=requests, prompt_param="text_2", render=render)
 
@@ -221,12 +223,32 @@ def _requests(
     names: tuple[str | None, str | None],
     params: tuple[str, str],
     instruct: str | None,
+    cut: int | None,
     priority: int,
 ) -> list[wire.Generate]:
     """Return the requests that find the scores of pairs: one for each pair, or one for each text if vectors do."""
-    scoring = recipe.scoring
+    scoring, limit = recipe.scoring, limit_of(cut)
+    queries = first if len(first) == len(second) else [first[0]] * len(second)
+    if isinstance(scoring, HeadScoring):
+        _refuse_instruct(instruct)
+        return [
+            wire.Generate(
+                request_id=new_request_id("req"),
+                prompt=wire.PairPrompt(first=one, second=other, type_stride=scoring.type_stride),
+                options=RequestOptions(pooling=scoring.pooling, priority=priority, adapter=model.adapter),
+                max_length=min(recipe.longest(model.max_length), limit.get("max_tokens") or model.max_length),
+                cuts_prompt=limit.get("cuts_prompt", False),
+            )
+            for one, other in zip(queries, second, strict=True)
+        ]
     if scoring is not None:
-        queries = first if len(first) == len(second) else [first[0]] * len(second)
+        if limit:
+            raise ApiError(
+                "Unsupported parameter: 'truncate_prompt_tokens' is for models that embed texts or have a head for "
+                "scores, and this one reads a prompt that would lose its end.",
+                param="truncate_prompt_tokens",
+                code="unsupported_parameter",
+            )
         return [
             wire.Generate(
                 request_id=new_request_id("req"),
@@ -236,17 +258,23 @@ def _requests(
             )
             for pair in zip(queries, second, strict=True)
         ]
-    if instruct is not None:
-        raise ApiError(
-            "Unsupported parameter: 'instruct' is for rerankers, and this model is none; leave it out.",
-            param="instruct",
-            code="unsupported_parameter",
-        )
+    _refuse_instruct(instruct)
     return [
-        vector_request(text, recipe, model, pooling=recipe.pooling, prompt_name=name, priority=priority, param=param)
+        vector_request(
+            text, recipe, model, pooling=recipe.pooling, prompt_name=name, priority=priority, param=param, **limit
+        )
         for texts, name, param in zip((first, second), names, params, strict=True)
         for text in texts
     ]
+
+
+def _refuse_instruct(instruct: str | None) -> None:
+    if instruct is not None:
+        raise ApiError(
+            "Unsupported parameter: 'instruct' is for rerankers that read one, and this model is none; leave it out.",
+            param="instruct",
+            code="unsupported_parameter",
+        )
 
 
 def _pair(scoring: PairScoring, query: str, document: str, instruct: str | None) -> wire.Prompt:
@@ -255,8 +283,10 @@ def _pair(scoring: PairScoring, query: str, document: str, instruct: str | None)
     return wire.TextPrompt(text=scoring.text(query, document, instruction=instruct))
 
 
-def _scores(found: Sequence[Collected], scoring: PairScoring | None, *, num_first: int) -> list[float]:
+def _scores(found: Sequence[Collected], scoring: Scoring | None, *, num_first: int) -> list[float]:
     """Return the scores of all pairs, from the answers to `_requests`."""
+    if isinstance(scoring, HeadScoring):
+        return [scoring.score(np.frombuffer(each.vector, "<f4")) for each in found]
     if scoring is not None:
         return [scoring.score_of([(one.token, one.logprob) for one in each.tokens[0].top]) for each in found]
     vectors = [np.frombuffer(each.vector, "<f4") for each in found]
