@@ -41,6 +41,8 @@ EXTRAS = (
     "matplotlib", "rich", "fastapi", "markdown-it-py", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http",
     "promql-parser", "PyYAML",
 )  # fmt: skip
+# What makes the documentation site.
+SITE = ("mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff")  # the latter formats signatures
 ROOT = Path(__file__).parent
 
 
@@ -241,10 +243,17 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site in build/site; a warning is an error. `-- serve` shows it while you write."""
+    install_everything(session, *SITE)
+    session.run("python", "-m", "mkdocs", *(session.posargs or ["build"]))
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
-    """Regenerate the gallery of scheduling policies: the tables in the README and the pictures beside it."""
+    """Regenerate the gallery of scheduling policies: the tables and the pictures."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy[sim]")
-    session.run("python", "-m", "pagewood.schedpolicy.simulation.gallery", "packages/schedpolicy")
+    session.run("python", "-m", "pagewood.schedpolicy.simulation.gallery", "packages/schedpolicy/gallery")
 
 
 @nox.session

@@ -18,6 +18,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pagewood"]
+MAY_WRITE = {("release", "publish"): {"attestations", "id-token"}, ("docs", "publish"): {"id-token", "pages"}}
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
@@ -38,8 +39,8 @@ def sessions_of(command: str) -> list[str]:
     return [name.split("(")[0] for name in names]
 
 
-def test_there_are_two_workflows() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "release"]
+def test_there_are_three_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "release"]
 
 
 @each_workflow
@@ -79,7 +80,7 @@ def test_jobs_have_limits_and_the_least_permissions(path: Path) -> None:
     assert workflow["permissions"] in ({}, {"contents": "read"})
     for name, job in workflow["jobs"].items():
         assert job["timeout-minutes"] <= 60
-        allowed = {"attestations", "id-token"} if name == "publish" else set()
+        allowed = MAY_WRITE.get((path.stem, name), set())
         permissions = job.get("permissions", {})
         assert {scope for scope, access in permissions.items() if access == "write"} == allowed
     checkouts = [step for step in steps(workflow) if step.get("uses", "").startswith("actions/checkout@")]
@@ -97,6 +98,15 @@ def test_what_is_published_was_checked_attested_and_waits_for_an_environment() -
     ]
     used = [step["uses"].split("@")[0] for step in publish["steps"]]
     assert used == ["actions/download-artifact", "actions/attest-build-provenance", "pypa/gh-action-pypi-publish"]
+
+
+def test_the_site_is_published_from_main_only_and_as_it_was_built() -> None:
+    build, publish = read(ROOT / ".github" / "workflows" / "docs.yml")["jobs"].values()
+    on_main = "github.ref == 'refs/heads/main'"
+    assert (publish["needs"], publish["if"], build["steps"][-1]["if"]) == ("build", on_main, on_main)
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert build["steps"][-1]["with"]["path"].rstrip("/") == site["site_dir"]
+    assert site["strict"] is True
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The table of families in the README is what the tests compare."""
+"""The table of families is what the tests compare."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_suspects_run_one_by_one_and_then_in_larger_groups() -> None:
 
 
 def test_what_is_kept_of_a_request_is_its_message_and_four_bytes_a_token() -> None:
-    """The bound that the README states; lists of Python numbers would take eight times as much."""
+    """The bound that docs/howto/staying-up.md states; lists of Python numbers would take eight times as much."""
     live = LiveRequests([sender := Recorder()], limit=9, max_retries=1)
     live.submit([generate("a")], prompt_param="prompt")
     (kept,) = live._live.values()  # pyright: ignore[reportPrivateUsage]

@@ -222,24 +222,16 @@ def test_openais_client_parses_answers(server: Server) -> None:
     assert num_parsed >= 2
 
 
-@pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ("Structured output", r"name='.*' price=-?\d+$"),
-        ("Tools and reasoning", r".*name='get_weather'.*"),
-        ("Responses", r"12 \+ 7 = 19 12 \+ 8 = 20$"),
-    ],
-)
-def test_the_snippets_of_the_readme_run(server: Server, section: str, expected: str) -> None:
+def test_the_snippet_of_the_readme_runs(server: Server) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", readme[readme.index(f"\n## {section}") :], re.DOTALL)[0]
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert "http://127.0.0.1:8000" in code
     code = code.replace("http://127.0.0.1:8000", server.url).replace(
         '"pagewood-demo",', '"pagewood-demo", temperature=0,'
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.match(expected, done.stdout), done.stdout
+    assert "name='get_weather'" in done.stdout
 
 
 def test_json_mode_is_any_object(server: Server, backend: Backend, tokenizer: Tokenizer) -> None:

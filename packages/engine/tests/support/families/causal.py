@@ -351,7 +351,7 @@ def config_of(name: str) -> Any:
 
 
 def summary() -> str:
-    """Return a sentence for the README with the numbers of classes of each way."""
+    """Return a sentence below the table with the numbers of classes of each way."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     from pagewood.engine.models.families.registry import FAMILIES

@@ -1,4 +1,4 @@
-"""The table of all families in the engine's README, made from the families and from the cases that tests compare.
+"""The table of all families, beside their modules, made from the families and from the cases that tests compare.
 
 `PYTHONPATH=packages/engine/tests/support python -m families.table` writes it.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[3] / "src/pagewood/engine/models/families/README.md"
 _NO_CASE = "no case of its own"
 BEGIN, END = "<!-- families: made by tests/support/families/table.py -->", "<!-- end of families -->"
 _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -113,12 +113,12 @@ def markdown() -> str:
 
 
 def written() -> str:
-    """Return the table that the README has."""
+    """Return the table that the README of the families has."""
     return _parts()[1].strip()
 
 
 def write() -> None:
-    """Write the table to the README."""
+    """Write the table to it."""
     before, _, after = _parts()
     README.write_text(f"{before}{BEGIN}\n{markdown()}\n{END}{after}")
 

@@ -21,9 +21,12 @@ from pagewood.schedpolicy.simulation.request import SimRequest
 from pagewood.schedpolicy.simulation.trace import Trace
 from pagewood.schedpolicy.simulation.workloads import generate
 
-BEGIN, END = "<!-- gallery -->", "<!-- end of gallery -->"
-PICTURES = "https://raw.githubusercontent.com/pagewood/pagewood/main/packages/schedpolicy/gallery"
-"""Absolute, so that the README shows the pictures on a package index."""
+TITLE = """# Which policy wins on which workload
+
+Made by `nox -s gallery`, which runs `python -m pagewood.schedpolicy.simulation.gallery`. A request is served well if
+its first token comes within 2 s and the mean time between its tokens is at most 0.1 s. A policy that wins here need not
+win on your traffic; use the simulator to find out.
+"""
 
 Column = tuple[str, Callable[[Summary], str]]
 """Heading, and the cell for a summary."""
@@ -267,21 +270,21 @@ def section_of(case: Case, runs: Mapping[str, Sequence[Observations]]) -> str:
     """Return the section of a case as Markdown."""
     what = f"`{case.workload}`, {case.num_requests:,} requests at {case.rate:g}/s"
     return (
-        f"### {case.title}\n\n{case.finding}\n\n{what}, {case.num_replicas} x {H100_8B.name}, "
+        f"## {case.title}\n\n{case.finding}\n\n{what}, {case.num_replicas} x {H100_8B.name}, "
         f"{case.num_pages:,} pages of 64 tokens; the best by {case.wins_by} is in bold:\n\n{table_of(case, runs)}\n\n"
-        f"![{case.title}]({PICTURES}/{case.name}.png)\n"
+        f"![{case.title}]({case.name}.png)\n"
     )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the gallery into a folder; return the exit status."""
+    """Write `README.md` and the pictures into a folder; return the exit status."""
     if len(arguments) != 1:
         print("usage: python -m pagewood.schedpolicy.simulation.gallery FOLDER", file=sys.stderr)
         return 2
     from pagewood.schedpolicy.simulation import plots
 
     folder = Path(arguments[0])
-    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     sections: list[str] = []
     for case in CASES:
         runs = case.run()
@@ -289,11 +292,8 @@ def main(arguments: Sequence[str]) -> int:
         figure, axes = plots.new_figure(case.title, 2)
         plots.draw_cdf(axes[0], runs, lambda record: record.first_token_after_s, "time to first token, s")
         plots.draw_timeline(axes[1], runs, lambda moment: moment.num_waiting, "waiting")
-        plots.save(figure, folder / "gallery" / f"{case.name}.png")
-    readme = folder / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(before + BEGIN + "\n" + "\n".join(sections) + END + after, encoding="utf-8")
+        plots.save(figure, folder / f"{case.name}.png")
+    (folder / "README.md").write_text("\n".join([TITLE, *sections]), encoding="utf-8")
     return 0
 
 

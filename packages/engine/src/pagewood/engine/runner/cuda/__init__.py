@@ -1,1 +1,1 @@
-"""The runner for CUDA devices, based on FlashInfer; the repository's README.md lists the devices that have run it."""
+"""The runner for CUDA devices, based on FlashInfer; docs/howto/on-your-gpu.md lists the devices that have run it."""
