@@ -62,7 +62,7 @@ async def test_every_protocol_takes_gzip_and_zstd_and_names_what_it_does_not_tak
         response = await server.client.post(path, content=plain, headers=headers(coding))
         assert response.status_code == 400
         assert "Content-Encoding" in response.text
-    assert server.service.bodies.num_buffered_bytes == 0
+    assert server.reader.bodies.num_buffered_bytes == 0
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
@@ -87,7 +87,7 @@ async def test_a_bomb_ends_at_the_limit(server: MemoryServer, monkeypatch: pytes
     response = await server.client.post("/v1/completions", content=bomb, headers=headers(coding))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
     assert num_pieces * PIECE_BYTES < limit + 2 * PIECE_BYTES
-    assert server.service.bodies.num_buffered_bytes == 0
+    assert server.reader.bodies.num_buffered_bytes == 0
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])

@@ -20,7 +20,7 @@ from pagewood.server.http.errors import ApiError
 from pagewood.server.http.json_shape import MAX_CONTAINERS, MAX_IDS, MAX_STRINGS, MAX_VALUES, Shape, shape_of
 from pagewood.server.http.limits import HttpLimits
 from pagewood.server.protocols.anthropic import fields as anthropic
-from pagewood.server.protocols.common.service import MAX_PARSED_AT_ONCE_BYTES
+from pagewood.server.protocols.common.reader import MAX_PARSED_AT_ONCE_BYTES
 from pagewood.server.protocols.native import fields as native
 from pagewood.server.protocols.ollama import fields as ollama
 from pagewood.server.protocols.openai import chat, completions
@@ -142,7 +142,7 @@ async def test_only_long_bodies_leave_the_event_loop(server: MemoryServer) -> No
         return threading.current_thread().name
 
     here = threading.current_thread().name
-    read = replace(server.service, bodies=Bodies(HttpLimits())).read
+    read = replace(server.reader, bodies=Bodies(HttpLimits())).read
     assert await read(request_of(b" " * MAX_PARSED_AT_ONCE_BYTES), thread_of) == here
     assert await read(request_of(b" " * (MAX_PARSED_AT_ONCE_BYTES + 1)), thread_of) != here
     with pytest.raises(ApiError, match="must hold at most"):

@@ -275,10 +275,7 @@ async def test_sums_of_dead_engines_stay_in_the_metrics(server: MemoryServer) ->
 
 def samples(server: MemoryServer) -> dict[str, float]:
     """Return the sum of each series of `/metrics` by its name."""
-    service = server.service
-    endpoint = MetricsEndpoint(
-        metrics=server.metrics, status=service.status, live=service.live, model_name=service.model_name
-    )
+    endpoint = MetricsEndpoint(metrics=server.metrics, models=server.frontend.models)
     found: dict[str, float] = {}
     for line in text_of(list(endpoint.collect())).decode().splitlines():
         if not line.startswith("#"):

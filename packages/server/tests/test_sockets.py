@@ -166,7 +166,7 @@ async def test_a_body_that_comes_too_slowly_is_cut_off(quick: MemoryServer) -> N
         await client.send(post(b"{", "Content-Length: 1000"))
         assert await client.error() == (408, "request_timeout")
         assert await client.is_closed()
-        assert quick.service.bodies.num_buffered_bytes == 0
+        assert quick.reader.bodies.num_buffered_bytes == 0
 
 
 async def test_a_body_is_refused_by_its_declared_length_before_it_is_read(patient: MemoryServer) -> None:
@@ -182,12 +182,12 @@ async def test_bodies_of_all_requests_have_a_common_limit(patient: MemoryServer)
         clients = [await connect() for _ in range(5)]
         for client in clients[:4]:
             await client.send(post(b" " * 99_000, "Content-Length: 99999"))
-        await patient.until(lambda: patient.service.bodies.num_buffered_bytes == 4 * 99_000)
+        await patient.until(lambda: patient.reader.bodies.num_buffered_bytes == 4 * 99_000)
         await clients[4].send(post(b" " * 50_000))
         assert await clients[4].error() == (503, "overloaded")
         for client in clients[:4]:
             client.close()
-        await patient.until(lambda: patient.service.bodies.num_buffered_bytes == 0)
+        await patient.until(lambda: patient.reader.bodies.num_buffered_bytes == 0)
 
 
 async def test_idle_connections_make_room_for_new_ones(patient: MemoryServer) -> None:

@@ -102,7 +102,7 @@ def test_the_engine_is_not_ready_until_it_is_heard_through_the_new_detokenizer()
 def test_the_terminal_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     status = EngineStatus(clock=clock)
-    console = Console(url="http://127.0.0.1:1", model_name="m", clock=clock)
+    console = Console(url="http://127.0.0.1:1", model_names=("m",), clock=clock)
     for done in range(50):  # at most one line per second
         status.take(wire.Loading(incarnation=0, what="compiling", done=done, total=50))
         console.show(status)

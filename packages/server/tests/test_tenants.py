@@ -368,3 +368,18 @@ async def test_a_browser_may_ask_without_a_key(model_folder: Path, tokenizer: To
     refused = await server.client.post("/v1/completions", json={}, headers={"origin": page})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page)
     await server.client.aclose()
+
+
+async def test_a_key_is_limited_to_models(server: MemoryServer) -> None:
+    other = "sk-other-0123456789"
+    server.frontend.gate.replace([*KEYS, ApiKey(digest=digest_of(other), tenant="other", models=("another",))])
+    body = {"model": "echo", "prompt": PROMPT, **GREEDY}
+    for path in ("/v1/completions", "/api/generate"):
+        refused = await server.client.post(path, json=body, headers={"x-api-key": other})
+        assert refused.status_code == 403, refused.text
+        assert "may not use the model 'echo'" in refused.text
+    listed = await server.client.get("/v1/models", headers={"x-api-key": other})
+    assert listed.json()["data"] == []
+    assert (await server.client.get("/v1/models/echo", headers={"x-api-key": other})).status_code == 403
+    answer = await server.client.post("/v1/completions", json=body, headers={"x-api-key": ACME})
+    assert answer.status_code == 200

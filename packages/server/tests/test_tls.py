@@ -234,7 +234,7 @@ async def test_the_commands_of_the_start_message_and_the_programs_reach_the_serv
     try:
         async with listening(server, tls) as port:
             url = f"https://127.0.0.1:{port}"
-            console = Console(url=url, model_name="echo", has_keys=has_keys, certificate=tls[0])
+            console = Console(url=url, model_names=("echo",), has_keys=has_keys, certificate=tls[0])
             console.show(server.service.status)
             shown = capsys.readouterr().out
             if has_keys:

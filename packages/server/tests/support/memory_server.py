@@ -62,6 +62,8 @@ from pagewood.server.processes.engine_side import (
     log_speculation,
     pulse_of,
 )
+from pagewood.server.protocols.common.models import OnlyModel
+from pagewood.server.protocols.common.reader import Reader
 from pagewood.server.protocols.common.service import Service
 from pagewood.server.replicas.dispatcher import Dispatcher, Replica
 from pagewood.server.replicas.fleet_status import FleetStatus
@@ -241,7 +243,6 @@ class MemoryServer:
                 placing=self.dispatcher,
             ),
             status=fleet or statuses[0],
-            bodies=Bodies(limits),
             defaults=default_sampling(folder),
             model_name=model_name,
             adapters=adapters or ServedAdapters(),
@@ -249,17 +250,19 @@ class MemoryServer:
             recipe=recipe or VectorRecipe(),
             started=1,
             watchers=Watchers(shows_text=dashboard_text),
+            dispatcher=self.dispatcher,
+            folder=self._profile_folder,
+            replace_engine=self._replace_engine,
         )
         if self.dispatcher is not None:
             self.dispatcher.attach(self.service.live)
+        self.reader = Reader(bodies=Bodies(limits))
         self.frontend = Frontend(
-            service=self.service,
-            dispatcher=self.dispatcher,
+            models=OnlyModel(service=self.service, reader=self.reader),
+            metrics=self.metrics,
             limits=limits,
             connections=Connections(limits),
             tracing=tracing,
-            folder=self._profile_folder,
-            replace_engine=self._replace_engine,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
             gate=gate or KeyGate(run_key=digest_of(ADMIN_KEY)),
             gateway=gateway,
@@ -509,4 +512,4 @@ class MemoryServer:
     def _run_pump(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopped.is_set():
             for message in wire.read(wire.to_http, self._to_http.receive(timeout_s=None)):
-                loop.call_soon_threadsafe(self.frontend.take, message)
+                loop.call_soon_threadsafe(self.service.take, message)

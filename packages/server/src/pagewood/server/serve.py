@@ -14,73 +14,55 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 import zmq
 
-from pagewood.engine.api import SamplingParams
-from pagewood.engine.model_folder.folder import default_sampling
-from pagewood.engine.model_folder.vector_recipe import VectorRecipe, read_vector_recipe
 from pagewood.server import __version__
 from pagewood.server.config import ServeConfig
-from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.keys.run_key import FOLDER_VARIABLE, RunKey, make_run_key
-from pagewood.server.messages import wire
-from pagewood.server.messages.links import ZmqSender, address
 from pagewood.server.metrics.metrics import Metrics
-from pagewood.server.metrics.rank_processes import rank_processes
 from pagewood.server.metrics.requests import RequestMetrics
+from pagewood.server.models.engine_group import HTTP
+from pagewood.server.models.making import make_pool
+from pagewood.server.models.pool import ModelPool
+from pagewood.server.models.pool_config import PoolConfig
+from pagewood.server.models.served_model import ServedModel
+from pagewood.server.models.single import SingleModel
 from pagewood.server.observe.console import Console
-from pagewood.server.observe.incidents import Incidents, Recovery
 from pagewood.server.observe.logs import announce
-from pagewood.server.processes.child import STOP_GRACE_S, Settings, register_dump
-from pagewood.server.processes.succession import Lose, Succession, engine_socket
-from pagewood.server.processes.supervisor import Stage, Supervisor
-from pagewood.server.processes.watchdog import Watchdog, trouble_of
-from pagewood.server.replicas.dispatcher import Dispatcher, Replica
-from pagewood.server.replicas.division import cores_of_each, engine_of_each
-from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
-from pagewood.server.replicas.making import make_router
-from pagewood.server.requests.adapters import ServedAdapters
-from pagewood.server.requests.live import LiveRequests
-from pagewood.server.requests.pump import AnswerPump
-from pagewood.server.requests.status import EngineStatus
+from pagewood.server.processes.child import register_dump
+from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.shutdown import Shutdown
 
 # The HTTP stack takes long to import. It is imported while the child processes start, which takes longer.
 if TYPE_CHECKING:
-    from pagewood.server.http.app import Frontend
+    import uvicorn
+
     from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
 """Longest time to send errors to the remaining requests when the time for draining is over."""
-FLUSH_GRACE_S = 20
-"""Longest time for the engine to write KV to its disk cache after that. Other KV is lost and computed again."""
 BACKLOG = 2048
-EXIT_FAILED = 1
-"""Exit code of a server that could not start, or cannot receive answers."""
-EXIT_CRASH_LOOP = 3
-"""Exit code of a server with a process that kept dying."""
-
-ENGINE = Stage(name="engine", module="pagewood.server.processes.engine_process", computes=True)
-DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.processes.detokenizer_process", computes=False)
-HTTP = "http"
-
 _log = logging.getLogger(__name__)
 
 
-def run_server(config: ServeConfig) -> int:
+def run_server(config: ServeConfig, pool: PoolConfig | None = None) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit code of the process.
 
+    Args:
+        config: of the server; with several models, that of any of them.
+        pool: the models; None: there is one.
+
     Raises:
-        ValueError: the address is taken, or a file of the model, of keys or of the certificate cannot be read.
+        ValueError: the address is taken, or a file of a model, of keys or of the certificate cannot be read.
     """
     check_certificate(config.tls_cert, config.tls_key)
     keys = _keys(config)
@@ -92,14 +74,13 @@ def run_server(config: ServeConfig) -> int:
     hidden = ("engine", "api_keys")
     settings = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in hidden}
     _log.info("server: %s", ", ".join(f"{name}={value}" for name, value in settings.items()))
-    defaults, recipe = default_sampling(config.model_folder), read_vector_recipe(config.model_folder)
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         private_folder() as folder,
         admin_key(keys, listening) as run_key,
     ):
         gate = KeyGate(keys, run_key=None if run_key is None else run_key.digest)
-        return runner.run(_serve(config, gate, run_key, defaults, recipe, listening, folder))
+        return runner.run(_serve(config, pool, gate, run_key, listening, folder))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -159,241 +140,123 @@ def admin_key(keys: Sequence[ApiKey], listening: socket.socket) -> Generator[Run
 
 async def _serve(
     config: ServeConfig,
+    pool: PoolConfig | None,
     gate: KeyGate,
     run_key: RunKey | None,
-    defaults: SamplingParams,
-    recipe: VectorRecipe,
     listening: socket.socket,
     folder: Path,
 ) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
-    engines = engine_stages(config.replicas)
-    statuses = [EngineStatus() for _ in engines]
-    status: ServerStatus = statuses[0]
-    dispatcher: Dispatcher | None = None
-    engine_senders: list[ZmqSender] = []
-    if len(engines) > 1:
-        engine_senders += [ZmqSender(context, address(folder, engine_socket(stage.name, 0))) for stage in engines]
-        dispatcher = Dispatcher(
-            make_router(config.engine, moves=config.max_retries > 0),
-            [Replica(sender=sender) for sender in engine_senders],
-            num_places=config.engine.num_rows,
-            low_priority_first=config.engine.low_priority_first,
-            moves=config.max_retries > 0,
-        )
-        status = FleetStatus(replicas=statuses, router=dispatcher)
-    senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
-    incidents = Incidents()
     tracing = _tracing(config)
-    metrics = None
-    if config.metrics:
-        metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=config.metrics_compat, incidents=incidents)
-    live = LiveRequests(
-        senders,
-        limit=config.replicas * config.engine.num_rows + config.max_queued,
-        max_retries=config.max_retries,
-        seed=config.engine.seed,
-        max_first_answer_s=config.max_ttft_s,
-        incidents=incidents,
-        watch=None if metrics is None else metrics.requests,
-        placing=dispatcher,
-    )
-    if dispatcher is not None:
-        dispatcher.attach(live)
-    adapters = ServedAdapters.of(config.engine.adapters, config.adapter_folders)
-    recovery = Recovery(status, incidents)
-    shutdown = Shutdown(live, drain_s=config.drain_s, incidents=incidents)
+    metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=config.metrics_compat)
+    failures: list[tuple[int, str]] = []
+
+    def give_up(why: str, code: int) -> None:
+        failures.append((code, why))
+        shutdown.begin(at_once=True)
+
     console = Console(
         url=_url(listening, is_encrypted=config.tls_cert is not None),
-        model_name=config.served_model_name,
+        model_names=(config.served_model_name,) if pool is None else pool.names,
         admin_key_path=None if run_key is None else run_key.path,
         has_keys=config.has_keys,
         certificate=config.tls_cert,
     )
-    failures: list[tuple[int, str]] = []
-
-    def route(socket: str) -> None:
-        for sender in senders:
-            sender.send(wire.encode(wire.Route(stage=socket)))
-
-    def lose(number: int) -> Lose:
-        """Return what follows the next process of an engine, of which there may be several."""
-
-        def follow(incarnation: int | None, error: ApiError, is_planned: bool) -> None:
-            if incarnation is not None and isinstance(status, FleetStatus):
-                status.lost(number, next_incarnation=incarnation)
-            elif incarnation is not None:
-                statuses[number].lost(next_incarnation=incarnation)
-            if dispatcher is None:
-                live.lost(error, is_planned=is_planned)
-            else:
-                dispatcher.replica_lost(number, incarnation, error, is_planned=is_planned)
-
-        return follow
-
-    successions = [
-        Succession(
-            stage,
-            statuses[number],
-            live,
-            route=route if dispatcher is None else _reconnect(engine_senders[number], folder),
-            paused=lambda: status.paused,
-            lose=lose(number),
-            is_beside=config.restarts_beside,
+    served = (
+        SingleModel(
+            ServedModel(config, metrics=metrics),
+            folder=folder,
+            context=context,
+            give_up=give_up,
+            on_news=lambda status: show(console, status),
         )
-        for number, stage in enumerate(engines)
-    ]
-
-    def give_up(why: str, code: int = EXIT_FAILED) -> None:
-        failures.append((code, why))
-        shutdown.begin(at_once=True)
+        if pool is None
+        else make_pool(pool, folder=folder, context=context)
+    )
+    shutdown = Shutdown(served.held, drain_s=config.drain_s, incidents=metrics.incidents)
 
     def end_at_once(number: int) -> None:
         """End at once, and leave no processes or files behind."""
-        supervisor.kill_all()
+        served.kill_all()
         shutil.rmtree(folder, ignore_errors=True)
         if run_key is not None:
             run_key.remove()
         os._exit(128 + number)
 
-    def on_death(stage: Stage, next_incarnation: int) -> None:
-        """Fail the requests that were in a process that died."""
-        if stage in tokenizers:
-            index = tokenizers.index(stage)
-            senders[index].reconnect()
-            live.tokenizer_lost(index)
-            return
-        if stage in engines:
-            successions[engines.index(stage)].follow(next_incarnation)
-        else:
-            status.relay_lost(next_incarnation=next_incarnation)
-            successions[0].note_difference()
-            live.lost(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
-            if dispatcher is not None:
-                dispatcher.relay_lost()
-        recovery.began()
-        show(console, status)
-
-    supervisor = Supervisor(
-        [*engines, DETOKENIZER, *tokenizers],
-        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation, status, engines, adapters),
-        was_ready=lambda: status.model is not None,
-        on_death=on_death,
-        on_failure=give_up,
-        on_crash_loop=lambda why: give_up(why, EXIT_CRASH_LOOP),
-        useful_s=lambda stage: statuses[engines.index(stage)].seconds_since_first_pulse if stage in engines else None,
-        max_quick_deaths=config.max_quick_deaths,
-        incidents=incidents,
-    )
-    watchdogs = [
-        Watchdog(
-            one,
-            limit_s=config.watchdog_s,
-            incidents=incidents,
-            dump=supervisor.dump_stacks,
-            kill=supervisor.kill,
-            engine=stage.name,
-            relay_works=lambda: any(
-                other.seconds_since_pulse is not None and trouble_of(other, limit_s=config.watchdog_s) is None
-                for other in statuses
-            ),
-        )
-        for stage, one in zip(engines, statuses, strict=True)
-    ]
     register_dump()
-
-    async def replace_engine() -> None:
-        """Replace one engine after the other, so that the others work meanwhile."""
-        for succession in successions:
-            await succession.replace(supervisor)
 
     def hang_up() -> None:
         if config.api_key_file is not None:
             reload_keys(gate, config)
         else:
-            successions[0].begin(supervisor, others=successions[1:])
+            served.begin_to_replace()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
     with StopSignals(begin=shutdown.begin, end_at_once=end_at_once):
-        supervisor.start()
         tasks: list[asyncio.Task[None]] = []
         try:
-            await supervisor.launched()
-            from pagewood.engine.text import ResponseTemplate
-            from pagewood.server.dashboard.live_data import Watchers
-            from pagewood.server.http.access import access_rules
-            from pagewood.server.http.app import Frontend
-            from pagewood.server.http.bodies import Bodies
-            from pagewood.server.http.connections import Connections
-            from pagewood.server.http.http_server import http_server
-            from pagewood.server.protocols.common.service import Service
-
-            limits = config.http_limits()
-            connections = Connections(limits)
-            if metrics is not None:
-                metrics.processes = lambda: _pids(supervisor, engines)
-                metrics.num_connections = lambda: len(connections)
-            frontend = Frontend(
-                service=Service(
-                    live=live,
-                    status=status,
-                    bodies=Bodies(limits),
-                    defaults=defaults,
-                    model_name=config.served_model_name,
-                    adapters=adapters,
-                    template=ResponseTemplate.from_folder(config.model_folder),
-                    recipe=recipe,
-                    metrics=metrics,
-                    watchers=Watchers(shows_text=config.dashboard_text),
-                ),
-                limits=limits,
-                access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
-                connections=connections,
-                gate=gate,
-                gateway=(
-                    GatewayHeaders(objectives=dict(config.inference_objectives)) if config.gateway_headers else None
-                ),
-                tracing=tracing,
-                folder=folder,
-                replace_engine=replace_engine,
-                dispatcher=dispatcher,
-                root_path=config.root_path,
-            )
-            server = http_server(
-                frontend,
-                stop_grace_s=LAST_WORDS_S,
-                tls_cert=config.tls_cert,
-                tls_key=config.tls_key,
-                trusted_proxies=config.trusted_proxies,
-            )
-            pump = AnswerPump(
-                address(folder, HTTP),
-                take=lambda message: _take(message, frontend, console, recovery, successions, supervisor),
-                fail=live.fail,
-                fail_all=live.fail_all,
-                give_up=give_up,
-            )
+            await served.start()
+            server = _http_side(config, served, gate=gate, metrics=metrics if config.metrics else None, tracing=tracing)
             gc.collect()
             gc.freeze()  # a full collection would visit every module
-            tasks += [
-                asyncio.create_task(work)
-                for work in (pump.run(), shutdown.run(server), *(one.run() for one in watchdogs))
-            ]
+            if pool is not None:
+                show(console, None)
+            tasks += [asyncio.create_task(work) for work in (*served.work(), shutdown.run(server))]
             await server.serve(sockets=[listening])
         finally:
-            await supervisor.stop()
+            await served.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for sender in (*senders, *engine_senders):
-                sender.close()
+            served.close()
             context.term()
             if tracing is not None:
                 await asyncio.to_thread(tracing.stop)
     for _, why in failures:
         announce(f"error: {why}")
     return max((code for code, _ in failures), default=0)
+
+
+def _http_side(
+    config: ServeConfig,
+    served: SingleModel | ModelPool,
+    *,
+    gate: KeyGate,
+    metrics: Metrics | None,
+    tracing: Tracing | None,
+) -> uvicorn.Server:
+    """Return the HTTP server, which takes no connections yet."""
+    from pagewood.server.http.access import access_rules
+    from pagewood.server.http.app import Frontend
+    from pagewood.server.http.bodies import Bodies
+    from pagewood.server.http.connections import Connections
+    from pagewood.server.http.http_server import http_server
+    from pagewood.server.protocols.common.reader import Reader
+
+    limits = config.http_limits()
+    connections = Connections(limits)
+    if metrics is not None:
+        metrics.processes = lambda: {HTTP: os.getpid(), **served.pids()}
+        metrics.num_connections = lambda: len(connections)
+    frontend = Frontend(
+        models=served.models(Reader(bodies=Bodies(limits))),
+        limits=limits,
+        access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
+        connections=connections,
+        gate=gate,
+        gateway=GatewayHeaders(objectives=dict(config.inference_objectives)) if config.gateway_headers else None,
+        tracing=tracing,
+        metrics=metrics,
+        more=served.operations(),
+        root_path=config.root_path,
+    )
+    return http_server(
+        frontend,
+        stop_grace_s=LAST_WORDS_S,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        trusted_proxies=config.trusted_proxies,
+    )
 
 
 def _tracing(config: ServeConfig) -> Tracing | None:
@@ -403,88 +266,6 @@ def _tracing(config: ServeConfig) -> Tracing | None:
     from pagewood.server.observe.tracing import Tracing
 
     return Tracing(config.otlp_endpoint, model_name=config.served_model_name, version=__version__)
-
-
-def _pids(supervisor: Supervisor, engines: Sequence[Stage]) -> dict[str, int]:
-    """Return the process ids of the server by name, with those of the ranks of a model."""
-    pids = {HTTP: os.getpid(), **supervisor.pids()}
-    for stage in engines:
-        ranks = rank_processes(pids.get(stage.name))
-        pids |= ranks if len(engines) == 1 else {f"{stage.name}-{name}": pid for name, pid in ranks.items()}
-    return pids
-
-
-def engine_stages(num_replicas: int) -> list[Stage]:
-    """Return the stage of the engine, or those of several."""
-    if num_replicas == 1:
-        return [ENGINE]
-    return [replace(ENGINE, name=f"{ENGINE.name}-{number}") for number in range(num_replicas)]
-
-
-def _reconnect(sender: ZmqSender, folder: Path) -> Callable[[str], None]:
-    return lambda socket: sender.reconnect(address(folder, socket))
-
-
-def _tokenizer_stage(index: int) -> Stage:
-    return Stage(name=f"tokenizer-{index}", module="pagewood.server.processes.tokenizer_process", computes=False)
-
-
-def _settings(
-    config: ServeConfig,
-    folder: Path,
-    stage: Stage,
-    incarnation: int,
-    status: ServerStatus,
-    engines: Sequence[Stage],
-    adapters: ServedAdapters,
-) -> Settings:
-    number = engines.index(stage) if stage in engines else None
-    is_routed = len(engines) > 1
-    if number is not None:
-        send_to = DETOKENIZER.name
-    elif stage is DETOKENIZER or is_routed:
-        send_to = HTTP
-    else:
-        send_to = engine_socket(ENGINE.name, status.incarnation)
-    engine = config.engine if not incarnation else replace(config.engine, adapters=adapters.loaded())
-    is_flushing = number is not None and config.engine.disk_cache_path is not None
-    return Settings(
-        folder=str(folder),
-        stage=stage.name,
-        listen=stage.name if number is None else engine_socket(stage.name, incarnation),
-        send_to=send_to,
-        model_folder=str(config.model_folder),
-        incarnation=incarnation,
-        stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
-        log_level=config.log_level,
-        log_format=config.log_format,
-        measures=config.metrics,
-        replica=number or 0,
-        is_routed=is_routed,
-        cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
-        engine=engine_of_each(engine, num_replicas=len(engines)) if is_routed else engine,
-        paused=status.paused,
-        kv_events=config.kv_events,
-        kv_events_replay=config.kv_events_replay,
-        kv_events_form=config.kv_events_form,
-        kv_events_topic=config.kv_events_topic,
-    )
-
-
-def _take(
-    message: wire.ToHttp,
-    frontend: Frontend,
-    console: Console,
-    recovery: Recovery,
-    successions: Sequence[Succession],
-    supervisor: Supervisor,
-) -> None:
-    if isinstance(message, wire.Pulse):
-        successions[message.replica].pulsed(message, supervisor)
-    frontend.take(message)
-    if isinstance(message, wire.Loading | wire.Pulse):
-        recovery.check()
-        show(console, frontend.service.status)
 
 
 class StopSignals:
@@ -524,10 +305,13 @@ class StopSignals:
             self._loop.call_soon_threadsafe(self._begin)
 
 
-def show(console: Console, status: ServerStatus) -> None:
-    """Show `status` in the terminal. If the output cannot be written any more, it is dropped."""
+def show(console: Console, status: ServerStatus | None) -> None:
+    """Show `status` in the terminal; None: several models are served. Output that cannot be written is dropped."""
     try:
-        console.show(status)
+        if status is None:
+            console.welcome()
+        else:
+            console.show(status)
     except OSError:
         for stream in (sys.stdout, sys.stderr):
             try:

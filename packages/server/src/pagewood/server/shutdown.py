@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from pagewood.server.http.errors import unavailable
+from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.observe.incidents import Incidents
-from pagewood.server.requests.live import LiveRequests
 
 if TYPE_CHECKING:
     import uvicorn
 
 POLL_S = 0.02
+
+
+class Closing(Protocol):
+    """The requests that a server holds."""
+
+    @property
+    def num_live(self) -> int:
+        """Requests that a client waits for."""
+        ...
+
+    def close_door(self) -> None:
+        """Refuse all further requests."""
+        ...
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all requests with an error."""
+        ...
 
 
 class Shutdown:
@@ -28,7 +44,7 @@ class Shutdown:
 
     __slots__ = ("_begun", "_drain_s", "_incidents", "_live")
 
-    def __init__(self, live: LiveRequests, *, drain_s: float, incidents: Incidents) -> None:
+    def __init__(self, live: Closing, *, drain_s: float, incidents: Incidents) -> None:
         self._live = live
         self._drain_s = drain_s  # written by: begin
         self._incidents = incidents

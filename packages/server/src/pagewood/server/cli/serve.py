@@ -14,19 +14,22 @@ from pagewood.server.cli.options.address import add_address_options
 from pagewood.server.cli.options.engine import engine_config
 from pagewood.server.cli.options.logs import add_failure_options, add_log_options
 from pagewood.server.cli.options.memory import add_memory_options
-from pagewood.server.cli.options.model import add_model_options
+from pagewood.server.cli.options.model import add_model_options, add_pool_options
 from pagewood.server.cli.options.page import FORMATTER, Page, settings_of
 from pagewood.server.cli.options.sampling import add_sampling_options
 from pagewood.server.cli.options.work import add_work_options
 from pagewood.server.config import ServeConfig
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE, keys_of_environment
+from pagewood.server.models.pool_config import DEFAULTS as NO_POOL
+from pagewood.server.models.pool_config import PoolConfig, models_in
 from pagewood.server.observe import logs
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 IN_SHORT_HELP = frozenset({
-    "path", "--model", "--served-model-name", "--adapter", "--max-adapters", "--device", "--threads",
+    "path", "--model", "--served-model-name", "--adapter", "--max-adapters",
+    "--models-dir", "--models-max", "--device", "--threads",
     "--weights", "--dtype", "--kv-cache-dtype",
     "--host", "--port", "--api-key-file", "--insecure-no-keys", "--tls-cert", "--tls-key", "--allowed-host",
     "--allowed-origin", "--trusted-proxy", "--root-path",
@@ -75,6 +78,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def add_options(page: Page) -> None:
     """Add all options of the server that the page takes."""
     add_model_options(page)
+    add_pool_options(page)
     add_address_options(page)
     add_memory_options(page)
     add_work_options(page)
@@ -104,33 +108,67 @@ def _print_short_help(prog: str, options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
-    if options.path is not None and options.model is not None:
-        raise ValueError(f"MODEL and --model must not be given together, got {options.path!r} and {options.model!r}")
-    path = options.path or options.model
-    name = options.served_model_name or model_name(path)
-    engine = engine_config(options, model=path)
+    paths = _paths(options)
+    names = [*(options.served_model_name or ()), *map(model_name, paths[len(options.served_model_name or ()) :])]
+    engines = [engine_config(options, model=path) for path in paths]
     if options.merge_adapter is not None:
-        engine = replace(engine, model=merged_model(path, options.merge_adapter))
-    if engine.node_rank:
-        logs.configure(options.log_level, f"node-{engine.node_rank}", form=options.log_format)
+        if len(engines) > 1:
+            raise ValueError(f"merge_adapter must not be given with several models, got {str(options.merge_adapter)!r}")
+        engines = [replace(engines[0], model=merged_model(paths[0], options.merge_adapter))]
+    if engines[0].node_rank:
+        logs.configure(options.log_level, f"node-{engines[0].node_rank}", form=options.log_format)
         from pagewood.server.node import run_node  # imported here because node 0 does not need it
 
-        return run_node(engine)
-    folder = model_folder(engine.model)
+        return run_node(engines[0])
     api_keys = tuple(keys_of_environment(os.environ))
     for variable in (KEY_VARIABLE, ADMIN_VARIABLE):
         os.environ.pop(variable, None)  # not ours; other processes need no key
     settings = settings_of(options, ServeConfig)
     settings |= {
-        "engine": engine,
-        "served_model_name": name,
-        "model_folder": folder,
         "max_queued": options.max_queued_requests,
         "metrics_compat": tuple(dict.fromkeys(options.metrics_compat)),
         "api_keys": api_keys,
     }
-    config = ServeConfig(**settings)
-    logs.configure(config.log_level, "http", form=config.log_format)
+    configs: list[ServeConfig] = []
+    for engine, name in zip(engines, names, strict=True):
+        settings |= {"engine": engine, "served_model_name": name, "model_folder": model_folder(engine.model)}
+        configs.append(ServeConfig(**settings))
+    pool = _pool(options, tuple(configs))
+    logs.configure(configs[0].log_level, "http", form=configs[0].log_format)
     from pagewood.server.serve import run_server  # imported here because the other commands do not need it
 
-    return run_server(config)
+    return run_server(configs[0], pool)
+
+
+def _paths(options: argparse.Namespace) -> list[str | None]:
+    """Return the paths of all models; None: the embedded one.
+
+    Raises:
+        ValueError: options contradict each other, or the folder of models has none.
+    """
+    given: list[str] = options.model or []
+    if options.path is not None and given:
+        raise ValueError(f"MODEL and --model must not be given together, got {options.path!r} and {given[0]!r}")
+    found: list[str | None] = [*given] if options.path is None else [options.path]
+    if options.models_dir is not None:
+        found += map(str, models_in(options.models_dir))
+    found = found or [None]
+    names: list[str] = options.served_model_name or []
+    if (len(names) > 1 and len(names) != len(found)) or (len(found) > 1 and len(names) == 1):
+        raise ValueError(f"served_model_name must be given for each of the {len(found)} models, got {len(names)}")
+    return found
+
+
+def _pool(options: argparse.Namespace, configs: tuple[ServeConfig, ...]) -> PoolConfig | None:
+    """Return what is said of several models; None: there is one.
+
+    Raises:
+        ValueError: something is said of several models, and there is one; or as `PoolConfig`.
+    """
+    settings = settings_of(options, PoolConfig)
+    if len(configs) > 1 or options.models_dir is not None:
+        return PoolConfig(models=configs, **settings)
+    given = [name for name, value in settings.items() if value != NO_POOL[name]]
+    if given:
+        raise ValueError(f"{given[0]} needs several models (--model A --model B, or --models-dir)")
+    return None

@@ -13,11 +13,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewood.server.dashboard.live_data import Live
+from pagewood.server.http.errors import unavailable
 from pagewood.server.http.operations import Operation
 from pagewood.server.pages import page
 from pagewood.server.protocols.common.formats import EVENTS
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response, until_disconnect
-from pagewood.server.protocols.common.service import Service
 
 _MAX_FIND = 200
 _MAX_EMPTY = 3
@@ -37,7 +38,7 @@ async def _dashboard(request: Request) -> Response:
 class DashboardEndpoints:
     """Live data of the server."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
@@ -68,15 +69,17 @@ class DashboardEndpoints:
 
         With `Accept: text/event-stream` it is a stream of some messages a second, without an end; otherwise one.
         """
-        service = self.service
+        service = self.models.chosen(request)
         find = request.query_params.get("find", "").strip()[:_MAX_FIND]
         messages = service.watchers.follow(service.live, service.status, service.model_name, find=find)
         if "text/event-stream" in request.headers.get("accept", ""):
             return _EventsResponse(messages)
         async with aclosing(messages):
-            message, num_empty = await anext(messages), 0
-            while num_empty < _MAX_EMPTY and msgspec.json.decode(message)["engine"] is None:
-                message, num_empty = await anext(messages), num_empty + 1
+            message, num_empty = await anext(messages, None), 0
+            while message is not None and num_empty < _MAX_EMPTY and msgspec.json.decode(message)["engine"] is None:
+                message, num_empty = await anext(messages, None), num_empty + 1
+            if message is None:
+                raise unavailable(f"The model '{service.model_name}' was unloaded.", code="model_unloaded")
             return json_response(message)
 
 

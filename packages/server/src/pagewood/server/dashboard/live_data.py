@@ -77,7 +77,7 @@ class Watchers:
         self._arrived = asyncio.Event()
         """Set when a snapshot has come."""  # written by: take, _run
         self._message: asyncio.Future[bytes] | None = None
-        """The next message."""  # written by: _run
+        """The next message; an empty one is the end."""  # written by: follow, _run
         self._number = 0  # written by: _message_of
         self._window = RateWindow()  # written by: _run
         self._processes = Processes()
@@ -95,7 +95,7 @@ class Watchers:
     async def follow(
         self, live: LiveRequests, status: ServerStatus, model_name: str, *, find: str = ""
     ) -> AsyncGenerator[bytes]:
-        """Yield messages, each the JSON of a `Live`, until the caller closes this.
+        """Yield messages, each the JSON of a `Live`, until the caller closes this, or `close` is called.
 
         Args:
             live: the requests of the server.
@@ -111,7 +111,10 @@ class Watchers:
         try:
             while True:
                 assert self._message is not None
-                yield await asyncio.shield(self._message)
+                message = await asyncio.shield(self._message)
+                if not message:
+                    return
+                yield message
         finally:
             self._num -= 1
             if find:
@@ -119,6 +122,12 @@ class Watchers:
             if not self._num:
                 self._task.cancel()
                 self._task = self._message = None
+
+    def close(self) -> None:
+        """End the messages of all viewers: the model is unloaded."""
+        if self._task is not None and self._message is not None and not self._message.done():
+            self._task.cancel()
+            self._message.set_result(b"")
 
     async def _run(self, live: LiveRequests, status: ServerStatus, model_name: str) -> None:
         """Make messages until cancelled."""

@@ -71,6 +71,8 @@ class Exchange:
     """Ids of its requests in the other processes, whose logs have them; one that was sent again has several."""
     span: object = None
     """The tracer's data about it; None: it is not traced."""  # written by: FrontDoor
+    on_end: Callable[[], None] | None = None
+    """Called when it is over; None: no call."""  # written by: models.pool
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
@@ -223,6 +225,8 @@ class FrontDoor:
         finally:
             if exchange.usage is not None and exchange.caller.quota is not None:
                 exchange.caller.quota.charge(exchange.usage.total_tokens)
+            if exchange.on_end is not None:
+                exchange.on_end()
             exchange.log(self.clock())
             if self.tracing is not None:
                 self.tracing.close(exchange, self.clock())

@@ -32,8 +32,12 @@ MAX_NAME_LENGTH = 128
 MAX_ID_LENGTH = 512
 """Longest id by which a request is found, in characters."""
 
+MAX_IDLE_S = 1e9
+"""Longest time for which a client may ask that a model stays loaded, seconds."""
+
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 Label = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+IdleSeconds = Annotated[float, Field(ge=0, le=MAX_IDLE_S)]
 Salt = Annotated[str, Field(max_length=MAX_SALT_LENGTH)]

@@ -29,6 +29,8 @@ class Caller:
     has_run_key: bool = False
     """Whether the server has made an admin key for its run."""
     max_priority: int | None = None
+    models: tuple[str, ...] | None = None
+    """The models that its requests may name; None: all."""
     adapters: tuple[str, ...] | None = None
     """The adapters that its requests may name; None: all."""
     quota: Quota | None = None
@@ -70,6 +72,21 @@ class Caller:
                 status=403,
                 param="priority",
                 code="priority_not_allowed",
+            )
+
+    def may_use(self, model: str) -> bool:
+        """Return whether the caller's requests may name a model."""
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """Check a model that the caller asks for.
+
+        Raises:
+            ApiError: 403 if it may not use it.
+        """
+        if not self.may_use(model):
+            raise ApiError(
+                f"This API key may not use the model '{model}'.", status=403, param="model", code="model_not_allowed"
             )
 
     def check_adapter(self, adapter: str | None) -> None:

@@ -29,6 +29,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     max_priority: int | None = None
+    models: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
 
 

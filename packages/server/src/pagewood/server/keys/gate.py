@@ -94,6 +94,7 @@ def _callers(keys: Sequence[ApiKey], nobody: Caller, before: dict[bytes, Caller]
             is_admin=key.admin,
             has_run_key=nobody.has_run_key,
             max_priority=key.max_priority,
+            models=key.models,
             adapters=key.adapters,
             quota=quota if quota is not None and quota.key == key else Quota(key=key),
         )

@@ -36,8 +36,10 @@ class ApiKey:
     """HTTP requests that it may have at a time."""
     max_priority: int | None = None
     """Highest priority of its requests."""
+    models: tuple[str, ...] | None = None
+    """The models that its requests may name."""
     adapters: tuple[str, ...] | None = None
-    """The adapters that its requests may name; the model without an adapter is always allowed."""
+    """The adapters that its requests may name; a model without an adapter needs no entry here."""
 
     def __post_init__(self) -> None:
         if len(self.digest) != hashlib.sha256().digest_size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,12 +14,14 @@ from starlette.responses import Response
 
 from pagewood.server.http.operations import Operation
 from pagewood.server.metrics.facts import Facts
+from pagewood.server.metrics.families import merged
 from pagewood.server.metrics.metrics import CONTENT_TYPE, Metrics
-from pagewood.server.metrics.native import native_families
+from pagewood.server.metrics.models import model_families
+from pagewood.server.metrics.native import native_families, process_families
 from pagewood.server.metrics.sglang import sglang_families
 from pagewood.server.metrics.vllm import vllm_families
-from pagewood.server.replicas.fleet_status import ServerStatus
-from pagewood.server.requests.live import LiveRequests
+from pagewood.server.protocols.common.models import ModelEntry, Models
+from pagewood.server.requests.status import EngineStatus
 
 PATH = "/metrics"
 
@@ -42,9 +44,8 @@ class MetricsEndpoint:
     """Shows the metrics; each request collects them again."""
 
     metrics: Metrics
-    status: ServerStatus
-    live: LiveRequests
-    model_name: str
+    """Of HTTP and of the processes."""
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return its operation."""
@@ -69,19 +70,35 @@ class MetricsEndpoint:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of this moment."""
-        facts = Facts.of(
-            self.metrics,
-            self.status,
-            model_name=self.model_name,
-            num_live=self.live.num_live,
-            num_ending=self.live.num_ending,
-        )
-        yield from native_families(facts, self.metrics.usage()).found
+        names, entries = self.models.names, self.models.listed()
+        facts = [_facts(entry) for entry in entries if entry.metrics is not None]
+        yield from _of_all(facts, lambda one: native_families(one).found)
+        only = names[0] if len(names) == 1 else None
+        yield from process_families(self.metrics, self.metrics.usage(), model_name=only).found
+        yield from model_families(entries).found
         if "vllm" in self.metrics.compat:
-            yield from vllm_families(facts).found
+            yield from _of_all(facts, lambda one: vllm_families(one).found)
         if "sglang" in self.metrics.compat:
-            for families in sglang_families(facts):
-                yield from families.found
+            yield from _of_all(facts, lambda one: [family for some in sglang_families(one) for family in some.found])
+
+
+def _of_all(facts: Sequence[Facts], families_of: Callable[[Facts], Sequence[Metric]]) -> Sequence[Metric]:
+    """Return the families of all models."""
+    found = [family for one in facts for family in families_of(one)]
+    return found if len(facts) == 1 else merged(found)
+
+
+def _facts(entry: ModelEntry) -> Facts:
+    """Return the facts of a model; while it is not loaded, its engine has none."""
+    assert entry.metrics is not None
+    service = entry.service
+    return Facts.of(
+        entry.metrics,
+        EngineStatus() if service is None else service.status,
+        model_name=entry.name,
+        num_live=0 if service is None else service.live.num_live,
+        num_ending=0 if service is None else service.live.num_ending,
+    )
 
 
 def text_of(families: Sequence[Metric]) -> bytes:

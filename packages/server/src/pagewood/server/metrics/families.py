@@ -56,6 +56,16 @@ class Families:
         self.found.append(family)
 
 
+def merged(found: Iterable[Metric]) -> list[Metric]:
+    """Return families of several models as one family for each name; their samples differ in a label."""
+    families: dict[str, Metric] = {}
+    for family in found:
+        joint = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        for sample in family.samples:
+            joint.add_sample(sample.name, sample.labels, sample.value)
+    return list(families.values())
+
+
 def counted(histogram: Histogram) -> Counted:
     """Return the counts of a histogram."""
     return histogram.bounds, histogram.counts, histogram.total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.families import Families, counted
+from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.metrics.processes import ProcessUsage
 from pagewood.server.metrics.requests import Account
 from pagewood.server.replicas.fleet_status import FleetStatus
@@ -12,8 +13,8 @@ from pagewood.server.requests.status import EngineState
 PREFIX = "pagewood_"
 
 
-def native_families(facts: Facts, usage: dict[str, ProcessUsage]) -> Families:
-    """Return all series under our own names."""
+def native_families(facts: Facts) -> Families:
+    """Return the series of a model under our own names."""
     families = Families(PREFIX, {"model_name": facts.model_name})
     _engine(families, facts)
     _replicas(families, facts)
@@ -22,7 +23,14 @@ def native_families(facts: Facts, usage: dict[str, ProcessUsage]) -> Families:
     _speculation(families, facts)
     _experts(families, facts)
     _requests(families, facts)
-    _server(families, facts, usage)
+    _held(families, facts)
+    return families
+
+
+def process_families(metrics: Metrics, usage: dict[str, ProcessUsage], *, model_name: str | None) -> Families:
+    """Return the series of HTTP and of the processes under our own names; they have the name of the only model."""
+    families = Families(PREFIX, {} if model_name is None else {"model_name": model_name})
+    _server(families, metrics, usage)
     return families
 
 
@@ -292,9 +300,23 @@ def _requests(families: Families, facts: Facts) -> None:
         families.histogram(name, text, [({}, counted(histogram))])
 
 
-def _server(families: Families, facts: Facts, usage: dict[str, ProcessUsage]) -> None:
-    """Add HTTP, the processes, and incidents."""
-    metrics = facts.metrics
+def _held(families: Families, facts: Facts) -> None:
+    """Add the requests that the HTTP process holds, and incidents."""
+    families.gauge("requests_live", "Requests that a client waits for.", facts.num_live)
+    families.gauge(
+        "requests_ending", "Cancelled requests whose end the engine has not confirmed yet.", facts.num_ending
+    )
+    families.counter(
+        "incidents", "What went wrong and what the server did about it, by kind and, if there is one, by process.",
+        [
+            ({"kind": kind, "process": process}, num)
+            for (kind, process), num in facts.metrics.incidents.by_kind().items()
+        ],
+    )  # fmt: skip
+
+
+def _server(families: Families, metrics: Metrics, usage: dict[str, ProcessUsage]) -> None:
+    """Add HTTP and the processes."""
     families.counter(
         "http_requests", "HTTP requests by method, path and status.",
         [
@@ -307,14 +329,6 @@ def _server(families: Families, facts: Facts, usage: dict[str, ProcessUsage]) ->
         [({"code": code}, num) for code, num in metrics.errors.items()],
     )  # fmt: skip
     families.gauge("http_connections", "Open connections.", metrics.num_connections())
-    families.gauge("requests_live", "Requests that a client waits for.", facts.num_live)
-    families.gauge(
-        "requests_ending", "Cancelled requests whose end the engine has not confirmed yet.", facts.num_ending
-    )
-    families.counter(
-        "incidents", "What went wrong and what the server did about it, by kind and, if there is one, by process.",
-        [({"kind": kind, "process": process}, num) for (kind, process), num in metrics.incidents.by_kind().items()],
-    )  # fmt: skip
     families.gauge("start_time_seconds", "Unix time at which the server was started.", metrics.started_s)
     labelled = [({"process": name}, one) for name, one in usage.items()]
     families.counter("process_cpu_seconds", "CPU time of a process.", [(labels, one.cpu_s) for labels, one in labelled])

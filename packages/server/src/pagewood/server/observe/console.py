@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class Console:
     """Prints the progress of loading, then how to use the server. Invariant: no message is printed twice in a row."""
 
     url: str
-    model_name: str
+    model_names: Sequence[str]
     admin_key_path: Path | None = None
     """File with the admin key that the server made for its run; None: it has made none."""
     has_keys: bool = False
@@ -32,7 +32,7 @@ class Console:
     started_s: float = field(init=False)
     last_detail: str = ""  # written by: show
     last_line_s: float = float("-inf")  # written by: show
-    is_welcome_shown: bool = False  # written by: show
+    is_welcome_shown: bool = False  # written by: welcome
 
     def __post_init__(self) -> None:
         self.started_s = self.clock()
@@ -40,15 +40,19 @@ class Console:
     def show(self, status: ServerStatus) -> None:
         """Print news of `status`, at most one line of progress per second."""
         if status.state is EngineState.READY:
-            if not self.is_welcome_shown:
-                self.is_welcome_shown = True
-                print(self._welcome(), flush=True)
+            self.welcome()
             return
         now_s = self.clock()
         if status.detail != self.last_detail and now_s - self.last_line_s >= LINE_EVERY_S:
             self.last_detail = status.detail
             self.last_line_s = now_s
             announce(status.detail)
+
+    def welcome(self) -> None:
+        """Print how to use the server, once."""
+        if not self.is_welcome_shown:
+            self.is_welcome_shown = True
+            print(self._welcome(), flush=True)
 
     def _welcome(self) -> str:
         admin = ""
@@ -60,14 +64,14 @@ class Console:
         curl = "curl" if self.certificate is None else f"curl --cacert {shlex.quote(str(self.certificate))}"
         trust = "" if self.certificate is None else f" --ca-file {shlex.quote(str(self.certificate))}"
         return f"""
-Pagewood serves {self.model_name} at {self.url} (ready after {self.clock() - self.started_s:.1f} s)
+Pagewood serves {", ".join(self.model_names)} at {self.url} (ready after {self.clock() - self.started_s:.1f} s)
 
   {curl} {self.url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
-    -d '{{"model": "{self.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    -d '{{"model": "{self.model_names[0]}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 {self._imports()}  client = OpenAI(base_url="{self.url}/v1", api_key={key}{self._http_client()})
   stream = client.chat.completions.create(
-      model="{self.model_name}", messages=[{{"role": "user", "content": "Hello!"}}], stream=True)
+      model="{self.model_names[0]}", messages=[{{"role": "user", "content": "Hello!"}}], stream=True)
   for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
 from pagewood.server.messages import wire
 from pagewood.server.processes.engine_profiles import profile_file
-from pagewood.server.protocols.common.service import Service
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.requests.live import new_request_id
 
 MAX_SECONDS = 60
@@ -44,9 +43,7 @@ class Trace(msgspec.Struct, frozen=True):
 class ProfileEndpoint:
     """Takes profiles of the engine process."""
 
-    service: Service
-    folder: Path | None
-    """Where the engine process writes profiles; None: it takes none."""
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return its operation."""
@@ -66,14 +63,15 @@ class ProfileEndpoint:
 
     async def profile(self, request: Request) -> Response:
         """Record the work of the engine and its device for some seconds; steps are slower meanwhile."""
-        said = await self.service.read(request, parser(ProfileRequest, is_optional=True))
-        self.service.model(self.service.model_name)
-        if self.folder is None:
+        said = await self.models.reader.read(request, parser(ProfileRequest, is_optional=True))
+        service = self.models.chosen(request)
+        service.model(service.model_name)
+        if service.folder is None:
             raise ApiError("This server takes no profiles.", code="profiling_unavailable")
         message = wire.Profile(request_id=new_request_id("profile"), seconds=said.seconds)
-        file = profile_file(self.folder, message.request_id)
+        file = profile_file(service.folder, message.request_id)
         try:
-            await self.service.ask(message)
+            await service.ask(message)
             trace = await asyncio.to_thread(file.read_bytes)
         finally:
             await asyncio.to_thread(file.unlink, missing_ok=True)

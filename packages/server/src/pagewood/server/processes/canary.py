@@ -14,6 +14,7 @@ from pagewood.engine.api import PoolingParams, RequestOptions, SamplingParams
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Service
 from pagewood.server.replicas.fleet_status import ServerStatus
@@ -36,6 +37,9 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why it failed; empty if it did not."""
     seconds: float
     """Seconds until the answer, or until the wait was given up."""
+
+
+_NOTHING_LOADED = CanaryResult(status="ok", detail="no model is loaded", seconds=0.0)
 
 
 class Canary:
@@ -113,10 +117,12 @@ class Canary:
 class CanaryEndpoints:
     """The endpoint of the canary."""
 
-    __slots__ = ("_canary",)
+    __slots__ = ("_canaries", "_models")
 
-    def __init__(self, service: Service) -> None:
-        self._canary = Canary(service.live, service.status)
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._canaries: dict[str, tuple[LiveRequests, Canary]] = {}  # written by: _of
+        """By the name of the model, with the requests that each sends its own to."""
 
     def operations(self) -> list[Operation]:
         """Return the operation."""
@@ -134,6 +140,26 @@ class CanaryEndpoints:
         ]
 
     async def generate(self, request: Request) -> Response:
-        """Whether the server can generate: a request of one token that passes every process, with a deadline."""
-        result = await self._canary.ask()
-        return json_response(result, status=200 if result.status == "ok" else 503)
+        """Whether the server can generate: a request of one token that passes every process, with a deadline.
+
+        With several models, each that is loaded gets one; the answer is that of the first which fails, or of the
+        slowest.
+        """
+        services = self._models.loaded()
+        results = await asyncio.gather(*(self._of(service).ask() for service in services))
+        failed = [
+            msgspec.structs.replace(result, detail=f"{service.model_name}: {result.detail}")
+            for service, result in zip(services, results, strict=True)
+            if result.status == "failed"
+        ]
+        if failed:
+            return json_response(failed[0] if len(services) > 1 else results[0], status=503)
+        slowest = max(results, key=lambda one: one.seconds, default=_NOTHING_LOADED)
+        return json_response(slowest)
+
+    def _of(self, service: Service) -> Canary:
+        live, canary = self._canaries.get(service.model_name, (None, None))
+        if canary is None or live is not service.live:
+            canary = Canary(service.live, service.status)
+            self._canaries[service.model_name] = (service.live, canary)
+        return canary

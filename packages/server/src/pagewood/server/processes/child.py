@@ -36,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the sockets."""
     stage: str
     """Name of the stage that this process runs, in its log."""
+    title: str = ""
+    """Name of its model in the log; empty: it is the only one."""
     listen: str
     """Name of its socket."""
     send_to: str
@@ -116,7 +118,8 @@ def run_child(serve: Serve) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all processes; the parent handles them
         signal.signal(number, signal.SIG_IGN)
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    logs.configure(settings.log_level, settings.stage, form=settings.log_format)
+    name = f"{settings.title}/{settings.stage}" if settings.title else settings.stage
+    logs.configure(settings.log_level, name, form=settings.log_format)
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -150,13 +153,24 @@ def _wake_at_death_of_parent() -> None:
 
 
 @contextlib.contextmanager
-def errors_in_one_line() -> Generator[None]:
-    """End the process with exit code 1 and one line if the block finds a bad model or setting."""
+def errors_in_one_line(settings: Settings) -> Generator[None]:
+    """End the process with exit code 1 and one line if the block finds a bad model or setting.
+
+    The line is left for the parent, too, if there are several models: a load that fails does not end the server.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
-        logs.announce(f"error: {error}")
+        logs.announce(f"error: {settings.title}: {error}" if settings.title else f"error: {error}")
+        if settings.title:
+            with contextlib.suppress(OSError):
+                last_words(settings.folder, settings.stage).write_text(str(error), encoding="utf-8")
         raise SystemExit(1) from error
+
+
+def last_words(folder: str, stage: str) -> Path:
+    """Return the file in which a process says why it has ended."""
+    return Path(folder) / f"{stage}.error"
 
 
 def _first_line() -> bytes:

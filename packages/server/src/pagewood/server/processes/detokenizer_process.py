@@ -10,7 +10,7 @@ from pagewood.server.stages.detokenizing import run_detokenizer
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Turn tokens into text until the parent ends it."""
-    with errors_in_one_line():
+    with errors_in_one_line(settings):
         tokenizer = Tokenizer.from_folder(settings.model_folder)
     run_detokenizer(tokenizer, inbox, outbox, stopped=stopped, incarnation=settings.incarnation)
 

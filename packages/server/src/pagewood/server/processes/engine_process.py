@@ -52,7 +52,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     commands = EngineInbox(inbox, stopped=stopped, first=first)
     shared = SharedSender(outbox)
     answers = EngineOutbox(shared, incarnation=incarnation, replica=replica)
-    with errors_in_one_line():
+    with errors_in_one_line(settings):
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
         events = _publish_events(engine, settings)
     if settings.measures:

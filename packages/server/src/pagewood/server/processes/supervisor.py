@@ -15,7 +15,7 @@ import msgspec
 
 from pagewood.server.observe.incidents import Incidents
 from pagewood.server.observe.logs import announce
-from pagewood.server.processes.child import DUMP_SIGNAL, Settings
+from pagewood.server.processes.child import DUMP_SIGNAL, Settings, last_words
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Supervisor:
         useful_s: stage -> how long its process has been useful, seconds; None: as long as it has run.
         max_quick_deaths: quick deaths of one process in a row after which it is not started again.
         incidents: where restarts are counted.
+        title: name of the model in messages; empty: it is the only one.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Supervisor:
         useful_s: Callable[[Stage], float | None] = lambda stage: None,
         max_quick_deaths: int = MAX_QUICK_DEATHS,
         incidents: Incidents | None = None,
+        title: str = "",
     ) -> None:
         self._stages = stages
+        self._of = f" of {title}" if title else ""
         self._settings = settings
         self._was_ready = was_ready
         self._on_death = on_death
@@ -216,7 +219,7 @@ class Supervisor:
             await self._keep(stage)
         except Exception as error:  # otherwise the server would be down without any message
             _log.exception("the %s process is no longer watched", stage.name)
-            self._on_failure(f"the {stage.name} process is no longer watched: {error!r}")
+            self._on_failure(f"the {stage.name} process{self._of} is no longer watched: {error!r}")
 
     async def _keep(self, stage: Stage) -> None:
         delay_s, num_quick = FIRST_DELAY_S, 0
@@ -228,7 +231,10 @@ class Supervisor:
             if self._stopping:
                 return
             if not self._was_ready():
-                self._on_failure(f"the {stage.name} process ended with code {code} before the server was ready")
+                self._on_failure(
+                    f"the {stage.name} process{self._of} ended with code {code} before the server was ready"
+                    f"{_reason(running.settings)}"
+                )
                 return
             successor = self._successors.pop(stage.name, None)
             next_incarnation = self._num_started[stage.name] if successor is None else successor.incarnation
@@ -244,11 +250,11 @@ class Supervisor:
             if num_quick >= self._max_quick_deaths:
                 self._on_death(stage, next_incarnation)
                 self._on_crash_loop(
-                    f"the {stage.name} process died {num_quick} times in a row within {QUICK_DEATH_S:g} s, "
+                    f"the {stage.name} process{self._of} died {num_quick} times in a row within {QUICK_DEATH_S:g} s, "
                     f"at last with code {code}; it is not restarted again"
                 )
                 return
-            announce(f"the {stage.name} process ended with code {code} and is being restarted")
+            announce(f"the {stage.name} process{self._of} ended with code {code} and is being restarted")
             self._incidents.restarts[stage.name] += 1
             self._on_death(stage, next_incarnation)
             if successor is not None:  # it was to follow in any case
@@ -263,7 +269,7 @@ class Supervisor:
         try:
             self._running[stage.name] = await self._start(stage)
         except OSError as error:
-            self._on_failure(f"the {stage.name} process cannot be started: {error}")
+            self._on_failure(f"the {stage.name} process{self._of} cannot be started: {error}")
             return False
         finally:
             self._unlaunched.discard(stage.name)
@@ -308,6 +314,14 @@ class Supervisor:
             settings=settings,
             started_s=asyncio.get_running_loop().time(),
         )
+
+
+def _reason(settings: Settings) -> str:
+    """Return what a process has said of its end, behind a colon; empty: nothing."""
+    try:
+        return f": {last_words(settings.folder, settings.stage).read_text(encoding='utf-8')}"
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _kill(running: _Running) -> None:

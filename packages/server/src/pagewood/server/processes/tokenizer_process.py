@@ -14,7 +14,7 @@ from pagewood.server.stages.tokenizing import run_tokenizer
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Turn prompts into ids until the parent ends it."""
-    with errors_in_one_line():
+    with errors_in_one_line(settings):
         tokenizer = Tokenizer.from_folder(settings.model_folder)
     end_when_stuck()
     folder = Path(settings.folder)

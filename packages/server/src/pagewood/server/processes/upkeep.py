@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -15,8 +14,8 @@ from starlette.responses import Response
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.service import Service
 
 POLL_S = 0.02
 
@@ -54,9 +53,7 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 class UpkeepEndpoints:
     """Endpoints for admins."""
 
-    service: Service
-    replace_engine: Callable[[], Awaitable[None]] | None
-    """Replaces the engine process, or raises ApiError; None: it cannot be replaced."""
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
@@ -85,19 +82,20 @@ class UpkeepEndpoints:
 
     async def restart(self, request: Request) -> Response:
         """Replace the engine process by a new one; running requests move to it and go on where they were."""
-        if self.replace_engine is None:
+        service = self.models.chosen(request)
+        if service.replace_engine is None:
             raise ApiError("This server has no engine process.", status=501, code="not_available")
         began_s = time.monotonic()
-        await self.replace_engine()
-        incarnation = self.service.status.incarnation
+        await service.replace_engine()
+        incarnation = service.status.incarnation
         return json_response(Replaced(incarnation=incarnation, seconds=round(time.monotonic() - began_s, 3)))
 
     async def drain(self, request: Request) -> Response:
         """Take no new requests, and let those end that the server has; or take new ones again."""
-        said = await self.service.read(request, parser(DrainRequest, is_optional=True))
-        live = self.service.live
-        live.set_draining(said.is_draining)
+        said = await self.models.reader.read(request, parser(DrainRequest, is_optional=True))
+        held = self.models.held
+        held.set_draining(said.is_draining)
         end_s = time.monotonic() + said.wait_s
-        while live.num_live and live.is_draining and time.monotonic() < end_s:
+        while held.num_live and held.is_draining and time.monotonic() < end_s:
             await asyncio.sleep(POLL_S)
-        return json_response(Drained(is_draining=live.is_draining, num_live=live.num_live))
+        return json_response(Drained(is_draining=held.is_draining, num_live=held.num_live))

@@ -16,8 +16,8 @@ from pagewood.server.http.errors import ApiError, ErrorEnvelope, ErrorFields
 from pagewood.server.http.field_limits import Name
 from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.service import Service
 from pagewood.server.requests.adapters import check_name
 from pagewood.server.requests.live import new_request_id
 
@@ -70,7 +70,7 @@ class LoadedAdapters(msgspec.Struct, frozen=True, kw_only=True):
 class AdapterEndpoints:
     """Loading and unloading adapters, for admins."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> Sequence[Operation]:
         """Return them with their routes."""
@@ -130,36 +130,38 @@ class AdapterEndpoints:
 
     async def load(self, request: Request) -> Response:
         """Load an adapter, as vLLM does. Running requests go on meanwhile, and end with the adapter that they have."""
-        said = await self.service.read(request, parser(LoadRequest))
-        await self._load(said.lora_name, said.lora_path, replaces=said.load_inplace)
+        said = await self.models.reader.read(request, parser(LoadRequest))
+        await self._load(request, said.lora_name, said.lora_path, replaces=said.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{said.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
         """Unload an adapter, as vLLM does; running requests end with it."""
-        said = await self.service.read(request, parser(UnloadRequest))
-        await self._unload(said.lora_name)
+        said = await self.models.reader.read(request, parser(UnloadRequest))
+        await self._unload(request, said.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{said.lora_name}' removed successfully.")
 
     async def load_pinned(self, request: Request) -> Response:
         """Load an adapter, as SGLang does."""
-        said = await self.service.read(request, parser(PinnedLoadRequest))
+        said = await self.models.reader.read(request, parser(PinnedLoadRequest))
         try:
-            await self._load(said.lora_name, said.lora_path, is_pinned=said.pinned)
+            await self._load(request, said.lora_name, said.lora_path, is_pinned=said.pinned)
         except ApiError as error:
-            return self._listed(error)
-        return self._listed()
+            return self._listed(request, error)
+        return self._listed(request)
 
     async def unload_listed(self, request: Request) -> Response:
         """Unload an adapter, as SGLang does."""
-        said = await self.service.read(request, parser(UnloadRequest))
+        said = await self.models.reader.read(request, parser(UnloadRequest))
         try:
-            await self._unload(said.lora_name)
+            await self._unload(request, said.lora_name)
         except ApiError as error:
-            return self._listed(error)
-        return self._listed()
+            return self._listed(request, error)
+        return self._listed(request)
 
-    async def _load(self, name: str, folder: str, *, replaces: bool = False, is_pinned: bool = False) -> None:
-        service = self.service
+    async def _load(
+        self, request: Request, name: str, folder: str, *, replaces: bool = False, is_pinned: bool = False
+    ) -> None:
+        service = self.models.chosen(request)
         service.model(service.model_name)
         check_name(name, model_name=service.model_name, param="lora_name")
         found = service.adapters.checked_folder(folder, param="lora_path")
@@ -169,8 +171,8 @@ class AdapterEndpoints:
         await service.ask(message, param_names={"name": "lora_name", "is_pinned": "pinned"})
         service.adapters.note(name, found)
 
-    async def _unload(self, name: str) -> None:
-        service = self.service
+    async def _unload(self, request: Request, name: str) -> None:
+        service = self.models.chosen(request)
         service.model(service.model_name)
         if name not in service.adapters.by_name:
             raise ApiError(
@@ -179,11 +181,11 @@ class AdapterEndpoints:
         await service.ask(UnloadAdapter(request_id=new_request_id("req"), name=name))
         service.adapters.forget(name)
 
-    def _listed(self, error: ApiError | None = None) -> Response:
+    def _listed(self, request: Request, error: ApiError | None = None) -> Response:
         answer = LoadedAdapters(
             success=error is None,
             error_message="" if error is None else str(error),
-            loaded_adapters={one.name: one.folder for one in self.service.adapters.by_name.values()},
+            loaded_adapters={one.name: one.folder for one in self.models.chosen(request).adapters.by_name.values()},
             error=msgspec.UNSET if error is None else msgspec.json.decode(error.body(), type=ErrorEnvelope).error,
         )
         return json_response(answer, status=200 if error is None else error.status)

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the model and its adapters, in the form of OpenAI's clients or of Anthropic's."""
+"""`GET /v1/models`: all models and adapters, in the form of OpenAI's clients, of Anthropic's or of LM Studio's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from pagewood.server.protocols.anthropic.models import (
     is_anthropic,
     page,
 )
+from pagewood.server.protocols.common.models import ModelEntry, Models, ModelState, visible
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.service import Service
+from pagewood.server.requests.status import EngineState
 
 TAG = "OpenAI"
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The model, or an adapter of it."""
+    """A model, or an adapter of one."""
 
     id: str
     object: Literal["model"] = "model"
@@ -40,6 +41,8 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     """The model of an adapter; null: it is the model."""
     max_model_len: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
+    status: ModelState | msgspec.UnsetType = msgspec.UNSET
+    """Of a server with several models: what this one is doing."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +52,31 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[ModelObject, ...]
 
 
+class StudioModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in the words of LM Studio."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["llm", "embeddings"] = "llm"
+    publisher: Literal["pagewood"] = "pagewood"
+    state: Literal["loaded", "not-loaded"]
+    max_context_length: int | None
+    """Longest prompt plus output, in tokens; null: it has not been loaded yet."""
+    loaded_context_length: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class StudioModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models in the words of LM Studio."""
+
+    object: Literal["list"] = "list"
+    data: tuple[StudioModel, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelEndpoints:
-    """The endpoints that describe the model."""
+    """The endpoints that describe the models."""
 
-    service: Service
+    served: Models
 
     def operations(self) -> Sequence[Operation]:
         """Return them with their routes."""
@@ -63,6 +86,7 @@ class ModelEndpoints:
                 tag=TAG,
                 method="GET",
                 path="/v1/models",
+                aliases=("/models",),
                 endpoint=self.models,
                 answer=ModelList,
                 other_form=OtherForm(header=VERSION, answer=AnthropicModelList, error=AnthropicError),
@@ -77,31 +101,73 @@ class ModelEndpoints:
                 other_form=OtherForm(header=VERSION, answer=AnthropicModel, error=AnthropicError),
                 statuses=(404,),
             ),
+            Operation(
+                name="StudioModels",
+                tag=TAG,
+                method="GET",
+                path="/api/v0/models",
+                endpoint=self.studio_models,
+                answer=StudioModelList,
+            ),
+            Operation(
+                name="StudioModel",
+                tag=TAG,
+                method="GET",
+                path="/api/v0/models/{name:path}",
+                endpoint=self.studio_model,
+                answer=StudioModel,
+                statuses=(404,),
+            ),
         ]
 
     async def models(self, request: Request) -> Response:
-        """List the model and its adapters; in Anthropic's form, if the request has the header `anthropic-version`."""
+        """List all models and adapters; in Anthropic's form, if the request has the header `anthropic-version`."""
         if is_anthropic(request):
-            return json_response(page(self.service, request))
-        adapters = map(self._model_object, self.service.adapters.by_name)
-        return json_response(ModelList(data=(self._model_object(None), *adapters)))
+            return json_response(page(self.served, request))
+        found = [
+            _model_object(entry, adapter)
+            for entry in visible(self.served)
+            for adapter in (None, *entry.adapters.by_name)
+        ]
+        return json_response(ModelList(data=tuple(found)))
 
     async def model(self, request: Request) -> Response:
-        """Describe the model or an adapter; in Anthropic's form, if the request has the header `anthropic-version`."""
+        """Describe a model or an adapter; in Anthropic's form, if the request has the header `anthropic-version`."""
         is_theirs = is_anthropic(request)
-        adapter = self.service.adapter_of(request.path_params["name"])
+        entry, adapter = self.served.entry_of(request.path_params["name"])
         if is_theirs:
-            return json_response(described(self.service))
-        return json_response(self._model_object(adapter))
+            return json_response(described(entry))
+        return json_response(_model_object(entry, adapter))
 
-    def _model_object(self, adapter: str | None) -> ModelObject:
-        """Return the description of the model, or of an adapter."""
-        service = self.service
-        model = service.status.model
-        return ModelObject(
-            id=adapter or service.model_name,
-            created=service.started if adapter is None else service.adapters.by_name[adapter].created,
-            root=adapter or service.model_name,
-            parent=None if adapter is None else service.model_name,
-            max_model_len=None if model is None else model.max_length,
-        )
+    async def studio_models(self, request: Request) -> Response:
+        """List all models as LM Studio does."""
+        return json_response(StudioModelList(data=tuple(map(_studio_model, visible(self.served)))))
+
+    async def studio_model(self, request: Request) -> Response:
+        """Describe a model as LM Studio does."""
+        return json_response(_studio_model(self.served.entry_of(request.path_params["name"])[0]))
+
+
+def _model_object(entry: ModelEntry, adapter: str | None) -> ModelObject:
+    """Return the description of a model, or of an adapter."""
+    return ModelObject(
+        id=adapter or entry.name,
+        created=entry.created if adapter is None else entry.adapters.by_name[adapter].created,
+        root=adapter or entry.name,
+        parent=None if adapter is None else entry.name,
+        max_model_len=None if entry.model is None else entry.model.max_length,
+        status=entry.state or msgspec.UNSET,
+    )
+
+
+def _studio_model(entry: ModelEntry) -> StudioModel:
+    service, model = entry.service, entry.model
+    is_loaded = service is not None and service.status.state is EngineState.READY
+    longest = None if model is None else model.max_length
+    return StudioModel(
+        id=entry.name,
+        type="llm" if model is None or model.generates else "embeddings",
+        state="loaded" if is_loaded else "not-loaded",
+        max_context_length=longest,
+        loaded_context_length=longest if is_loaded and longest is not None else msgspec.UNSET,
+    )

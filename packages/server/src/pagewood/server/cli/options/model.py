@@ -25,16 +25,19 @@ def add_model_options(page: Page) -> None:
     model.add(
         "--model",
         "--model-path",
+        action="append",
         metavar="PATH",
         help="Hugging Face folder or GGUF file (default: the embedded model)",
         more="The folder has config.json, *.safetensors and tokenizer.json. The embedded model is a small one that "
-        "ships with Pagewood.",
+        "ships with Pagewood. It may be repeated: several models are loaded when requests need them.",
     )
     model.add(
         "--served-model-name",
+        action="append",
         metavar="NAME",
         help="clients' name of the model (default: name of its folder)",
-        more="In a Hugging Face cache the default is the name of the repository.",
+        more="In a Hugging Face cache the default is the name of the repository. Of several models each has one, "
+        "in the same order.",
     )
     model.add(
         "--model-impl",
@@ -187,6 +190,60 @@ def add_model_options(page: Page) -> None:
         "many. On a CPU only.",
     )
     _add_number_formats(page)
+
+
+def add_pool_options(page: Page) -> None:
+    """Add the group of several models."""
+    pool = page.group("several models: those that requests need are loaded, each with processes of its own")
+    pool.add(
+        "--models-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="serve all models in its folders and GGUF files",
+        more="Each has the name of its folder or file. Further ones may be given by --model.",
+    )
+    pool.add(
+        "--pin-model",
+        action="append",
+        default=[],
+        dest="pinned",
+        metavar="NAME",
+        help="load this model at the start, and keep it; repeatable",
+    )
+    pool.add(
+        "--models-max",
+        type=int,
+        default=0,
+        dest="max_loaded",
+        metavar="N",
+        help="most models that are loaded at a time (default: what fits)",
+        more="When another one is needed, the one that was used least recently is unloaded, after its running requests "
+        "have ended.",
+    )
+    pool.add(
+        "--models-memory-gb",
+        type=float,
+        dest="memory_gb",
+        metavar="GB",
+        help="memory for all loaded models (default: what is free at the start)",
+        more="GB are 1e9 bytes. A model that cannot fit is refused, and no other is unloaded for it.",
+    )
+    pool.add(
+        "--model-idle-seconds",
+        "--sleep-idle-seconds",
+        type=float,
+        dest="idle_s",
+        metavar="S",
+        help="unload a model unused for so long (default: never)",
+        more="Requests may say otherwise for their model: `keep_alive` of Ollama's protocol, `ttl` of LM Studio's. "
+        "Where there are API keys, only admins may.",
+    )
+    pool.add(
+        "--no-models-autoload",
+        action="store_false",
+        dest="loads_on_demand",
+        help="only admins load models, by POST /models/load",
+    )
 
 
 def _add_number_formats(page: Page) -> None:

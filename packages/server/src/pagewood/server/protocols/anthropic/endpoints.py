@@ -20,9 +20,10 @@ from pagewood.server.protocols.anthropic.conversation import chat_prompt, num_pa
 from pagewood.server.protocols.anthropic.errors import OVERLOADED, AnthropicError
 from pagewood.server.protocols.anthropic.format import Message, MessageEvent, MessageFormat
 from pagewood.server.protocols.anthropic.retention import retain_s
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.sampling_fields import chosen
-from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.service import Generation, names_of
 
 TAG = "Anthropic"
 
@@ -37,12 +38,12 @@ class TokenCount(msgspec.Struct, frozen=True):
 class AnthropicEndpoints:
     """Messages, and counts of their tokens."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
         prompt = {
-            "model": self.service.model_name,
+            "model": self.models.names[0],
             "messages": [{"role": "user", "content": "What is 12 + 7?"}],
         }
         return [
@@ -80,15 +81,16 @@ class AnthropicEndpoints:
 
     async def messages(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = await self.service.read(request, fields.parse_messages)
-        model = self.service.model(said.model)
+        said = await self.models.reader.read(request, fields.parse_messages)
+        service = await self.models.serving(said.model, request)
+        model = service.model(said.model)
         tools, constraint = fields.tools_of(said), fields.constraint(said)
         sampling = dataclasses.replace(
-            chosen(self.service.defaults, said),
+            chosen(service.defaults, said),
             max_tokens=said.max_tokens,
             grammar=None if constraint is None else constraint.grammar,
         )
-        prompt = await self.service.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
+        prompt = await self.models.reader.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
         generation = Generation(
             prompts=[prompt],
             options=RequestOptions(sampling=sampling, retain_s=retain_s(said)),
@@ -102,18 +104,19 @@ class AnthropicEndpoints:
         )
         format = MessageFormat(
             id=f"msg_{uuid.uuid4().hex[:24]}",
-            model=self.service.model_name,
+            model=service.model_name,
             request_id=exchange_of(request.scope).request_id,
             max_tokens=said.max_tokens,
             shows_thinking=said.thinking is None or said.thinking.display != "omitted",
         )
-        return self.service.generate(generation, model, names=names_of(request, format.id), format=format)
+        return service.generate(generation, model, names=names_of(request, format.id), format=format)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a prompt."""
-        said = await self.service.read(request, fields.parse_count)
-        self.service.model(said.model)
+        said = await self.models.reader.read(request, fields.parse_count)
+        service = await self.models.serving(said.model, request)
+        service.model(said.model)
         tools = fields.tools_of(said)
-        prompt = await self.service.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
-        tokens = await self.service.encode(prompt, prompt_param="messages")
+        prompt = await self.models.reader.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
+        tokens = await service.encode(prompt, prompt_param="messages")
         return json_response(TokenCount(len(tokens)))

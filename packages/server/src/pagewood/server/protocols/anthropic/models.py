@@ -11,7 +11,7 @@ from starlette.requests import Request
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.protocols.anthropic.errors import anthropic_error
-from pagewood.server.protocols.common.service import Service
+from pagewood.server.protocols.common.models import ModelEntry, Models, visible
 
 VERSION = "anthropic-version"
 """The header that all requests of Anthropic's clients have."""
@@ -20,7 +20,7 @@ MAX_LISTED = 1000
 
 
 class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model."""
+    """A model."""
 
     type: Literal["model"] = "model"
     id: str
@@ -42,7 +42,8 @@ class AnthropicModelList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of models."""
 
     data: tuple[AnthropicModel, ...]
-    has_more: Literal[False] = False
+    has_more: bool
+    """Whether more models follow, or with `before_id` come before."""
     first_id: str | None
     last_id: str | None
 
@@ -55,19 +56,19 @@ def is_anthropic(request: Request) -> bool:
     return True
 
 
-def described(service: Service) -> AnthropicModel:
-    """Return the description of the one model."""
-    longest = None if service.status.model is None else service.status.model.max_length
+def described(entry: ModelEntry) -> AnthropicModel:
+    """Return the description of a model."""
+    longest = None if entry.model is None else entry.model.max_length
     return AnthropicModel(
-        id=service.model_name,
-        display_name=service.model_name,
-        created_at=datetime.fromtimestamp(service.started, UTC).isoformat().replace("+00:00", "Z"),
+        id=entry.name,
+        display_name=entry.name,
+        created_at=datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z"),
         max_input_tokens=longest,
         max_tokens=longest,
     )
 
 
-def page(service: Service, request: Request) -> AnthropicModelList:
+def page(models: Models, request: Request) -> AnthropicModelList:
     """Return the page of models that a request asks for.
 
     Raises:
@@ -81,8 +82,16 @@ def page(service: Service, request: Request) -> AnthropicModelList:
             param="limit",
             code="invalid_value",
         )
-    borders = [query[name] for name in ("before_id", "after_id") if name in query]
-    for border in borders:  # nothing comes before or after the one model
-        service.adapter_of(border)
-    data = () if borders else (described(service),)
-    return AnthropicModelList(data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None)
+    entries = {entry.name: entry for entry in visible(models)}
+    names = list(entries)
+    if "after_id" in query:
+        names = names[names.index(models.entry_of(query["after_id"])[0].name) + 1 :]
+    elif "before_id" in query:
+        names = names[: names.index(models.entry_of(query["before_id"])[0].name)]
+    shown = names[-int(limit) :] if "before_id" in query else names[: int(limit)]
+    return AnthropicModelList(
+        data=tuple(described(entries[name]) for name in shown),
+        has_more=len(shown) < len(names),
+        first_id=shown[0] if shown else None,
+        last_id=shown[-1] if shown else None,
+    )

@@ -27,6 +27,7 @@ from pagewood.server.http.field_limits import (
     MAX_STOPS,
     MAX_WORD_LENGTH,
     MAX_WORDS,
+    IdleSeconds,
     Salt,
     StopString,
 )
@@ -274,6 +275,8 @@ class GenerationFields(SamplingFields, SharedKVFields):
     prompt_logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    ttl: IdleSeconds | None = None
+    """How long one of several models stays loaded when no request uses it, as in LM Studio."""
     early_stopping: Annotated[Any, BeforeValidator(_early_stopping, bool | Literal["never"] | None)] = None
 
 

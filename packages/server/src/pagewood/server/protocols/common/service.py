@@ -1,13 +1,11 @@
-"""The common work of all endpoints: read a body, find the model, and submit a request."""
+"""One model and the requests that it holds: what all endpoints do with them."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,7 +17,6 @@ from pagewood.engine.api import Flush, LoadAdapter, Pause, RequestOptions, Resum
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
-from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.field_limits import MAX_ID_LENGTH
@@ -28,23 +25,11 @@ from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.protocols.common.formats import Format
 from pagewood.server.protocols.common.respond import GroupResponse
 from pagewood.server.protocols.common.tools import Tools
+from pagewood.server.replicas.dispatcher import Dispatcher
 from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, new_request_id
 from pagewood.server.requests.status import EngineState
-
-T = TypeVar("T")
-MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
-"""Longest body that is parsed on the event loop: shorter ones mostly take less time than a change of threads."""
-
-
-MAX_CONVERTED_AT_ONCE = 512
-"""Most parts of a conversation that become a prompt on the event loop; one takes about 10 microseconds."""
-
-
-def _one_thread() -> ThreadPoolExecutor:
-    """Return an executor with one thread, started with its first work, so that long bodies are parsed one by one."""
-    return ThreadPoolExecutor(1, "http-parser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +71,6 @@ class Service:
 
     live: LiveRequests
     status: ServerStatus
-    bodies: Bodies
     defaults: SamplingParams
     """Sampling parameters of requests that give none."""
     model_name: str
@@ -101,44 +85,38 @@ class Service:
     """Unix time, seconds."""
     metrics: Metrics | None = None
     """None: nothing is measured."""
-    parsing: ThreadPoolExecutor = field(default_factory=_one_thread)
-    """Parses long bodies."""
+    dispatcher: Dispatcher | None = None
+    """Sends requests to replicas; None: there is one engine, and the tokenizers send to it."""
+    folder: Path | None = None
+    """Where the engine process writes profiles; None: it takes none."""
+    replace_engine: Callable[[], Awaitable[None]] | None = None
+    """Replaces the engine process, or raises ApiError; None: it cannot be replaced."""
 
-    async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
-        """Return the JSON body of a request.
-
-        Args:
-            request: its body has not been read.
-            is_declared: whether it must be declared as JSON even if no web page can have sent it.
-
-        Raises:
-            ApiError: it is not JSON, too long or too slow.
-            ClientDisconnect: the client left before it was complete.
-        """
-        return await self.bodies.read(request, is_declared=is_declared)
-
-    async def read(self, request: Request, parse: Callable[[bytes], T], *, is_declared: bool = True) -> T:
-        """Return the parsed JSON body of a request; see `body`. A long body is parsed in another thread.
-
-        Args:
-            request: its body has not been read.
-            parse: checks a body.
-            is_declared: as in `body`.
-
-        Raises:
-            ApiError: as in `body`, or of `parse`.
-            ClientDisconnect: as in `body`.
-        """
-        body = await self.body(request, is_declared=is_declared)
-        if len(body) <= MAX_PARSED_AT_ONCE_BYTES:
-            return parse(body)
-        return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
-
-    async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
-        """Return the result of `make` for the parts of a conversation; many parts go to the thread of long bodies."""
-        if num_parts <= MAX_CONVERTED_AT_ONCE:
-            return make()
-        return await asyncio.get_running_loop().run_in_executor(self.parsing, make)
+    def take(self, message: wire.ToHttp) -> None:
+        """Take a message of the detokenizer, or with several replicas of a tokenizer."""
+        match message:
+            case wire.Answers():
+                if self.dispatcher is not None:
+                    message = self.dispatcher.answered(message)
+                if self.metrics is not None:
+                    self.metrics.requests.answered(message)
+                self.live.take(message)
+            case wire.Loading() | wire.Pulse():
+                self.status.take(message)
+                if self.dispatcher is not None and isinstance(message, wire.Pulse):
+                    self.dispatcher.pulsed(message)
+                if self.live.is_interrupted and self.status.state is EngineState.READY:
+                    self.live.resume()
+                if self.metrics is not None:
+                    self.metrics.pulsed(self.status)
+            case wire.Snapshot():
+                self.watchers.take(message)
+            case wire.CacheChanges():
+                if self.dispatcher is not None:
+                    self.dispatcher.cache_changed(message)
+            case _:
+                assert self.dispatcher is not None, "tokenizers send to the engine if there is one"
+                self.dispatcher.take(message)
 
     def model(self, name: str) -> wire.Model:
         """Return the loaded model, with the adapter if `name` is that of one.

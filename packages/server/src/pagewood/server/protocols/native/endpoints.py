@@ -21,6 +21,7 @@ from pagewood.server.http.validation import parser
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import bytes_of, num_ids, written_ids_of
 from pagewood.server.protocols.common.fields import Extent, check_tokens, sampling, stop_expressions
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.shared_kv import PARAM_NAMES
@@ -40,7 +41,7 @@ _PACKAGES = (
 class NativeEndpoints:
     """Generation with token ids, the tokenizer, and control of the server."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
@@ -154,20 +155,24 @@ class NativeEndpoints:
 
     async def generate(self, request: Request) -> ASGIApp:
         """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""
-        said = await self.service.read(request, fields.parse_generate)
-        name = said.model if said.lora_path is None else f"{said.model or self.service.model_name}:{said.lora_path}"
-        model = self._model(name)
+        said = await self.models.reader.read(request, fields.parse_generate)
+        arrived_s = exchange_of(request.scope).started_s
+        deadline_s = None if said.deadline is None else arrived_s + said.deadline
+        service = await self.models.serving(said.model, request, deadline_s=deadline_s)
+        name = said.model if said.lora_path is None else f"{said.model or service.model_name}:{said.lora_path}"
+        model = _model(service, name)
         prompts, prompt_param, is_many = said.prompts(vocab_size=model.vocab_size)
         try:
-            return self._generate(request, said, model, prompts, prompt_param=prompt_param, is_many=is_many)
+            return self._generate(request, service, said, model, prompts, prompt_param=prompt_param, is_many=is_many)
         except ApiError as error:
             raise error.renamed(fields.PARAM_NAMES) from error
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
-        said = await self.service.read(request, parser(fields.TokenizeRequest))
-        model = self._model(said.model)
-        chat = await self.service.convert(said.chat, num_parts=len(said.messages or ()))
+        said = await self.models.reader.read(request, parser(fields.TokenizeRequest))
+        service = await self.models.serving(said.model, request)
+        model = _model(service, said.model)
+        chat = await self.models.reader.convert(said.chat, num_parts=len(said.messages or ()))
         fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
         param = "messages" if chat is not None else "text" if said.prompt is None else "prompt"
         message = wire.Encode(
@@ -177,7 +182,7 @@ class NativeEndpoints:
             shows_pieces=bool(said.return_pieces),
             max_length=model.max_length,
         )
-        encoded = await self.service.encoded(message, prompt_param=param)
+        encoded = await service.encoded(message, prompt_param=param)
         pieces = [piece.decode(errors="replace") for piece in encoded.pieces]
         return json_response(
             answers.Tokenized(
@@ -190,43 +195,45 @@ class NativeEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
-        said = await self.service.read(request, parser(fields.DetokenizeRequest))
-        check_tokens(said.tokens, param="tokens", vocab_size=self._model(said.model).vocab_size)
+        said = await self.models.reader.read(request, parser(fields.DetokenizeRequest))
+        service = await self.models.serving(said.model, request)
+        check_tokens(said.tokens, param="tokens", vocab_size=_model(service, said.model).vocab_size)
         message = wire.Encode(
             request_id=new_request_id("req"),
             prompt=wire.TokenPrompt(tokens=bytes_of(said.tokens)),
             skip_special_tokens=said.skip_special_tokens is not False,
             shows_text=True,
         )
-        text = (await self.service.encoded(message, prompt_param="tokens")).text
+        text = (await service.encoded(message, prompt_param="tokens")).text
         return json_response(answers.Detokenized(text=text, prompt=text))
 
     async def apply_template(self, request: Request) -> Response:
         """Return the text that the model's chat template makes of a conversation."""
-        said = await self.service.read(request, parser(fields.TemplateRequest))
-        model = self._model(said.model)
-        chat = await self.service.convert(said.chat, num_parts=len(said.messages or ()))
+        said = await self.models.reader.read(request, parser(fields.TemplateRequest))
+        service = await self.models.serving(said.model, request)
+        model = _model(service, said.model)
+        chat = await self.models.reader.convert(said.chat, num_parts=len(said.messages or ()))
         fields.check_one({"messages": said.messages})
         assert chat is not None
         message = wire.Encode(
             request_id=new_request_id("req"), prompt=chat, shows_text=True, max_length=model.max_length
         )
-        encoded = await self.service.encoded(message, prompt_param="messages")
+        encoded = await service.encoded(message, prompt_param="messages")
         return json_response(answers.Templated(text=encoded.text, count=num_ids(encoded.tokens)))
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
-        said = await self.service.read(request, parser(fields.AbortRequest))
-        num_aborted = self.service.live.abort(said.rid)
+        said = await self.models.reader.read(request, parser(fields.AbortRequest))
+        num_aborted = sum(service.live.abort(said.rid) for service in self.models.loaded())
         if not num_aborted:
             raise ApiError(f"No request '{said.rid}' is queued or running.", status=404, code="request_not_found")
         return json_response(answers.Aborted(num_aborted))
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps its pages."""
-        said = await self.service.read(request, parser(fields.FlushRequest, is_optional=True))
-        self._model(None)
-        answer = await self.service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
+        said = await self.models.reader.read(request, parser(fields.FlushRequest, is_optional=True))
+        service = self._chosen(request)
+        answer = await service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
 
     async def pause(self, request: Request) -> Response:
@@ -234,32 +241,33 @@ class NativeEndpoints:
 
         No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
         """
-        said = await self.service.read(request, parser(fields.PauseRequest, is_optional=True))
-        self._model(None)
+        said = await self.models.reader.read(request, parser(fields.PauseRequest, is_optional=True))
         if said.rid is not None:
             if said.mode == "abort":
                 raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
             return self._hold(said.rid, said.mode)
-        await self.service.ask(
+        service = self._chosen(request)
+        await service.ask(
             Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
         )
-        self.service.status.paused = "retract" if said.mode == "retract" else "in_place"
+        service.status.paused = "retract" if said.mode == "retract" else "in_place"
         return json_response(answers.Paused(True))
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
-        said = await self.service.read(request, parser(fields.ResumeRequest, is_optional=True))
-        self._model(None)
+        said = await self.models.reader.read(request, parser(fields.ResumeRequest, is_optional=True))
         if said.rid is not None:
             return self._hold(said.rid, "resume")
-        await self.service.ask(Resume(request_id=new_request_id("req")))
-        self.service.status.paused = "no"
+        service = self._chosen(request)
+        await service.ask(Resume(request_id=new_request_id("req")))
+        service.status.paused = "no"
         return json_response(answers.Paused(False))
 
     async def retain(self, request: Request) -> Response:
         """Keep the cached KV of a text for some time, or drop the part of it that no other cached text needs."""
-        said = await self.service.read(request, parser(fields.RetainRequest))
-        model = self._model(said.model)
+        said = await self.models.reader.read(request, parser(fields.RetainRequest))
+        service = await self.models.serving(said.model, request)
+        model = _model(service, said.model)
         prompt, param = said.prompt(vocab_size=model.vocab_size)
         message = wire.RetainText(
             request_id=new_request_id("req"),
@@ -269,15 +277,16 @@ class NativeEndpoints:
             adapter=model.adapter,
             max_length=model.max_length,
         )
-        return json_response(answers.Retained((await self.service.ask(message, prompt_param=param)).num_cached_tokens))
+        return json_response(answers.Retained((await service.ask(message, prompt_param=param)).num_cached_tokens))
 
     async def server_info(self, request: Request) -> Response:
         """Describe the server: versions, configuration, memory and counters."""
-        model, status = self._model(None), self.service.status
+        service = self._chosen(request)
+        model, status = service.model(service.model_name), service.status
         return json_response(
             answers.ServerInfo(
-                model=self.service.model_name,
-                started=self.service.started,
+                model=service.model_name,
+                started=service.started,
                 versions=_versions(),
                 status=status.state.value,
                 max_model_len=model.max_length,
@@ -296,17 +305,25 @@ class NativeEndpoints:
 
     def _hold(self, rid: str, mode: Literal["in_place", "retract", "resume"]) -> Response:
         """Pause one HTTP request, or resume it."""
-        num_requests = self.service.live.hold(rid, mode)
+        num_requests = sum(service.live.hold(rid, mode) for service in self.models.loaded())
         if not num_requests:
             raise ApiError(f"No request '{rid}' is queued or running.", status=404, code="request_not_found")
         return json_response(answers.Paused(mode != "resume", num_requests))
 
-    def _model(self, name: str | None) -> wire.Model:
-        return self.service.model(self.service.model_name if name is None else name)
+    def _chosen(self, request: Request) -> Service:
+        """Return the service that a command concerns, which is ready.
+
+        Raises:
+            ApiError: the query names no model although there are several, or the engine is not ready.
+        """
+        service = self.models.chosen(request)
+        service.model(service.model_name)
+        return service
 
     def _generate(
         self,
         request: Request,
+        service: Service,
         said: fields.GenerateRequest,
         model: wire.Model,
         prompts: list[wire.Prompt],
@@ -343,7 +360,7 @@ class NativeEndpoints:
             options=RequestOptions(
                 sampling=sampling(
                     chosen,
-                    self.service.defaults,
+                    service.defaults,
                     max_tokens=extent.max_tokens,
                     vocab_size=model.vocab_size,
                     logprobs=extent.logprobs,
@@ -369,7 +386,7 @@ class NativeEndpoints:
             bad_words=tuple(chosen.bad_words),
             stream=bool(said.stream),
         )
-        return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
+        return service.generate(generation, model, names=names_of(request, answer_id), format=format)
 
 
 @cache
@@ -381,3 +398,7 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _model(service: Service, name: str | None) -> wire.Model:
+    return service.model(service.model_name if name is None else name)

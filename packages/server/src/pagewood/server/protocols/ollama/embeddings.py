@@ -17,11 +17,9 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
 from pagewood.server.protocols.common.sampling_fields import INT32_MAX
 from pagewood.server.protocols.common.vectors import MAX_INPUTS, vector_request
+from pagewood.server.protocols.ollama.keep_alive import KeepAlive
 from pagewood.server.protocols.ollama.lenient import Lenient
 from pagewood.server.protocols.ollama.options import OptionsField
-
-IGNORED = frozenset({"keep_alive"})  # the model stays loaded
-"""Fields that have no effect on an answer here, whatever their value. Options have none either."""
 
 
 def _texts(value: Any) -> list[str]:
@@ -45,6 +43,9 @@ class OllamaEmbedRequest(Lenient):
     """Whether a text that is too long loses its end; None: yes. If false, the request is refused."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     options: OptionsField = None
+    """Without effect."""
+    keep_alive: KeepAlive = None
+    """As in `/api/chat`."""
 
 
 class OllamaEmbeddingsRequest(Lenient):
@@ -53,6 +54,9 @@ class OllamaEmbeddingsRequest(Lenient):
     model: str
     prompt: str | None = None
     options: OptionsField = None
+    """Without effect."""
+    keep_alive: KeepAlive = None
+    """As in `/api/chat`."""
 
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ def parse_embed(body: bytes) -> OllamaEmbedRequest:
     Raises:
         ApiError: a field is wrong or missing.
     """
-    return parse(OllamaEmbedRequest, body, neutral={}, ignored=IGNORED)
+    return parse(OllamaEmbedRequest, body, neutral={}, ignored=frozenset())
 
 
 def parse_embeddings(body: bytes) -> OllamaEmbeddingsRequest:
@@ -87,7 +91,7 @@ def parse_embeddings(body: bytes) -> OllamaEmbeddingsRequest:
     Raises:
         ApiError: a field is wrong or missing.
     """
-    return parse(OllamaEmbeddingsRequest, body, neutral={}, ignored=IGNORED)
+    return parse(OllamaEmbeddingsRequest, body, neutral={}, ignored=frozenset())
 
 
 def embed(

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import respond
 from pagewood.server.protocols.common.formats import LINES
+from pagewood.server.protocols.common.models import ModelEntry, Models, visible
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.tools import Tools
@@ -33,17 +34,18 @@ OLLAMA_VERSION = "0.12.11"
 TAG = "Ollama"
 _LATEST = ":latest"
 T = TypeVar("T")
+AnyRequest: TypeAlias = fields.CommonFields | embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaEndpoints:
-    """Chat, generate, and descriptions of the one model."""
+    """Chat, generate, and descriptions of the models."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
-        name, short = self.service.model_name, {"num_predict": 64}
+        name, short = self.models.names[0], {"num_predict": 64}
         return [
             Operation(
                 name="OllamaChat",
@@ -86,7 +88,6 @@ class OllamaEndpoints:
                 endpoint=self.embed,
                 body=embeddings.OllamaEmbedRequest,
                 example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
-                ignored=embeddings.IGNORED,
                 answer=embeddings.OllamaEmbeddings,
                 error=OllamaError,
             ),
@@ -98,7 +99,6 @@ class OllamaEndpoints:
                 endpoint=self.embeddings,
                 body=embeddings.OllamaEmbeddingsRequest,
                 example={"model": name, "prompt": "What is 12 + 7?"},
-                ignored=embeddings.IGNORED,
                 answer=embeddings.OllamaEmbedding,
                 error=OllamaError,
             ),
@@ -136,59 +136,66 @@ class OllamaEndpoints:
         said = await self._read(request, fields.parse_chat)
         tools = fields.tools_of(said)
         prompt = (
-            await self.service.convert(lambda: fields.chat_prompt(said, tools), num_parts=len(said.messages))
+            await self.models.reader.convert(lambda: fields.chat_prompt(said, tools), num_parts=len(said.messages))
             if said.messages
             else None
         )
-        return self._respond(request, said, prompt, prompt_param="messages", tools=tools)
+        return await self._respond(request, said, prompt, prompt_param="messages", tools=tools)
 
     async def generate(self, request: Request) -> ASGIApp:
         """Answer or continue one prompt."""
         said = await self._read(request, fields.parse_generate)
         prompt = fields.generate_prompt(said) if said.prompt else None
-        return self._respond(request, said, prompt, prompt_param="prompt")
+        return await self._respond(request, said, prompt, prompt_param="prompt")
 
     async def embed(self, request: Request) -> ASGIApp:
         """Return the vectors of texts."""
         said = await self._read(request, embeddings.parse_embed)
-        model, exchange = self._model(said), exchange_of(request.scope)
-        work = embeddings.embed(said, self.service.recipe, model, started_s=exchange.started_s)
-        return respond(self.service.live, work, names=names_of(request, exchange.request_id))
+        service, model = await self._model(request, said)
+        exchange = exchange_of(request.scope)
+        work = embeddings.embed(said, service.recipe, model, started_s=exchange.started_s)
+        return respond(service.live, work, names=names_of(request, exchange.request_id))
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """Return the vector of one text."""
         said = await self._read(request, embeddings.parse_embeddings)
-        work = embeddings.embeddings(said, self.service.recipe, self._model(said))
-        return respond(self.service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
+        service, model = await self._model(request, said)
+        work = embeddings.embeddings(said, service.recipe, model)
+        return respond(service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
 
     async def tags(self, request: Request) -> Response:
-        """List the one model."""
-        return json_response(models.ListedModels((self._listed(),)))
+        """List all models."""
+        return json_response(models.ListedModels(tuple(map(_listed, visible(self.models)))))
 
     async def show(self, request: Request) -> Response:
-        """Describe the one model."""
-        self.service.adapter_of(self._own_name(await self._read(request, fields.parse_show)))
-        template, model = self.service.template, self.service.status.model
+        """Describe a model."""
+        entry, _ = self.models.entry_of(self._own_name(await self._read(request, fields.parse_show)))
+        template, model = entry.template, entry.model
         kinds = {field.kind for field in template.fields} if template is not None else set[str]()
         read = {"calls": "tools", "reasoning": "thinking"}
-        info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": self.service.model_name}
+        info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": entry.name}
         if model is not None:
             info["pagewood.context_length"] = model.max_length
         return json_response(
             models.ShownModel(
                 model_info=info,
                 capabilities=["completion", *(word for kind, word in read.items() if kind in kinds)],
-                modified_at=self._started_at,
+                modified_at=_created_at(entry),
             )
         )
 
     async def ps(self, request: Request) -> Response:
-        """List the one model if it is loaded."""
-        model = self.service.status.model
-        if model is None or self.service.status.state is not EngineState.READY:
-            return json_response(models.LoadedModels(()))
-        listed = msgspec.structs.asdict(self._listed())
-        return json_response(models.LoadedModels((models.LoadedModel(**listed, context_length=model.max_length),)))
+        """List the models that are loaded."""
+        found = [
+            models.LoadedModel(
+                **msgspec.structs.asdict(_listed(entry)),
+                context_length=entry.model.max_length,
+                expires_at=models.NEVER if entry.state is None else entry.state.expires_at or models.NEVER,
+            )
+            for entry in visible(self.models)
+            if entry.service is not None and entry.model is not None and entry.service.status.state is EngineState.READY
+        ]
+        return json_response(models.LoadedModels(tuple(found)))
 
     async def version(self, request: Request) -> Response:
         """Return the version of the API."""
@@ -196,9 +203,9 @@ class OllamaEndpoints:
 
     async def _read(self, request: Request, parse: Callable[[bytes], T]) -> T:
         """Return the parsed body. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
-        return await self.service.read(request, parse, is_declared=False)
+        return await self.models.reader.read(request, parse, is_declared=False)
 
-    def _respond(
+    async def _respond(
         self,
         request: Request,
         said: fields.CommonFields,
@@ -207,20 +214,17 @@ class OllamaEndpoints:
         prompt_param: str,
         tools: Tools | None = None,
     ) -> ASGIApp:
-        exchange, streams = exchange_of(request.scope), said.stream is not False
-        model = self._model(said)
-        is_chat = isinstance(said, fields.OllamaChatRequest)
-        format = OllamaFormat(
-            model=said.model, is_chat=is_chat, started_s=exchange.started_s, logprobs=bool(said.logprobs)
-        )
+        if prompt is None and said.keep_alive == 0 and self.models.let_go(self._own_name(said.model)):
+            return self._ended(request, said, "unload")
+        service, model = await self._model(request, said)
         if prompt is None:
-            return Response(format.loaded() + b"\n", media_type=LINES if streams else "application/json")
+            return self._ended(request, said, "load")
         constraint = fields.constraint(said)
         generation = Generation(
             prompts=[prompt],
             options=RequestOptions(
                 sampling=fields.sampling(
-                    said, self.service.defaults, grammar=None if constraint is None else constraint.grammar
+                    said, service.defaults, grammar=None if constraint is None else constraint.grammar
                 )
             ),
             text=wire.TextOptions(stop=() if said.options is None else tuple(said.options.stop or ())),
@@ -230,33 +234,51 @@ class OllamaEndpoints:
             tools=tools,
             param_names={"max_tokens": "options.num_predict"},
             fills_window=True,
-            stream=streams,
+            stream=said.stream is not False,
         )
-        return self.service.generate(generation, model, names=names_of(request, exchange.request_id), format=format)
+        names = names_of(request, exchange_of(request.scope).request_id)
+        return service.generate(generation, model, names=names, format=_format(request, said))
 
-    def _model(
-        self, said: fields.CommonFields | embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest
-    ) -> wire.Model:
-        """Return the loaded model; log the options of the request that have no effect."""
-        model = self.service.model(self._own_name(said.model))
+    def _ended(self, request: Request, said: fields.CommonFields, reason: Literal["load", "unload"]) -> Response:
+        """Return the answer to a request without a prompt, by which clients have a model loaded or unloaded."""
+        is_stream = said.stream is not False
+        line = _format(request, said).without_text(reason)
+        return Response(line + b"\n", media_type=LINES if is_stream else "application/json")
+
+    async def _model(self, request: Request, said: AnyRequest) -> tuple[Service, wire.Model]:
+        """Return the loaded model and its service; log the options of the request that have no effect."""
+        name = self._own_name(said.model)
+        service = await self.models.serving(name, request, keep_s=said.keep_alive)
+        model = service.model(name)
         log_ignored(said, more=() if said.options is None else said.options.without_effect(max_length=model.max_length))
-        return model
+        return service, model
 
     def _own_name(self, name: str) -> str:
         """Return the name of a model without the tag that Ollama gives to models without one."""
-        own = self.service.model_name
-        return own if name == own + _LATEST else name
+        own = name.removesuffix(_LATEST)
+        return own if name not in self.models.names and own in self.models.names else name
 
-    def _listed(self) -> models.ListedModel:
-        name = self.service.model_name
-        tagged = name if ":" in name else name + _LATEST
-        return models.ListedModel(
-            name=tagged,
-            model=tagged,
-            modified_at=self._started_at,
-            digest=hashlib.sha256(name.encode()).hexdigest(),
-        )
 
-    @property
-    def _started_at(self) -> str:
-        return datetime.fromtimestamp(self.service.started, UTC).isoformat().replace("+00:00", "Z")
+def _format(request: Request, said: fields.CommonFields) -> OllamaFormat:
+    return OllamaFormat(
+        model=said.model,
+        is_chat=isinstance(said, fields.OllamaChatRequest),
+        started_s=exchange_of(request.scope).started_s,
+        logprobs=bool(said.logprobs),
+    )
+
+
+def _listed(entry: ModelEntry) -> models.ListedModel:
+    name = entry.name
+    tagged = name if ":" in name else name + _LATEST
+    return models.ListedModel(
+        name=tagged,
+        model=tagged,
+        modified_at=_created_at(entry),
+        size=0 if entry.state is None else entry.state.memory_bytes,
+        digest=hashlib.sha256(name.encode()).hexdigest(),
+    )
+
+
+def _created_at(entry: ModelEntry) -> str:
+    return datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z")

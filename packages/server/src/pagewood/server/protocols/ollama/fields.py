@@ -17,12 +17,12 @@ from pagewood.server.protocols.common.reasoning import reasoning_kwargs
 from pagewood.server.protocols.common.sampling_fields import chosen
 from pagewood.server.protocols.common.structured import ANY_OBJECT, Constraint, constrained
 from pagewood.server.protocols.common.tools import MAX_TOOLS, Function, Tools
+from pagewood.server.protocols.ollama.keep_alive import KeepAlive
 from pagewood.server.protocols.ollama.lenient import Lenient, log_ignored
 from pagewood.server.protocols.ollama.options import OllamaOptions, OptionsField
 
 IGNORED = frozenset(
     {
-        "keep_alive",  # the model stays loaded
         "truncate",  # a prompt that is too long is refused; it is never cut
         "shift",  # nor is an answer
     }
@@ -67,6 +67,8 @@ class CommonFields(Lenient):
     """Whether the model reasons before it answers, or how much."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    keep_alive: KeepAlive = None
+    """How long one of several models stays loaded when no request uses it; the only model always does."""
 
 
 class OllamaGenerateRequest(CommonFields):

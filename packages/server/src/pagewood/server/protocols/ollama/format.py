@@ -45,7 +45,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     logprobs: list[TokenWithTop] | msgspec.UnsetType = msgspec.UNSET
     done: bool = False
-    done_reason: Literal["stop", "length", "load"] | msgspec.UnsetType = msgspec.UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | msgspec.UnsetType = msgspec.UNSET
     total_duration: int | msgspec.UnsetType = msgspec.UNSET
     """This and other durations are in nanoseconds."""
     load_duration: int | msgspec.UnsetType = msgspec.UNSET
@@ -94,9 +94,9 @@ class OllamaFormat:
         line = self.line(choice.text, thinking=choice.reasoning, calls=choice.calls, tokens=choice.tokens)
         return msgspec.json.encode(self._ended(line, choice.finish, choice.first_s, usage))
 
-    def loaded(self) -> bytes:
-        """Return the answer to a request without a prompt, by which clients have a model loaded."""
-        return msgspec.json.encode(msgspec.structs.replace(self.line(""), done=True, done_reason="load"))
+    def without_text(self, reason: Literal["load", "unload"]) -> bytes:
+        """Return the answer to a request without a prompt."""
+        return msgspec.json.encode(msgspec.structs.replace(self.line(""), done=True, done_reason=reason))
 
     def line(
         self,

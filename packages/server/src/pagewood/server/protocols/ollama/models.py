@@ -1,10 +1,12 @@
-"""The JSON that describes the one model."""
+"""The JSON that describes models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+NEVER = "9999-12-31T23:59:59Z"
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +28,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
     """When the server started, ISO 8601."""
     size: int = 0
-    """Always 0: unknown to the HTTP process."""
+    """What it takes in memory, or would take, by the account of a server with several models; otherwise 0: unknown."""
     digest: str
     """Digest of the name, which alone distinguishes models here."""
     details: ModelDetails = ModelDetails()
@@ -35,10 +37,10 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 class LoadedModel(ListedModel, frozen=True, kw_only=True):
     """A model that is loaded."""
 
-    expires_at: str = "9999-12-31T23:59:59Z"
-    """Never."""
+    expires_at: str = NEVER
+    """When it is unloaded unless a request comes before."""
     size_vram: int = 0
-    """Always 0, like `size`."""
+    """Always 0: unknown to the HTTP process."""
     context_length: int
     """Longest prompt plus output, in tokens."""
 
@@ -56,7 +58,7 @@ class LoadedModels(msgspec.Struct, frozen=True):
 
 
 class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The one model."""
+    """A model."""
 
     modelfile: str = ""
     parameters: str = ""

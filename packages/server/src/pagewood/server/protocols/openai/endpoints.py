@@ -20,6 +20,7 @@ from pagewood.server.protocols.common import fields, shared_kv
 from pagewood.server.protocols.common.beams import BeamResponse
 from pagewood.server.protocols.common.formats import Format
 from pagewood.server.protocols.common.messages import tools_of
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.priority import PriorityRequest, parse_priority
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
@@ -43,7 +44,7 @@ class ChangedRequest(msgspec.Struct, frozen=True):
 class OpenAIEndpoints:
     """Chat completions, completions, models, and the priority of a request."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
@@ -56,7 +57,7 @@ class OpenAIEndpoints:
                 endpoint=self.chat_completions,
                 body=chat.ChatRequest,
                 example={
-                    "model": self.service.model_name,
+                    "model": self.models.names[0],
                     "messages": [{"role": "user", "content": "What is 12 + 7?"}],
                     "max_tokens": 64,
                 },
@@ -72,7 +73,7 @@ class OpenAIEndpoints:
                 path="/v1/completions",
                 endpoint=self.completions,
                 body=completions.CompletionRequest,
-                example={"model": self.service.model_name, "prompt": "What is 12 + 7?", "max_tokens": 64},
+                example={"model": self.models.names[0], "prompt": "What is 12 + 7?", "max_tokens": 64},
                 neutral=completions.NEUTRAL,
                 ignored=fields.IGNORED,
                 answer=completions.Completion,
@@ -92,51 +93,54 @@ class OpenAIEndpoints:
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = await self.service.read(request, chat.parse_chat)
-        model = self.service.model(said.model)
+        said = await self.models.reader.read(request, chat.parse_chat)
+        service = await self.models.serving(said.model, request, keep_s=said.ttl)
+        model = service.model(said.model)
         extent, tools = chat.extent(said), tools_of(said)
         answer_id = new_request_id("chatcmpl")
         format = chat.ChatFormat(
             id=answer_id,
             created=int(time.time()),
-            model=self.service.model_name,
+            model=service.model_name,
             options=fields.stream_options(said),
             logprobs=extent.logprobs is not None,
             prompt_logprobs=said.prompt_logprobs,
             shows_reasoning=said.include_reasoning is not False,
             has_old_form=said.has_old_form,
         )
-        prompt = await self.service.convert(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
-        return self._respond(request, said, model, [prompt], extent, format, tools=tools, is_chat=True)
+        prompt = await self.models.reader.convert(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
+        return self._respond(request, service, said, model, [prompt], extent, format, tools=tools, is_chat=True)
 
     async def completions(self, request: Request) -> ASGIApp:
         """Continue one or more prompts."""
-        said = await self.service.read(request, completions.parse_completion)
-        model = self.service.model(said.model)
+        said = await self.models.reader.read(request, completions.parse_completion)
+        service = await self.models.serving(said.model, request, keep_s=said.ttl)
+        model = service.model(said.model)
         extent = completions.extent(said)
         format = completions.CompletionFormat(
             id=new_request_id("cmpl"),
             created=int(time.time()),
-            model=self.service.model_name,
+            model=service.model_name,
             options=fields.stream_options(said),
             logprobs=said.logprobs,
             prompt_logprobs=said.prompt_logprobs,
             echo=extent.echo,
         )
         prompts = completions.prompts(said, vocab_size=model.vocab_size)
-        return self._respond(request, said, model, prompts, extent, format)
+        return self._respond(request, service, said, model, prompts, extent, format)
 
     async def priority(self, request: Request) -> Response:
         """Change the priority of a request that is queued, running or streaming."""
         name: str = request.path_params["name"]
-        priority = await self.service.read(request, parse_priority)
-        if not self.service.live.prioritize(name, priority):
+        priority = await self.models.reader.read(request, parse_priority)
+        if not sum(service.live.prioritize(name, priority) for service in self.models.loaded()):
             raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
         return json_response(ChangedRequest(name, priority))
 
     def _respond(
         self,
         request: Request,
+        service: Service,
         said: fields.GenerationFields,
         model: wire.Model,
         prompts: Sequence[wire.Prompt],
@@ -149,14 +153,14 @@ class OpenAIEndpoints:
         names = names_of(request, format.id)
         prompt_param = "messages" if is_chat else "prompt"
         if said.use_beam_search:
-            return self._search(said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
+            return self._search(service, said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
         structured = constraint(said)
         generation = Generation(
             prompts=prompts,
             options=RequestOptions(
                 sampling=fields.sampling(
                     said,
-                    self.service.defaults,
+                    service.defaults,
                     max_tokens=extent.max_tokens,
                     vocab_size=model.vocab_size,
                     logprobs=extent.logprobs,
@@ -185,10 +189,11 @@ class OpenAIEndpoints:
             | ({} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param}),
             stream=bool(said.stream),
         )
-        return self.service.generate(generation, model, names=names, format=format)
+        return service.generate(generation, model, names=names, format=format)
 
     def _search(
         self,
+        service: Service,
         said: fields.GenerationFields,
         model: wire.Model,
         prompts: Sequence[wire.Prompt],
@@ -200,7 +205,7 @@ class OpenAIEndpoints:
     ) -> BeamResponse:
         structured = constraint(said)
         return BeamResponse(
-            live=self.service.live,
+            live=service.live,
             params=beams.params(said, extent, model),
             model=model,
             prompts=prompts,
@@ -211,5 +216,5 @@ class OpenAIEndpoints:
             priority=said.priority or 0,
             num_choices=extent.num_choices,
             format=format,
-            is_speculating=self.service.status.speculation is not None,
+            is_speculating=service.status.speculation is not None,
         )

@@ -21,9 +21,10 @@ from pagewood.server.http.operations import Operation
 from pagewood.server.keys.caller import current_caller
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common import fields
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.reasoning import style_kwargs
 from pagewood.server.protocols.common.respond import json_response
-from pagewood.server.protocols.common.service import Generation, Service, names_of
+from pagewood.server.protocols.common.service import Generation, names_of
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.responses import objects
 from pagewood.server.protocols.responses.format import ResponsesFormat
@@ -53,7 +54,7 @@ _ANSWERED_WHOLE = "A response that is kept cannot be streamed again; leave 'stre
 class ResponsesEndpoints:
     """Responses: new ones and kept ones."""
 
-    service: Service
+    models: Models
     store: ResponseStore = field(default_factory=ResponseStore)
 
     def operations(self) -> list[Operation]:
@@ -66,7 +67,7 @@ class ResponsesEndpoints:
                 path="/v1/responses",
                 endpoint=self.create,
                 body=ResponsesRequest,
-                example={"model": self.service.model_name, "input": "What is 12 + 7?", "max_output_tokens": 64},
+                example={"model": self.models.names[0], "input": "What is 12 + 7?", "max_output_tokens": 64},
                 neutral=NEUTRAL,
                 ignored=IGNORED,
                 answer=objects.Response,
@@ -118,8 +119,9 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        said = await self.service.read(request, parse_request)
-        model = self.service.model(said.model)
+        said = await self.models.reader.read(request, parse_request)
+        service = await self.models.serving(said.model, request)
+        model = service.model(said.model)
         before = self._conversation(said.previous_response_id)
 
         def read() -> tuple[list[Item], list[dict[str, Any]]]:
@@ -128,13 +130,13 @@ class ResponsesEndpoints:
             return items, messages(items, instructions=said.instructions, num_earlier=len(earlier))
 
         num_parts = len(before) + (len(said.input) if isinstance(said.input, list) else 1)
-        items, prompt_messages = await self.service.convert(read, num_parts=num_parts)
+        items, prompt_messages = await self.models.reader.convert(read, num_parts=num_parts)
         offered = offer(said, items)
         asked = said.model_copy(update={"response_format": response_format(said)})
         structured = constraint(asked, format_param="text.format")
         sampling = fields.sampling(
             said,
-            self.service.defaults,
+            service.defaults,
             max_tokens=said.max_output_tokens,
             vocab_size=model.vocab_size,
             logprobs=(said.top_logprobs or 0) if said.shows_logprobs else None,
@@ -164,13 +166,13 @@ class ResponsesEndpoints:
             stream=bool(said.stream),
         )
         format = ResponsesFormat(
-            response=self._begun(said, offered, sampling),
+            response=self._begun(service.model_name, said, offered, sampling),
             keep=self._keeper(items) if said.store is not False else None,
             shows_logprobs=said.shows_logprobs,
             shows_encrypted=said.shows_encrypted,
             origins=offered.origins,
         )
-        return self.service.generate(generation, model, names=names_of(request, format.id), format=format)
+        return service.generate(generation, model, names=names_of(request, format.id), format=format)
 
     async def retrieve(self, request: Request) -> HttpResponse:
         """Return a response that is kept."""
@@ -248,7 +250,7 @@ class ResponsesEndpoints:
 
         return keep
 
-    def _begun(self, said: ResponsesRequest, offered: Offer, sampling: SamplingParams) -> Response:
+    def _begun(self, model_name: str, said: ResponsesRequest, offered: Offer, sampling: SamplingParams) -> Response:
         """Return the response as it is before the first token."""
         text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
         if said.text is not None and said.text.verbosity is not None:
@@ -259,7 +261,7 @@ class ResponsesEndpoints:
         return Response(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
-            model=self.service.model_name,
+            model=model_name,
             instructions=said.instructions,
             previous_response_id=said.previous_response_id,
             max_output_tokens=said.max_output_tokens,

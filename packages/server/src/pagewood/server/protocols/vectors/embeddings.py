@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.server.http.errors import ApiError
+from pagewood.server.http.field_limits import IdleSeconds
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
@@ -53,6 +54,8 @@ class EmbeddingRequest(BaseModel):
     """The number of tokens of a text beyond which it loses its end; -1: as many as the model takes. Null: such a text
     is an error. As in vLLM."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
+    ttl: IdleSeconds | None = None
+    """As in chat completions."""
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

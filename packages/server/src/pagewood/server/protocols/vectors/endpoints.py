@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from pagewood.server.http.operations import Operation
 from pagewood.server.protocols.common.collected import Work, respond
 from pagewood.server.protocols.common.fields import IGNORED
+from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.service import Service, names_of
 from pagewood.server.protocols.vectors import embeddings, rerank
 from pagewood.server.requests.live import new_request_id
@@ -21,11 +22,11 @@ TAG = "Vectors"
 class VectorEndpoints:
     """Embeddings, rankings and scores."""
 
-    service: Service
+    models: Models
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
-        name = self.service.model_name
+        name = self.models.names[0]
         return [
             Operation(
                 name="Embeddings",
@@ -69,26 +70,29 @@ class VectorEndpoints:
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """Return the vectors of texts."""
-        said = await self.service.read(request, embeddings.parse_embeddings)
-        model = self.service.model(said.model)
-        work = embeddings.embeddings(said, self.service.recipe, model, model_name=self.service.model_name)
-        return self._collect(request, work, new_request_id("embd"))
+        said = await self.models.reader.read(request, embeddings.parse_embeddings)
+        service = await self.models.serving(said.model, request, keep_s=said.ttl)
+        model = service.model(said.model)
+        work = embeddings.embeddings(said, service.recipe, model, model_name=service.model_name)
+        return self._collect(request, service, work, new_request_id("embd"))
 
     async def rerank(self, request: Request) -> ASGIApp:
         """Return documents in the order of their relevance for a query."""
-        said = await self.service.read(request, rerank.parse_rerank)
-        model, answer_id = self.service.model(said.model), new_request_id("rerank")
-        name = self.service.model_name
-        work = rerank.rerank(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
-        return self._collect(request, work, answer_id)
+        said = await self.models.reader.read(request, rerank.parse_rerank)
+        service = await self.models.serving(said.model, request)
+        model, answer_id = service.model(said.model), new_request_id("rerank")
+        name = service.model_name
+        work = rerank.rerank(said, service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, service, work, answer_id)
 
     async def score(self, request: Request) -> ASGIApp:
         """Return the scores of pairs of texts."""
-        said = await self.service.read(request, rerank.parse_score)
-        model, answer_id = self.service.model(said.model), new_request_id("score")
-        name = self.service.model_name
-        work = rerank.score(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
-        return self._collect(request, work, answer_id)
+        said = await self.models.reader.read(request, rerank.parse_score)
+        service = await self.models.serving(said.model, request)
+        model, answer_id = service.model(said.model), new_request_id("score")
+        name = service.model_name
+        work = rerank.score(said, service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, service, work, answer_id)
 
-    def _collect(self, request: Request, work: Work, answer_id: str) -> ASGIApp:
-        return respond(self.service.live, work, names=names_of(request, answer_id))
+    def _collect(self, request: Request, service: Service, work: Work, answer_id: str) -> ASGIApp:
+        return respond(service.live, work, names=names_of(request, answer_id))
