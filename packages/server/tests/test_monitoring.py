@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
 from pagewood.server.messages import wire
+from pagewood.server.metrics.endpoint import text_of
+from pagewood.server.metrics.models import model_families
+from pagewood.server.protocols.common.models import Loads, ModelState
 
 promql_parser = pytest.importorskip("promql_parser")
 yaml = pytest.importorskip("yaml")
@@ -79,7 +84,13 @@ async def shown(server: MemoryServer) -> dict[str, set[str]]:
         ),
     )  # fmt: skip
     status.measurement, status.speculation = found, SPECULATION
-    text = (await server.client.get("/metrics")).text
+    [only] = server.frontend.models.listed()
+    state = ModelState(
+        value="loaded", detail="", waiting=0, running=0, pinned=False, draining=False, expires_at=None, memory_bytes=1,
+        failed=False, reason=None,
+    )  # fmt: skip
+    several = [replace(only, state=state, loads=Loads(unloaded=Counter(idle=1)))]
+    text = (await server.client.get("/metrics")).text + text_of(model_families(several).found).decode()
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

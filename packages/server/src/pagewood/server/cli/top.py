@@ -47,13 +47,14 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
     )
     add_server_options(parser, variables=_VARIABLES)
+    parser.add_argument("--model", metavar="NAME", help="which of several models to watch")
     parser.add_argument("--once", action="store_true", help="print the state once, and end")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the live data until q is pressed, or the server ends the stream."""
-    feed = Feed(*_server(options.url, options), trust=trust_of(options))
+    feed = Feed(*_server(options.url, options), trust=trust_of(options), model=options.model)
     screen = Screen()
     if options.once or not sys.stdout.isatty():
         with feed:
@@ -88,12 +89,16 @@ class Feed:
         url: address of the server.
         key: API key; None: no key is sent.
         trust: trusted certificates; None: those of the system.
+        model: which of several models it is about; None: the server has one.
     """
 
-    __slots__ = ("_changed", "_client", "_failure", "_headers", "_is_over", "_newest", "_thread", "_url")
+    __slots__ = ("_changed", "_client", "_failure", "_headers", "_is_over", "_newest", "_query", "_thread", "_url")
 
-    def __init__(self, url: str, key: str | None, *, trust: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, key: str | None, *, trust: ssl.SSLContext | None = None, model: str | None = None
+    ) -> None:
         self._url = url.rstrip("/")
+        self._query = {} if model is None else {"model": model}
         self._headers = {"accept": "text/event-stream", **({"authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=_DIRECT, verify=trust or True)
         self._changed = threading.Condition()
@@ -129,7 +134,7 @@ class Feed:
     def _read(self) -> None:
         try:
             url = f"{self._url}/dashboard/events"
-            with self._client, self._client.stream("GET", url, headers=self._headers) as found:
+            with self._client, self._client.stream("GET", url, params=self._query, headers=self._headers) as found:
                 if found.status_code != 200:
                     self._fail(_refusal(self._url, found))
                     return
