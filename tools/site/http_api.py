@@ -14,7 +14,7 @@ _REF = "#/components/schemas/"
 def document() -> dict[str, Any]:
     """Return the OpenAPI document; no server runs, so a stand-in takes the place of what its endpoints would call."""
     stand_in: Any = MagicMock()
-    frontend = Frontend(service=stand_in, limits=stand_in, access=stand_in, connections=stand_in)
+    frontend = Frontend(models=stand_in, limits=stand_in, access=stand_in, connections=stand_in, metrics=stand_in)
     return openapi(frontend.all_operations())
 
 
