@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,14 @@ def test_pages_of_any_dtype_are_copied_out_and_back(dtype: str) -> None:
     host = HostTier(page_bytes=storage.layout.bytes_per_page, num_pages=8)
     check(device_pages(storage.memory), storage, host)
     layers = [storage.memory.blocks(layer) for layer in range(3)]
-    check(StagedPages(layers, out=Stream(), into=Stream()), storage, host)
+    staged = StagedPages(layers, out=Stream(), into=Stream())
+    check(staged, storage, host)
+    wide = np.zeros((8, 16 + staged.page_bytes + 8), np.uint8)  # images are parts of wider ones
+    columns: Any = SimpleNamespace(memory=wide[:, 16:-8])
+    for pages in (device_pages(storage.memory), staged):
+        check(pages, storage, columns)
+    assert not wide[:, :16].any()
+    assert not wide[:, -8:].any()
 
 
 @settings(deadline=None)

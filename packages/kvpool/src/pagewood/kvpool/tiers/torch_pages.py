@@ -50,7 +50,11 @@ def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
     Raises:
         RuntimeError: There is no CUDA device, or not enough memory that can be pinned.
     """
-    memory = page_aligned_zeros(num_pages, page_bytes)
+    return pinned(page_aligned_zeros(num_pages, page_bytes))
+
+
+def pinned(memory: Bytes) -> Bytes:
+    """Return `memory` itself, registered with the driver as long as it lives; errors as in `pinned_memory`."""
     runtime: Any = torch.cuda.cudart()
     start = memory.ctypes.data
     error = int(runtime.cudaHostRegister(start, memory.nbytes, 0))
@@ -144,7 +148,7 @@ class StagedPages:
                     images = torch.empty((b - a, host.shape[1]), dtype=self._word, device=self._device)
                     for array, begin in (part for parts in self._parts for part in parts):
                         torch.index_select(array, 0, index[a:b], out=images[:, begin : begin + array.shape[1]])
-                    for first, last in _runs(slots[a:b]):
+                    for first, last in _runs(slots[a:b]) if host.is_contiguous() else pairwise(range(b - a + 1)):
                         slot = slots[a + first]
                         host[slot : slot + last - first].copy_(images[first:last], non_blocking=True)
         finally:
@@ -169,9 +173,9 @@ class StagedPages:
         begin, end = parts[0][1], parts[-1][1] + parts[-1][0].shape[1]
         for a, b in self._chunks(len(slots), end - begin):
             images = torch.empty((b - a, end - begin), dtype=self._word, device=self._device)
-            # If a piece is only part of an image, several rows of it are strided on the host. torch would gather them
-            # there and wait, so each row is copied separately.
-            is_whole = len(layers) == len(self._parts)
+            # If a piece is only part of an image, or images are parts of wider ones, several rows of it are strided on
+            # the host. torch would gather them there and wait, so each row is copied separately.
+            is_whole = len(layers) == len(self._parts) and host.is_contiguous()
             for first, last in _runs(slots[a:b]) if is_whole else pairwise(range(b - a + 1)):
                 slot = slots[a + first]
                 images[first:last].copy_(host[slot : slot + last - first, begin:end], non_blocking=True)

@@ -25,7 +25,10 @@ class DevicePages(Protocol):
         ...
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out: all layers of page `pages[i]` to `memory[slots[i]]`; `memory` is `[n, page_bytes] uint8`."""
+        """Copy pages out: all layers of page `pages[i]` to `memory[slots[i]]`.
+
+        `memory` is `[n, page_bytes] uint8`, and may be columns of wider memory.
+        """
         ...
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
