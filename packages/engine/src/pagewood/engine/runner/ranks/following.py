@@ -95,8 +95,8 @@ def _follow(
                     raise ValueError(f"step must be {number}, got {message.number}")
                 batch = decode(message.batch)
                 assert isinstance(batch, Batch)
-                latest = runner.launch(batch)
                 segment.launched[rank, 0] = number
+                latest = runner.launch(batch)
                 steps.put(latest)
             case Constrain(masks=data):
                 masks = decode(data)

@@ -75,13 +75,13 @@ class RankedRunner:
         group, number = self._group, self._number + 1
         group.check()
         group.tell_all(Launch(number=number, batch=encode(batch)))
+        group.segment.launched[0, 0] = number  # a launch may wait for the other ranks
         try:
             handle = self._runner.launch(batch)
         except BaseException as error:  # the other ranks wait for this one
             group.end(0, f"rank 0 could not launch a step: {error!r}")
             raise
         self._number = number
-        group.segment.launched[0, 0] = number
         return _RankedHandle(handle, group, number)
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ class Segment:
     beats: Int64
     """[R, LINE], in the first of each line a number that a living rank changes."""  # written by: pulse
     launched: Int64
-    """[R, LINE], in the first of each line how many steps the rank has launched."""
+    """[R, LINE], in the first of each line how many steps the rank has begun to launch."""
     # written by: following, ranked_runner
     steps: Int64
     """[R, LINE], in the first of each line how many steps the rank has ended."""
