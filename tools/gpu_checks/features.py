@@ -148,8 +148,18 @@ def check_drafts(host: Host) -> str:
     return f"{len(expected)} answers alike; accepted: {', '.join(texts)}"
 
 
+_RANKS: dict[str, dict[str, Any]] = {
+    "ranks": {"tensor_parallel_size": 2},
+    "batch-invariant ranks": {"tensor_parallel_size": 2, "batch_invariant": True},
+    "stages": {"pipeline_parallel_size": 2},
+    "ranks with drafts": {"tensor_parallel_size": 2, "speculative": "ngram"},
+    "ranks with a host cache": {"tensor_parallel_size": 2, "host_cache_gb": 0.05},
+    "ranks by request": {"tensor_parallel_size": 2, "enable_dp_attention": True},
+}
+
+
 def check_ranks(host: Host) -> str:
-    """Two ranks, on a device each or both on one, give the CPU runner's greedy answers, also if batch-invariant."""
+    """Two ranks or stages, on a device each or both on one, give the CPU runner's greedy answers."""
     if host.is_slow:
         raise Skipped("other processes do not have the emulated GPU")
     with LLM(**_OPTIONS) as llm:
@@ -157,22 +167,22 @@ def check_ranks(host: Host) -> str:
         expected = llm.generate(prompts, _GREEDY)
     found: list[str] = []
     num_same = 0
-    for batch_invariant in (False, True):
-        with host.llm(**_OPTIONS, tensor_parallel_size=2, batch_invariant=batch_invariant) as llm:
+    for name, options in _RANKS.items():
+        with host.llm(**_OPTIONS, **options) as llm:
             runs = [llm.generate(prompts, _GREEDY) for _ in range(2)]  # the second finds its prompts in the cache
         num_same += sum(mine.tokens == theirs.tokens for mine, theirs in zip(runs[0], expected, strict=True))
         found += [
-            f"{'batch-invariant, ' if batch_invariant else ''}{question!r}: {problem}"
+            f"{name}, {question!r}: {problem}"
             for got in runs
             for question, mine, theirs in zip(_ASKED, got, expected, strict=True)
             if (problem := _difference(mine, theirs))
         ]
-        if batch_invariant and [one.tokens for one in runs[0]] != [one.tokens for one in runs[1]]:
+        if "batch_invariant" in options and [one.tokens for one in runs[0]] != [one.tokens for one in runs[1]]:
             found.append("batch-invariant answers change when their prompts are cached")
     if found:
         raise Failed(f"{len(found)} differ: " + "; ".join(found[:4]))
     how = "NCCL" if host.is_gpu and torch.cuda.device_count() > 1 else "gloo"
-    return f"by {how}, {num_same} of {2 * len(_ASKED)} answers are the same, the others differ in ties"
+    return f"by {how}, {num_same} of {len(_RANKS) * len(_ASKED)} answers are the same, the others differ in ties"
 
 
 def _prompts(llm: LLM) -> list[list[int]]:

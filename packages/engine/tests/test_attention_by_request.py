@@ -127,7 +127,6 @@ def test_bits_depend_neither_on_the_rank_nor_on_the_batch(deepseek: Path) -> Non
     ("options", "message"),
     [
         ({"tensor_parallel_size": 1}, "enable_dp_attention must be False with tensor_parallel_size 1, got True"),
-        ({"device": "cuda"}, "enable_dp_attention must be False with device cuda, got True"),
         ({"speculative": "draft"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got draft"),
         ({"speculative": "eagle"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got eagle"),
         ({"host_cache_gb": 1.0}, "host_cache_gb must be None with enable_dp_attention, got 1.0"),

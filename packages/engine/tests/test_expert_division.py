@@ -177,10 +177,10 @@ def test_ranks_with_another_map_than_rank_0_are_refused(folder: Path, tmp_path: 
     model = ModelConfig.from_folder(folder)
     one = division_mark(divided_by_expert(model, 2))
     other = division_mark(divided_by_expert(model, 2, file=mapped(tmp_path / "map.json", {0: [1, 0, 0, 1, 0, 1]})))
-    check_division(one, [CanMeet(division=one), CanMeet(division=one)])
-    check_division("", [CanMeet(division="")])
+    check_division(one, [CanMeet(division=one, has_device=True), CanMeet(division=one, has_device=True)])
+    check_division("", [CanMeet(division="", has_device=True)])
     with pytest.raises(ValueError, match=r"expert_map must say the same on all ranks, got .* on rank 2"):
-        check_division(one, [CanMeet(division=one), CanMeet(division=other)])
+        check_division(one, [CanMeet(division=one, has_device=True), CanMeet(division=other, has_device=True)])
 
 
 def copies(folder: Path, file: Path, count: int, *, seed: int = 0) -> Path:

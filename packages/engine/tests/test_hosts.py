@@ -286,7 +286,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"node_secret_file": "x", "insecure_no_node_secret": True},
         "insecure_no_node_secret must be False with node_secret_file, got True",
     ),
-    ({"device": "cuda"}, "nnodes must be 1 on CUDA, whose ranks exchange on one host, got 2"),
     ({"host_cache_gb": 1.0}, "host_cache_gb must be None with nnodes 2, because host 0 cannot copy the KV of others"),
     ({"model_impl": "transformers"}, "tensor_parallel_size must be 1 with model_impl transformers, got 2"),
     ({"tensor_parallel_size": 4}, "num_threads must be at least tensor_parallel_size 4 over nnodes 2, got 1"),

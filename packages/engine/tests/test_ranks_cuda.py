@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from asked_twice import outputs
+from cuda_ranks import use_stand_ins
 from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
@@ -46,20 +47,10 @@ def next_of(devices: Iterator[RecordingDevice]) -> tuple[RecordingDevice, Any]:
     return next(devices), flashinfer_torch
 
 
-def open_stand_ins() -> tuple[RecordingDevice, Any]:
-    return RecordingDevice(), flashinfer_torch
-
-
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines for CUDA, and their other ranks, use the stand-ins."""
-
-    def compiled(needs: object, progress: object) -> None:
-        del needs, progress
-
-    monkeypatch.setattr(build_cuda, "open_cuda", open_stand_ins)
-    monkeypatch.setattr(build_cuda, "compile_kernels", compiled)
-    monkeypatch.setattr(cuda_rank, "Group", partial(Group, spawn=spawn))
+    use_stand_ins(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +215,16 @@ def test_all_ranks_have_the_pages_of_the_smallest(stand_ins: None, monkeypatch: 
     assert len(set(sizes)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("fault", "message"),
     [
-        ({"speculative": "ngram"}, "speculative must be off with tensor_parallel_size 2 on CUDA, got ngram"),
-        ({"host_cache_gb": 1.0}, "host_cache_gb must be None with tensor_parallel_size 2 on CUDA, got 1.0"),
+        ("skips", "rank 1 (does not take part in a step|has other tokens)"),
+        ("old tables", "rank 1 has other tables of rows than rank 0 after step 16"),
+        ("other seed", "rank 1 has other tokens"),
     ],
 )
-def test_what_ranks_on_devices_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EngineConfig(tensor_parallel_size=2, device="cuda", **options)
+def test_a_rank_that_follows_wrongly_ends_its_group(fault: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_ins(monkeypatch, fault=fault)
+    with on_cuda(tensor_parallel_size=2) as llm, pytest.raises(RunnerLostError, match=message):
+        llm.generate(TEXTS, SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True))

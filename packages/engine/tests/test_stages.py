@@ -210,7 +210,6 @@ def test_pages_of_all_stages_come_back_from_host_and_disk(tmp_path: Path) -> Non
             {"num_threads": 3, "tensor_parallel_size": 2},
             "num_threads must be at least tensor_parallel_size 2 times pipeline_parallel_size 2, got 3",
         ),
-        ({"device": "cuda"}, "device must be auto or cpu with pipeline_parallel_size 2, got 'cuda'"),
         ({"model_impl": "transformers"}, "model_impl must be auto or native with pipeline_parallel_size 2, got"),
         ({"speculative": "draft"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'draft'"),
         ({"speculative": "eagle"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'eagle'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pagewood.engine.api import SamplingParams, Submit
@@ -11,17 +13,19 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 PROMPTS = [list(range(3, 27)), list(range(3, 19)), [7, 9, 11], list(range(50, 72))]
 
 
-def outputs(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox) -> list[list[int]]:
+def outputs(
+    engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, *, prompts: Sequence[Sequence[int]] = PROMPTS
+) -> list[list[int]]:
     """Return the tokens of all prompts, computed twice; the second time they are cached. Every other one is sampled."""
     found: dict[str, list[int]] = {}
     try:
         for turn in range(2):
-            for index, prompt in enumerate(PROMPTS):
+            for index, prompt in enumerate(prompts):
                 sampling = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
                 tokens = np.array(prompt, "<i4").tobytes()
                 inbox.put(Submit(request_id=f"{turn}.{index}", tokens=tokens, sampling=sampling))
             pending: Pending | None = None
-            num_open = len(PROMPTS)
+            num_open = len(prompts)
             while num_open or pending is not None:
                 pending = engine.advance(pending)
                 for delta in outbox.take():

@@ -816,7 +816,7 @@ class EngineConfig:
     its own, or all share one, which is slow. It must divide the sizes of the model. Logits then differ in their last
     bits from those of one process."""
     nnodes: int = 1
-    """Hosts that these processes run on, as many on each, on a CPU. Those of other hosts belong to a `pagewood serve`
+    """Hosts that these processes run on, as many on each. Those of other hosts belong to a `pagewood serve`
     that has been started there with the same options and its own `node_rank`; the engine waits for them."""
     node_rank: int = 0
     """Number of this host, from 0 on. The engine is on host 0."""
@@ -828,7 +828,7 @@ class EngineConfig:
     insecure_no_node_secret: bool = False
     """Whether everyone who reaches `master_addr` may take part in the computation, and read and change it."""
     pipeline_parallel_size: int = 1
-    """Stages of consecutive layers, on a CPU, each computed by `tensor_parallel_size` processes that have no others.
+    """Stages of consecutive layers, each computed by `tensor_parallel_size` processes that have no others.
     Steps of different requests are in all stages at the same time, and chunks of a long prompt follow each other
     through them. Layers are divided by the bytes of their weights. It is for models that do not fit the memory of one
     node, or of one process; a single request gets no faster."""
@@ -841,7 +841,7 @@ class EngineConfig:
     ...]}}`, for a layer the process of each expert, or the processes that have a copy of it. None, and for layers that
     are not in it: consecutive experts."""
     enable_dp_attention: bool = False
-    """Whether these processes divide attention by request instead of by heads, on a CPU: each has the whole weights of
+    """Whether these processes divide attention by request instead of by heads: each has the whole weights of
     attention, and the KV memory of its own requests. So the KV memory of latent attention, whose latents cannot be
     divided among heads, is not held by every process. A request then fits if it fits the memory of one process. Layers
     with a window keep the KV of all positions."""
@@ -1192,8 +1192,6 @@ class EngineConfig:
                 f"node_secret_file must be given unless master_addr is a loopback address, got {self.master_addr}: "
                 "give a secret, or trust all who reach that address with insecure_no_node_secret"
             )
-        if self.device == "cuda":
-            raise ValueError(f"nnodes must be 1 on CUDA, whose ranks exchange on one host, got {self.nnodes}")
         if self.host_cache_gb is not None:  # lower tiers come with it
             raise ValueError(
                 f"host_cache_gb must be None with nnodes {self.nnodes}, because host 0 cannot copy the KV of others, "
@@ -1208,11 +1206,7 @@ class EngineConfig:
             if self.pipeline_parallel_size > 1:
                 sizes += f" times pipeline_parallel_size {self.pipeline_parallel_size}"
             raise ValueError(f"num_threads must be at least {sizes}, got {self.num_threads}")
-        if self.tensor_parallel_size == 1:
-            return
-        if self.device == "cuda":
-            self._check_device_ranks()
-        if self.model_impl == "transformers":
+        if self.tensor_parallel_size > 1 and self.model_impl == "transformers":
             raise ValueError(
                 f"tensor_parallel_size must be 1 with model_impl transformers, got {self.tensor_parallel_size}"
             )
@@ -1223,7 +1217,7 @@ class EngineConfig:
             return
         refused: list[tuple[str, bool, str, object]] = [
             ("nnodes", self.nnodes > 1, "1", self.nnodes),
-            ("device", self.device == "cuda", "auto or cpu", self.device),
+            ("speculative", self.device == "cuda" and self.speculative != "off", "off on CUDA", self.speculative),
             ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
             ("speculative", self.speculative not in ("off", "ngram"), "off or ngram", self.speculative),
             ("overlap", self.overlap is True, "None or False", self.overlap),
@@ -1249,8 +1243,8 @@ class EngineConfig:
             return
         if self.tensor_parallel_size == 1:
             raise ValueError("enable_dp_attention must be False with tensor_parallel_size 1, got True")
-        if self.device == "cuda":
-            raise ValueError("enable_dp_attention must be False with device cuda, got True")
+        if self.device == "cuda" and self.speculative != "off":
+            raise ValueError(f"speculative must be off with enable_dp_attention on CUDA, got {self.speculative}")
         if self.speculative not in (known := ("off", "ngram", "suffix")):
             raise ValueError(
                 f"speculative must be one of {', '.join(known)} with enable_dp_attention, got {self.speculative}"
@@ -1300,19 +1294,6 @@ class EngineConfig:
             raise ValueError(f"expert_load must be off on CUDA, where rows are not counted, got {self.expert_load}")
         if self.expert_load != "off" and self.model_impl == "transformers":
             raise ValueError(f"expert_load must be off with model_impl transformers, got {self.expert_load}")
-
-    def _check_device_ranks(self) -> None:
-        """Refuse what ranks on CUDA devices cannot do."""
-        if self.speculative != "off":
-            raise ValueError(
-                f"speculative must be off with tensor_parallel_size {self.tensor_parallel_size} on CUDA, "
-                f"got {self.speculative}"
-            )
-        if self.host_cache_gb is not None:  # lower tiers come with it
-            raise ValueError(
-                f"host_cache_gb must be None with tensor_parallel_size {self.tensor_parallel_size} on CUDA, "
-                f"got {self.host_cache_gb}"
-            )
 
     def _check_needs(self) -> None:
         """Refuse fields that have no effect beside others."""

@@ -26,6 +26,7 @@ class NCCLGroup:
         group = kind(store, rank, count, own)
         self.allreduce = group.allreduce
         self._allgather_base = group._allgather_base
+        self.send, self.recv = group.send, group.recv
 
     def abort(self) -> None:
         """Do nothing: gloo's exchanges fail by themselves."""

@@ -20,6 +20,7 @@ from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.nodes import gathered, threads_of_node
 from pagewood.engine.assembly.policies import Policies, chosen
+from pagewood.engine.assembly.stage_cuts import stage_cuts
 from pagewood.engine.assembly.stage_place import StagePlace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.adapters import AdapterPool
@@ -27,12 +28,12 @@ from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder, model_name
-from pagewood.engine.model_folder.load import check_weights, layer_bytes
+from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.models.stage import Stage, divide, stages_of
+from pagewood.engine.models.stage import Stage, stages_of
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
@@ -85,7 +86,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
-    cuts = _cuts(config, folder, model_config)
+    cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
     num_threads = threads_of_node(config)
     parts = _Parts(
         folder=folder,
@@ -287,19 +288,6 @@ def _listed(stages: Sequence[Stage]) -> str:
 def _stages_of_others(place: StagePlace | None, num_ranks: int) -> list[Stage | None]:
     """Return the stages of ranks 1 to R - 1; None: there is one."""
     return [None if place is None else place.stage_of(rank) for rank in range(1, num_ranks)]
-
-
-def _cuts(config: EngineConfig, folder: Path, model: ModelConfig) -> tuple[int, ...]:
-    """Return where the model is cut into stages, so that they read about the same bytes; nothing if it is not.
-
-    Raises:
-        ValueError: it cannot be cut into that many.
-    """
-    count = config.pipeline_parallel_size
-    if count == 1:
-        return ()
-    layers, head = layer_bytes(folder, model, is_stored=config.weights == "auto")
-    return divide(layers, count, model.cuts, head=head)
 
 
 def _described(config: EngineConfig) -> str:

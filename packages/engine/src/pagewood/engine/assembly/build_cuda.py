@@ -28,6 +28,8 @@ from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.policies import Policies, chosen
+from pagewood.engine.assembly.stage_cuts import stage_cuts
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name
@@ -41,14 +43,15 @@ from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
-from pagewood.engine.runner.cuda.exchange import Exchange, smallest_of_ranks
+from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import heads_by_row, linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
-from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.runner import CUDARunner, Ranked
 from pagewood.engine.runner.processors import Process
+from pagewood.engine.runner.ranks.notes import TABLES_EVERY
 from pagewood.engine.runner.storage import AnyLayout, storage_for
 from pagewood.kvpool import JointLayout, LayerGroups
 from pagewood.kvpool.memory import PageMemory, allocate_joint
@@ -71,7 +74,8 @@ class BuiltRunner:
     max_length: int
     windows: tuple[int | None, ...]
     """The window of each group of layers; None: its layers see all positions."""
-    page_bytes: int
+    page_bytes: Sequence[int]
+    """Bytes of the part of a page that each rank has."""
     announces_pages: bool
 
 
@@ -83,21 +87,39 @@ def build_cuda_engine(
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
     if config.speculative_verify == "rejection":
         raise ValueError("speculative_verify must be exact on CUDA, got rejection")
-    folder, num_ranks = model_folder(config.model), config.tensor_parallel_size
+    needs = _all_needs(config)
+    if config.num_ranks > 1:
+        use_device(0, config)
+    device, flashinfer = open_cuda()
+    _compile(needs, progress)
+    return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
+
+
+def compile_for(config: EngineConfig, progress: Progress | None) -> None:
+    """Compile the kernels that an engine needs, for the current device.
+
+    Raises:
+        ValueError: there are none for the model, or they cannot be compiled.
+    """
+    _compile(_all_needs(config), progress)
+
+
+def _all_needs(config: EngineConfig) -> list[KernelNeeds]:
+    """Return the attention kernels of a rank's part of the model and of its drafter; see `kernel_needs`."""
+    folder = model_folder(config.model)
     model = expert_change(config)(ModelConfig.from_folder(folder))
-    needs = kernel_needs(config, model.for_shard(Shard(0, num_ranks)))
+    shard = Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
+    needs = kernel_needs(config, model.for_shard(shard))
     found = drafter_of(config, folder)
     layer = None if found is None else drafter_needs(config, found, folder)
-    if layer is not None:
-        needs += _drafter_kernels(config, layer)
-    if num_ranks > 1:
-        use_device(0, num_ranks)
-    device, flashinfer = open_cuda()
+    return needs if layer is None else [*needs, *_drafter_kernels(config, layer.for_shard(shard))]
+
+
+def _compile(needs: Sequence[KernelNeeds], progress: Progress | None) -> None:
     try:
         compile_kernels(needs, progress=progress)
     except RuntimeError as error:
         raise ValueError(f"device cuda needs FlashInfer's kernels, which cannot be compiled here: {error}") from error
-    return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
 
 
 def build_on(
@@ -113,17 +135,22 @@ def build_on(
 
     With several ranks, it is the device of rank 0, and each other one opens its own.
     """
-    config = config.resolved()
-    if config.tensor_parallel_size == 1:
-        return _engine_on(device, flashinfer, config, None, inbox=inbox, outbox=outbox, progress=progress)
-    with started_ranks(config, progress) as ranks:
-        return _engine_on(device, flashinfer, config, ranks, inbox=inbox, outbox=outbox, progress=progress)
+    config, folder = config.resolved(), model_folder(config.model)
+    if config.enable_dp_attention:
+        chosen(config, Policies(), page_size=config.page_size).check_pools()
+    digest = ModelDigest(folder)
+    if config.num_ranks == 1:
+        return _engine_on(device, flashinfer, config, digest, None, inbox=inbox, outbox=outbox, progress=progress)
+    cuts = stage_cuts(config, folder, ModelConfig.from_folder(folder), is_stored=False)
+    with started_ranks(config, digest, cuts, progress) as ranks:
+        return _engine_on(device, flashinfer, config, digest, ranks, inbox=inbox, outbox=outbox, progress=progress)
 
 
 def _engine_on(
     device: Device,
     flashinfer: FlashInfer,
     config: EngineConfig,
+    digest: ModelDigest,
     ranks: CUDARanks | None,
     *,
     inbox: Inbox,
@@ -132,31 +159,34 @@ def _engine_on(
 ) -> Engine:
     processors = load_processors(config)
     folder = model_folder(config.model)
-    digest = ModelDigest(folder)
     if config.disk_cache_path is not None or config.remote_cache is not None:
         digest.begin()  # while the weights are read
     own = None if ranks is None else ranks.own
     progress = progress if ranks is None else ranks.group.progress
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
+    num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
+    whole = None if own is None else own.share_pages(config, built.memory, built.page_bytes)
     runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
         vocab_size=built.model.vocab_size,
         eos_token_ids=built.model.eos_token_ids,
-        num_pages=built.num_pages,
+        num_pages=built.num_pages * num_pools,
+        num_pools=num_pools,
         page_size=config.page_size,
         windows=built.windows,
         short_length=built.model.short_length,
         announces_pages=built.announces_pages,
         vector_size=built.model.hidden_size,
-        page_bytes=built.page_bytes * config.tensor_parallel_size,
+        page_bytes=sum(built.page_bytes) // num_pools,
+        rank_places=() if ranks is None else ranks.group.places,
     )
-    make_cache = tiered_cache(config, digest, built.memory)
+    make_cache = tiered_cache(config, digest, built.memory, whole=whole)
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, runner)
-    config = replace(config, max_total_tokens=built.num_pages * config.page_size, max_length=built.max_length)
+    config = replace(config, max_total_tokens=info.num_pages * config.page_size, max_length=built.max_length)
     return assemble(
         config,
         info=info,
@@ -361,6 +391,8 @@ def build_cuda_runner(
             device=device.torch_device,
             max_length=config.max_length,
             shard=WHOLE if rank is None else rank.shard,
+            stage=None if rank is None else rank.stage,
+            relay=None if rank is None else rank.relay,
             change=expert_change(config),
             progress=progress,
         )
@@ -376,15 +408,18 @@ def build_cuda_runner(
     if rank is not None:
         rank.meet()
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
-    sizes = sizes if config.cuda_graph and (exchange is None or exchange.is_queued) else []
+    sizes = sizes if config.cuda_graph and (rank is None or rank.is_queued) else []
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     if drafter is not None:
         longest = min(longest, drafter.max_position or longest)
-    groups = _groups(config, model.config, drafter, longest)
+    has_groups = rank is None or (rank.stage is None and not rank.shard.by_request)  # the same ones on all ranks
+    groups = _groups(config, model.config, drafter, longest if has_groups else 1)
     layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
     parts = _Parts(
-        device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config
-    )
+        device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config,
+        rank=rank,
+    )  # fmt: skip
+    num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction / (1 if rank is None else rank.num_sharing),
@@ -397,12 +432,17 @@ def build_cuda_runner(
             dtype=dtype,
             longest=longest,
             width=0 if drafter is None else 1 + config.speculative_num_tokens,
+            num_ranks=num_pools,
         ),
         page_bytes=parts.page_bytes,
     )
-    num_pages = budget.num_pages(config)
-    if exchange is not None:
-        num_pages = smallest_of_ranks(exchange, num_pages, device.torch_device)
+    of_rank = config
+    if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
+        of_rank = replace(config, max_total_tokens=config.max_total_tokens // num_pools)
+    num_pages, page_bytes = budget.num_pages(of_rank), [parts.page_bytes]
+    if rank is not None:
+        num_pages = min(rank.store.numbers("pages", num_pages))
+        page_bytes = rank.store.numbers("bytes of a page", parts.page_bytes)
     max_length = longest_request(
         groups.windows,
         num_pages * len(groups.windows),
@@ -431,7 +471,7 @@ def build_cuda_runner(
         num_pages=num_pages,
         max_length=max_length,
         windows=groups.windows,
-        page_bytes=parts.page_bytes,
+        page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
     )
 
@@ -464,6 +504,7 @@ class _Parts:
     """The layout of a page of the model, or of a frame if layers have several groups."""
     groups: LayerGroups
     config: EngineConfig
+    rank: CUDARank | None
 
     @property
     def draft_layout(self) -> AnyLayout | None:
@@ -542,9 +583,17 @@ class _Parts:
             processors=processors,
             groups=self.groups,
             num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,
+            ranked=None if self.rank is None else _ranked(config),
+            relay=None if self.rank is None else self.rank.relay,
+            division=None if self.rank is None else self.rank.division(config.num_rows, num_frames),
             progress=progress,
         )
         return runner, memory
+
+
+def _ranked(config: EngineConfig) -> Ranked:
+    num_ahead = config.num_continuous_decode_steps - 1
+    return Ranked(witness_every=TABLES_EVERY, num_in_flight=max(num_ahead, int(config.resolved().overlap is True)))
 
 
 def _dtype_of(config: EngineConfig) -> str:
@@ -557,7 +606,7 @@ def _kv_dtype_of(config: EngineConfig) -> str:
 
 
 def _graph_bytes(
-    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int
+    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int, num_ranks: int
 ) -> int:
     """Return the memory of the graphs; they share the activations of the largest one.
 
@@ -568,6 +617,7 @@ def _graph_bytes(
         dtype: of activations.
         longest: longest sequence.
         width: tokens per grant in a step that verifies; each size then has a second graph. 0: no step verifies.
+        num_ranks: whose tokens' logits a graph computes, with as many tokens each.
     """
     if not sizes:
         return 0
@@ -575,7 +625,9 @@ def _graph_bytes(
     largest, num_windows = max(sizes), len(set(model.windows))
     num_graphs = len(sizes) * (2 if width else 1)
     wrappers = num_graphs * num_windows * _WRAPPER_BYTES
-    logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # for verification: one, and a copy
+    logits = (
+        num_ranks * (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes
+    )  # for verification: one, and a copy
     widest = max(width, 1)
     sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
     inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size

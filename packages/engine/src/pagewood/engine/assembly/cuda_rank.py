@@ -1,4 +1,4 @@
-"""What a rank on a CUDA device is made of: its device, its exchange with the others, and its runner."""
+"""What a rank on a CUDA device is made of: its device, its exchanges with the others, and its runner."""
 
 # pyright: basic
 # torch.cuda has no types.
@@ -6,30 +6,53 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.expert_options import expert_change
+from pagewood.engine.assembly.lower_caches import WholePages, check_available, num_images
+from pagewood.engine.assembly.nodes import gathered
 from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.runner.cuda.exchange import Exchange, GlooExchange, NCCLExchange, join_store, open_store
+from pagewood.engine.models.stage import Stage, stages_of
+from pagewood.engine.node_address import Address
+from pagewood.engine.runner.cuda.division import RequestDivision
+from pagewood.engine.runner.cuda.exchange import Exchange, GlooExchange, GroupPlace, NCCLExchange
+from pagewood.engine.runner.cuda.pages_of_ranks import ImageParts, PagesOfRanks, copy_for_rank_0
+from pagewood.engine.runner.cuda.rank_store import LOCAL, RankStore, join_store, open_store
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.stage_relay import Channel, GlooChannel, NCCLChannel, StageRelay
+from pagewood.engine.runner.cuda.stage_runner import StageRunner
 from pagewood.engine.runner.ranks.agreement import check_division
 from pagewood.engine.runner.ranks.group import Group
+from pagewood.engine.runner.ranks.hosts.meeting import own_host
 from pagewood.engine.runner.ranks.messages import Begin, CanMeet, FromRank, Ready
 from pagewood.engine.runner.ranks.noted_runner import NotedRunner
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from pagewood.engine.runner.ranks.segment import mapped, segment_bytes
+from pagewood.engine.runner.ranks.stage_memory import StageMemory
+from pagewood.engine.runner.ranks.staged_runner import StagedRunner, StageWatch
+from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -39,16 +62,83 @@ _log = logging.getLogger(__name__)
 class CUDARank:
     """A rank on a device. Invariant: all ranks of a model build the same things in the same order."""
 
+    number: int
+    """Its number in the group."""
     shard: Shard
-    exchange: Exchange
+    """Its part of the layers of its stage."""
+    exchange: Exchange | None
+    """With the other ranks of its stage; None: it is alone."""
+    stage: Stage | None
+    """Its layers; None: all."""
+    relay: StageRelay | None
+    """Between its stage and those around it; None: there is one."""
+    is_queued: bool
+    """Whether exchanges are queued on the device, so that a rank has one of its own."""
     num_sharing: int
     """Ranks that share its device."""
+    store: RankStore
+    stages: StageMemory | None
+    """What stages share; None: there is one."""
+    images: int | None
+    """Descriptor of the memory of the host cache; None: there is no such cache."""
+    all_ranks: GroupPlace
+    """Its place among the ranks of all stages, on one host."""
     meet: Callable[[], None]
-    """Waits until all ranks have their weights; then the exchange connects."""
+    """Waits until all ranks have their weights; then exchange and relay connect."""
 
-    def noted(self, runner: Runner, segment: Segment) -> NotedRunner:
+    def division(self, num_rows: int, num_pages: int) -> RequestDivision | None:
+        """Return the division of requests among ranks with `num_pages` each; None: each has its part of all."""
+        if not self.shard.by_request:
+            return None
+        assert self.exchange is not None
+        return RequestDivision(
+            exchange=self.exchange,
+            rank=self.shard.rank,
+            count=self.shard.count,
+            num_pages=num_pages,
+            owners=np.zeros(num_rows, np.int32),
+        )
+
+    def noted(self, runner: CUDARunner) -> Runner:
         """Return the runner of this rank, which says what it has computed."""
-        return NotedRunner(runner, StepNotes(segment, self.shard.rank), close=self.exchange.abort)
+        segment = self.store.segment
+        if self.stages is None:
+            return NotedRunner(runner, StepNotes(segment, self.number), close=self.abort)
+        watch = StageWatch()
+        own = StageRunner(runner, watch, close=self.abort)
+        return StagedRunner(own, own.learn, watch, self.stages, self.number)
+
+    def share_pages(self, config: EngineConfig, memory: PageMemory, page_bytes: Sequence[int]) -> WholePages | None:
+        """Share the pages of this rank with the others, for a host cache; called when all have their memory.
+
+        Args:
+            config: of the engine.
+            memory: of the pages of this rank.
+            page_bytes: of each rank, bytes of its part of a page.
+
+        Returns:
+            The pages of all ranks, on rank 0; None: this is another rank, or there is no host cache.
+
+        Raises:
+            ValueError: the host has no room for the cache.
+        """
+        if self.images is None:
+            return None
+        parts, own = ImageParts(sizes=page_bytes), device_pages(memory)
+        images = _shared_images(config, self.images, parts.num_bytes, is_pinned=memory.device.type != "cpu")
+        if self.number:
+            copy_for_rank_0(own, images, parts, self.all_ranks)
+            return None
+        ends = self.store.segment.wait_for_end
+        pages = PagesOfRanks(own, memory.layout.num_layers, images, parts, self.all_ranks, end_reason=ends)
+        where = f"{self.shard.count} ranks of a stage, of which this one has {self.stage or 'all layers'}"
+        return WholePages(pages=pages, images=images, layout=f"{memory.layout} on {where}; parts {list(page_bytes)}")
+
+    def abort(self) -> None:
+        """End what waits for ranks that are lost."""
+        for one in (self.exchange, self.relay):
+            if one is not None:
+                one.abort()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,29 +148,52 @@ class CUDARanks:
     group: Group
     own: CUDARank
 
-    def runner(self, runner: Runner) -> RankedRunner:
+    def runner(self, runner: CUDARunner) -> RankedRunner:
         """Return what gives batches to all ranks, when all of them are ready; `runner` is that of rank 0."""
         self.group.wait_until_ready()
-        return RankedRunner(self.own.noted(runner, self.group.segment), self.group)
+        return RankedRunner(self.own.noted(runner), self.group)
 
 
 @contextmanager
-def started_ranks(config: EngineConfig, progress: Progress | None) -> Generator[CUDARanks]:
+def started_ranks(
+    config: EngineConfig, digest: ModelDigest, cuts: Sequence[int], progress: Progress | None
+) -> Generator[CUDARanks]:
     """Start the other ranks of a model, and end them if an engine cannot be built inside.
+
+    Args:
+        config: resolved.
+        digest: of the model.
+        cuts: first layer of each stage but the first one; empty: the model is not cut into stages.
+        progress: gets reports of what all ranks do.
 
     Raises:
         ValueError: the model or the configuration is wrong for a rank.
         RunnerLostError: a rank is lost.
     """
-    store, count = open_store(), config.tensor_parallel_size
-    group = Group(config, count, port=store.port, progress=progress)
+    hosts = None if config.nnodes == 1 else gathered(config, digest, progress)
+    if config.master_addr is not None and not Address.parsed(config.master_addr).is_loopback:
+        _log.warning("what devices of several hosts exchange is not proved by a secret: their network must be private")
+    store = open_store(_meeting_host(config))
+    group = Group(
+        config,
+        config.num_ranks,
+        shares_kv=config.host_cache_gb is not None,
+        cuts=cuts,
+        port=store.port,
+        hosts=hosts,
+        progress=progress,
+    )
 
     def meet() -> None:
-        check_division(_division(config), group.answers(CanMeet))
+        others = group.answers(CanMeet)
+        check_division(_division(config), others)
+        _check_backends(_has_devices(config), others)
 
     try:
-        own = make_rank(config, Shard(0, count), store, group.segment, meet)
-        group.at_end(own.exchange.abort)
+        own = make_rank(
+            config, 0, cuts, store, group.segment, group.stages, meet, images=next(iter(group.kv_memory), None)
+        )
+        group.at_end(own.abort)
         yield CUDARanks(group=group, own=own)
     except RunnerLostError:
         try:
@@ -93,39 +206,133 @@ def started_ranks(config: EngineConfig, progress: Progress | None) -> Generator[
         raise
 
 
-def use_device(rank: int, count: int) -> None:
-    """Make the device of a rank the current one: the visible device of its number, or the first if there are too few.
+def use_device(number: int, config: EngineConfig) -> None:
+    """Make the device of a rank the current one: the visible device of its number on its host, or the first if there
+    are too few.
 
     Does nothing without a device.
     """
     if torch.cuda.is_available():
-        torch.cuda.set_device(rank if torch.cuda.device_count() >= count else 0)
+        torch.cuda.set_device(number % config.ranks_per_node if _has_devices(config) else 0)
 
 
 def make_rank(
-    config: EngineConfig, shard: Shard, store: TCPStore, segment: Segment, meet: Callable[[], None]
+    config: EngineConfig,
+    number: int,
+    cuts: Sequence[int],
+    store: TCPStore,
+    segment: Segment,
+    stages: StageMemory | None,
+    meet: Callable[[], None],
+    *,
+    images: int | None,
 ) -> CUDARank:
-    """Return a rank whose exchange is connected by `meet` of the result; see `CUDARank`."""
-    exchange: Exchange
-    if torch.cuda.device_count() >= shard.count:
-        num_sharing = 1
-        exchange = NCCLExchange(store, shard.rank, shard.count, in_order=config.batch_invariant)
-    else:
-        num_sharing = shard.count
-        exchange = GlooExchange(store, shard.rank, shard.count, end_reason=segment.wait_for_end)
-        if shard.rank == 0:
-            _log.warning(
-                "%d ranks share one device, because there are %d: they exchange values through the host, without "
-                "CUDA graphs, which is slow",
-                shard.count,
-                torch.cuda.device_count(),
-            )
+    """Return a rank whose exchanges are connected by `meet` of the result; see `CUDARank` and `started_ranks`."""
+    count, is_queued = config.tensor_parallel_size, _has_devices(config)
+    stage_number, own = divmod(number, count)
+    meeting = RankStore(store=store, segment=segment, rank=number)
+    host = LOCAL if config.master_addr is None else own_host(Address.parsed(config.master_addr))
+    place = partial(GroupPlace, store=store, host=host)
+    if not is_queued and number % config.ranks_per_node == 0:
+        _log.warning(
+            "ranks exchange values through the host, without CUDA graphs, which is slow, because %d of them share %d "
+            "devices",
+            config.ranks_per_node,
+            torch.cuda.device_count(),
+        )
+    exchange: Exchange | None = None
+    if count > 1:
+        among = place(name=f"stage {stage_number}", rank=own, count=count)
+        exchange = (
+            NCCLExchange(among, in_order=config.batch_invariant)
+            if is_queued
+            else GlooExchange(among, end_reason=segment.wait_for_end)
+        )
+
+    def channel(sender: int) -> Channel | None:
+        if not 0 <= sender < config.num_ranks - count:
+            return None
+        between = place(name=f"from rank {sender}", rank=int(sender != number), count=2)
+        return NCCLChannel(between) if is_queued else GlooChannel(between, end_reason=segment.wait_for_end)
+
+    stage: Stage | None = None
+    relay: StageRelay | None = None
+    if cuts:
+        stage = stages_of(cuts, ModelConfig.from_folder(model_folder(config.model)).num_layers)[stage_number]
+        relay = StageRelay(channel(number - count), channel(number), dtype=getattr(torch, config.dtype))
 
     def connect() -> None:
         meet()
-        exchange.connect()
+        meeting.numbers("may connect", 1)  # rank 0 has compared what all ranks say
+        for one in (exchange, relay):
+            if one is not None:
+                one.connect()
 
-    return CUDARank(shard=shard, exchange=exchange, num_sharing=num_sharing, meet=connect)
+    return CUDARank(
+        number=number,
+        shard=Shard(own, count, by_request=config.enable_dp_attention),
+        exchange=exchange,
+        stage=stage,
+        relay=relay,
+        is_queued=is_queued,
+        num_sharing=1 if is_queued else config.ranks_per_node,
+        store=meeting,
+        stages=stages,
+        images=images,
+        all_ranks=place(name="pages", rank=number, count=config.num_ranks),
+        meet=connect,
+    )
+
+
+def _shared_images(config: EngineConfig, descriptor: int, page_bytes: int, *, is_pinned: bool) -> Bytes:
+    """Return the host cache of all ranks, `[num_images, page_bytes]`.
+
+    Args:
+        config: with a host cache.
+        descriptor: of the memory that they share, which gets its size here.
+        page_bytes: of a page on all ranks.
+        is_pinned: whether a GPU reads and writes it.
+
+    Raises:
+        ValueError: it has no room for a page, or cannot be pinned.
+    """
+    num_pages = num_images(config, page_bytes)
+    os.ftruncate(descriptor, num_pages * page_bytes)
+    images = mapped(descriptor).reshape(num_pages, page_bytes)
+    if not is_pinned:
+        return images
+    check_available(images.nbytes)
+    try:
+        return pinned(images)
+    except RuntimeError as error:
+        raise ValueError(f"host_cache_gb must be memory that can be pinned for a GPU: {error}") from error
+
+
+def _has_devices(config: EngineConfig) -> bool:
+    """Whether each rank of this host has a device."""
+    return torch.cuda.device_count() >= config.ranks_per_node
+
+
+def _check_backends(own: bool, others: Sequence[CanMeet]) -> None:
+    """Check that ranks of all hosts exchange in the same way.
+
+    Raises:
+        ValueError: they do not.
+    """
+    for rank, other in enumerate(others, 1):
+        if other.has_device != own:
+            raise ValueError(
+                "ranks must have a device each on all hosts, or share one on all of them, got "
+                f"{_HAVE[own]} on the host of rank 0, and {_HAVE[not own]} on that of rank {rank}"
+            )
+
+
+_HAVE = {True: "a device for each rank", False: "fewer devices than ranks"}
+
+
+def _meeting_host(config: EngineConfig) -> str:
+    """Return the address of this host, which is node 0, where the ranks of all hosts meet."""
+    return LOCAL if config.master_addr is None else Address.parsed(config.master_addr).host
 
 
 def _division(config: EngineConfig) -> str:
@@ -134,13 +341,18 @@ def _division(config: EngineConfig) -> str:
 
 
 def follower(
-    begin: Begin, segment: Segment, say: Callable[[FromRank], None], progress: Callable[[str, int, int], None]
+    begin: Begin,
+    memory: NDArray[np.uint8],
+    segment: Segment,
+    say: Callable[[FromRank], None],
+    progress: Callable[[str, int, int], None],
 ) -> Runner:
     """Build the runner of a rank other than 0, on its device.
 
     Args:
         begin: what rank 0 says of it.
-        segment: of the group.
+        memory: that all ranks share.
+        segment: of the group, which is in it.
         say: sends messages to rank 0.
         progress: gets reports.
     """
@@ -148,12 +360,23 @@ def follower(
     from pagewood.engine.assembly.named_processors import load_processors
 
     assert begin.port is not None
-    config, shard = begin.config.resolved(), Shard(begin.rank, begin.count)
+    config = begin.config.resolved()
     processors = load_processors(config)
-    use_device(shard.rank, shard.count)
+    use_device(begin.rank, config)
     device, flashinfer = build_cuda.open_cuda()
-    rank = make_rank(config, shard, join_store(begin.port), segment, lambda: say(CanMeet(division=_division(config))))
+    if config.node_rank:  # rank 0 has compiled kernels on its own host
+        build_cuda.compile_for(config, progress)
+    stages = None
+    if begin.cuts:
+        stages = StageMemory.in_memory(memory[segment_bytes(begin.count) :], segment, 1 + len(begin.cuts))
+
+    def meet() -> None:
+        say(CanMeet(division=_division(config), has_device=_has_devices(config)))
+
+    store = join_store(_meeting_host(config), begin.port)
+    rank = make_rank(config, begin.rank, begin.cuts, store, segment, stages, meet, images=begin.kv_memory)
     built = build_cuda.build_cuda_runner(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )
-    return rank.noted(built.runner, segment)
+    rank.share_pages(config, built.memory, built.page_bytes)
+    return rank.noted(built.runner)

@@ -118,7 +118,7 @@ class LoadedDrafter:
             return cls()
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
         if found.kind == "draft":
-            return cls(model=load_draft(found.folder, folder, ops, **options))
+            return cls(model=load_draft(found.folder, folder, ops, shard=target.shard, **options))
         return cls(head=load_head(found.folder, target, ops, **options))
 
     @property

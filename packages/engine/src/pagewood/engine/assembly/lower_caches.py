@@ -30,6 +30,7 @@ from pagewood.kvpool.tiers import (
     shared_memory,
 )
 from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.device import DevicePages
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,17 @@ class Frames:
         return f"{self.layers} {None if self.beside is None else self.beside.layout}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePages:
+    """The pages of all ranks on devices."""
+
+    pages: DevicePages
+    images: Bytes
+    """`[num_images, image]`, memory of the host for them."""
+    layout: str
+    """All that the meaning of an image depends on."""
+
+
 class TieredCaches:
     """Makes prefix caches over a host cache and, if configured, a disk cache and a cache that engines share.
 
@@ -72,13 +84,14 @@ class TieredCaches:
         fingerprint: identifies the model, to which KV on disk and in the shared cache belongs. If it is not known yet,
             these caches are opened later, and are empty until then.
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
+        whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_disk", "_frames", "_host", "_last", "_memory", "_page_size", "_remote")
+    __slots__ = ("_config", "_disk", "_frames", "_host", "_last", "_memory", "_page_size", "_remote", "_whole")
 
     def __init__(
         self,
@@ -88,14 +101,21 @@ class TieredCaches:
         page_size: int,
         fingerprint: bytes | Fingerprint,
         frames: Frames | None = None,
+        whole: WholePages | None = None,
     ) -> None:
         assert config.host_cache_gb is not None
         page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
         if frames is not None:
             page_bytes, layout = frames.image_bytes(page_bytes), f"{layout} {frames.layout}"
         self._frames = frames
-        num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
-        host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
+        self._whole = whole
+        if whole is not None:
+            page_bytes, layout = whole.pages.page_bytes, whole.layout
+        num_host_pages = num_images(config, page_bytes)
+        if whole is not None:
+            host_memory = whole.images
+        else:
+            host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
         self._memory = memory
         self._page_size = page_size
@@ -122,7 +142,8 @@ class TieredCaches:
         """Return a cache with an empty device; the previous one, if any, is closed."""
         if self._last is not None:
             self._last.close(keep_stores=True)
-        device, holder, frames = device_pages(self._memory), None, self._frames
+        device = device_pages(self._memory) if self._whole is None else self._whole.pages
+        holder, frames = None, self._frames
         if frames is not None:
             beside = None if frames.beside is None else device_pages(frames.beside)
             device = holder = FramedPages(device, frames.pages, beside=beside)
@@ -197,24 +218,34 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[by
 
 
 def tiered_cache(
-    config: EngineConfig, digest: ModelDigest, memory: PageMemory, *, mark: str = "", frames: Frames | None = None
+    config: EngineConfig,
+    digest: ModelDigest,
+    memory: PageMemory,
+    *,
+    mark: str = "",
+    frames: Frames | None = None,
+    whole: WholePages | None = None,
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
     Keys and values in files are reused if the model, what pages consist of, and `mark` are the same; `mark` names their
-    other dependencies. For `frames` see `TieredCaches`.
+    other dependencies. For `frames` and `whole` see `TieredCaches`.
     """
     if config.host_cache_gb is None:
         return None
     if config.disk_cache_path is None and config.remote_cache is None:  # no page outlives the process then
-        return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=b"", frames=frames).make
+        return TieredCaches(
+            config, memory=memory, page_size=config.page_size, fingerprint=b"", frames=frames, whole=whole
+        ).make
     digest.begin()
 
     def marked(identity: bytes | None) -> bytes | None:
         return identity if identity is None or not mark else sha256(identity + mark.encode()).digest()
 
     fingerprint = marked(digest.known()) or (lambda: marked(digest.wait()))
-    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint, frames=frames).make
+    return TieredCaches(
+        config, memory=memory, page_size=config.page_size, fingerprint=fingerprint, frames=frames, whole=whole
+    ).make
 
 
 def _opened(
@@ -251,14 +282,25 @@ def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
     return num_pages
 
 
-def _pinned(num_pages: int, page_bytes: int) -> Bytes:
-    """Return pinned memory for the host's pages, which a GPU reads and writes. It is allocated at once."""
-    num_bytes, available = num_pages * page_bytes, available_memory_bytes()
+def num_images(config: EngineConfig, page_bytes: int) -> int:
+    """Return how many pages the host cache has room for; ValueError if there is none."""
+    assert config.host_cache_gb is not None
+    return _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
+
+
+def check_available(num_bytes: int) -> None:
+    """Raise ValueError if the host has no room for a host cache whose memory is taken at once."""
+    available = available_memory_bytes()
     if num_bytes > available:
         raise ValueError(
             f"host_cache_gb must fit into the {available / _GB:.1f} GB of memory that are available, because a GPU "
             f"needs it pinned, got {num_bytes / _GB:.1f}"
         )
+
+
+def _pinned(num_pages: int, page_bytes: int) -> Bytes:
+    """Return pinned memory for the host's pages, which a GPU reads and writes. It is allocated at once."""
+    check_available(num_pages * page_bytes)
     try:
         return pinned_memory(num_pages, page_bytes)
     except RuntimeError as error:

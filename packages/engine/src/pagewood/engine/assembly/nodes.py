@@ -91,7 +91,8 @@ def follow_node_0(config: EngineConfig, *, has_stopped: Callable[[], bool], spaw
     folder = model_folder(config.model)
     shard = Shard(config.node_rank, config.tensor_parallel_size, by_request=config.enable_dp_attention)
     expert_change(config)(ModelConfig.from_folder(folder)).for_shard(shard)  # what cannot be divided is refused now
-    config = replace(config, num_threads=threads_of_node(config))
+    if config.device != "cuda":
+        config = replace(config, num_threads=threads_of_node(config))
     compile_frames()
     while not has_stopped():
         identity = _identity(config, ModelDigest(folder), None)  # files may have changed since the last group

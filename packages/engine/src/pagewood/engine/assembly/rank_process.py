@@ -127,6 +127,10 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
         leave()
         return
     except Exception as error:
+        if segment.end_reason is not None:  # rank 0 knows
+            pulse.stop()
+            leave()
+            return
         is_refusal = isinstance(error, ValueError | OSError)
         message = str(error) if is_refusal else repr(error)
         talk(Failed(message=f"rank {begin.rank}: {message}", is_refusal=is_refusal))
@@ -150,7 +154,7 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda_rank import follower
 
-        return follower(begin, segment, talk, progress)
+        return follower(begin, memory, segment, talk, progress)
 
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.named_processors import load_processors

@@ -180,7 +180,7 @@ class Decoder(Generic[A]):
             states[last + 1], states[last + 2] = residual, x
             x = ops.take(x, wanted)
         if division is not None:
-            x = division.gather(x)
+            x = division.kept.gather(x)
         return x, [states[state] for state in captured]
 
     def _begin(self, tokens: A) -> tuple[A, A | None]:

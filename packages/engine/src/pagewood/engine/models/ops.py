@@ -439,6 +439,11 @@ class RowDivision(Protocol[A]):
     Rows are tokens, or the wanted ones of a step. All ranks call the same methods in the same order.
     """
 
+    @property
+    def kept(self) -> RowDivision[A]:
+        """The division of the wanted rows."""
+        ...
+
     def own(self, x: A) -> A:
         """Return the rows of this rank of the rows `x` of all ranks."""
         ...

@@ -193,14 +193,15 @@ class Layer(Generic[A]):
         Returns:
             The pending addition, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
         """
-        mixed = self._mixer(x, step, index, wanted)
+        mixed, division = self._mixer(x, step, index, wanted), step.division
         if wanted is not None:
             residual = self._ops.take(residual, wanted)
+            division = None if division is None else division.kept
         if self._is_parallel:
-            return self._beside(mixed, x, residual, wanted, step.division), residual
+            return self._beside(mixed, x, residual, wanted, division), residual
         mixed = mixed if self._mixer_is_whole else self._ops.sum_ranks(mixed)
         pending, residual = self._leave(mixed, residual, self._behind_mixer)
-        x = self._fed(add_and_norm(self._ops, pending, residual, self._feed_forward_norm), step.division)
+        x = self._fed(add_and_norm(self._ops, pending, residual, self._feed_forward_norm), division)
         pending, residual = self._leave(x, residual, self._behind_feed_forward)
         if self._input is not None:
             self._input(residual, step, wanted)

@@ -11,23 +11,60 @@ Legend: R ranks, T tokens.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.core.loop import RunnerLostError
 
-_LOCAL = "127.0.0.1"
 _PATIENCE = timedelta(minutes=10)
 """How long ranks that have their weights wait for each other, such as for kernels; a rank that is lost is noticed
 sooner."""
 _REASON_S = 10.0
 """How long the reason for which an exchange failed may take to be known: longer than the heartbeat of a group."""
+
+
+EndReason = Callable[[float], "str | None"]
+"""Waits at most some seconds for the end of the group of all ranks; returns its reason, or None if it lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """The place of a rank among some that exchange with each other, in a group of torch.distributed of their own."""
+
+    store: Store
+    """Where they meet."""
+    name: str
+    """Of these ranks in the store."""
+    rank: int
+    """This one, from 0 on."""
+    count: int
+    """R."""
+    host: str
+    """Address of this host that the others reach; used by gloo only, NCCL finds its own."""
+
+    def gloo(self) -> Any:
+        """Return the group over sockets, when all have called this."""
+        kind: Any = distributed.ProcessGroupGloo
+        options = kind._Options()
+        options._devices = [kind.create_device(hostname=self.host)]  # not ours
+        options._timeout = _PATIENCE  # not ours
+        return kind(PrefixStore(self.name, self.store), self.rank, self.count, options)
+
+    def nccl(self) -> Any:
+        """Return the group of devices; they are connected in the first exchange."""
+        # `Group` finds a lost rank and says which; torch would end this process without a reason.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # not ours
+        kind: Any = getattr(distributed, "ProcessGroupNCCL")  # noqa: B009  # torch for a CPU has none
+        options = kind.Options()
+        options._timeout = _PATIENCE  # not ours
+        return kind(PrefixStore(self.name, self.store), self.rank, self.count, options)
 
 
 class Exchange(Protocol):
@@ -64,37 +101,23 @@ class GlooExchange:
     Sums are added in the order of ranks, so a token's bits depend on neither its batch nor the timing of ranks.
 
     Args:
-        store: where the ranks meet.
-        rank: this one.
-        count: R.
+        place: of this rank among those that exchange.
         end_reason: waits at most some seconds for the end of the group, and returns its reason, or None if it lives.
     """
 
-    __slots__ = ("_count", "_end_reason", "_group", "_rank", "_store")
+    __slots__ = ("_count", "_end_reason", "_group", "_place")
 
     is_queued = False
 
-    def __init__(
-        self,
-        store: TCPStore,
-        rank: int,
-        count: int,
-        *,
-        end_reason: Callable[[float], str | None],
-    ) -> None:
-        self._store = store
-        self._rank = rank
-        self._count = count
+    def __init__(self, place: GroupPlace, *, end_reason: EndReason) -> None:
+        self._place = place
+        self._count = place.count
         self._end_reason = end_reason
         self._group: Any = None  # written by: connect
 
     def connect(self) -> None:
-        """Connect by sockets that only this machine reaches."""
-        kind: Any = distributed.ProcessGroupGloo
-        options = kind._Options()
-        options._devices = [kind.create_device(hostname=_LOCAL)]  # not ours
-        options._timeout = _PATIENCE  # not ours
-        self._group = kind(self._store, self._rank, self._count, options)
+        """Connect by sockets."""
+        self._group = self._place.gloo()
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Add in the order of ranks; 16-bit numbers are added in float32 and rounded once."""
@@ -115,11 +138,8 @@ class GlooExchange:
         """
         own = x.detach().cpu().contiguous()
         found = torch.empty((self._count, *own.shape), dtype=own.dtype)
-        try:
-            self._group._allgather_base(_as_bytes(found), _as_bytes(own)).wait()
-        except RuntimeError as error:
-            reason = self._end_reason(_REASON_S) or f"an exchange with other ranks failed: {error}"
-            raise RunnerLostError(reason) from error
+        with typed_errors(self._end_reason):
+            self._group._allgather_base(as_bytes(found), as_bytes(own)).wait()
         return found
 
 
@@ -133,31 +153,23 @@ class NCCLExchange:
     times as much is received.
 
     Args:
-        store: where the ranks meet.
-        rank: this one.
-        count: R.
+        place: of this rank among those that exchange.
         in_order: whether sums are added in the order of ranks.
     """
 
-    __slots__ = ("_count", "_group", "_in_order", "_rank", "_store")
+    __slots__ = ("_count", "_group", "_in_order", "_place")
 
     is_queued = True
 
-    def __init__(self, store: TCPStore, rank: int, count: int, *, in_order: bool) -> None:
-        self._store = store
-        self._rank = rank
-        self._count = count
+    def __init__(self, place: GroupPlace, *, in_order: bool) -> None:
+        self._place = place
+        self._count = place.count
         self._in_order = in_order
         self._group: Any = None  # written by: connect
 
     def connect(self) -> None:
         """Make the group; NCCL connects devices in the first exchange."""
-        # `Group` finds a lost rank and says which; torch would end this process without a reason.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # not ours
-        kind: Any = getattr(distributed, "ProcessGroupNCCL")  # noqa: B009  # torch for a CPU has none
-        options = kind.Options()
-        options._timeout = _PATIENCE  # not ours
-        self._group = kind(self._store, self._rank, self._count, options)
+        self._group = self._place.nccl()
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Queue the sum on the current stream; 16-bit numbers that are added in order are added in float32."""
@@ -182,27 +194,6 @@ class NCCLExchange:
             self._group.abort()
 
 
-def smallest_of_ranks(exchange: Exchange, number: int, device: torch.device) -> int:
-    """Return the smallest number of any rank; waits for all of them."""
-    return int(exchange.gather_ranks(torch.tensor([number], device=device)).min())
-
-
-def open_store() -> TCPStore:
-    """Return a store for the ranks of this machine, at a free port that only this machine reaches."""
-    listener = socket.socket()
-    listener.bind((_LOCAL, 0))
-    listener.listen()
-    port = listener.getsockname()[1]
-    return TCPStore(
-        _LOCAL, port, None, True, timeout=_PATIENCE, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
-def join_store(port: int) -> TCPStore:
-    """Return the store that another process of this machine has opened."""
-    return TCPStore(_LOCAL, port, None, False, timeout=_PATIENCE, wait_for_workers=False)
-
-
 def _added(parts: Tensor) -> Tensor:
     """Return the sum of `parts` `[R, ...]` in their order."""
     total = parts[0].float()
@@ -211,5 +202,16 @@ def _added(parts: Tensor) -> Tensor:
     return total
 
 
-def _as_bytes(x: Tensor) -> Tensor:
+def as_bytes(x: Tensor) -> Tensor:
+    """Return the bytes of a tensor in one piece of memory, `[bytes] uint8`."""
     return x.view(-1).view(torch.uint8)
+
+
+@contextmanager
+def typed_errors(end_reason: EndReason) -> Generator[None]:
+    """Turn errors of gloo, to which the end of another process leads, into `RunnerLostError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = end_reason(_REASON_S) or f"an exchange with other ranks failed: {error}"
+        raise RunnerLostError(reason) from error

@@ -118,6 +118,7 @@ def capture_graphs(
     padding_page: int,
     pages_per_row: int,
     num_groups: int = 1,
+    num_ranks: int = 1,
     staging: Staging,
     progress: Progress | None = None,
 ) -> DecodeGraphs:
@@ -132,6 +133,7 @@ def capture_graphs(
         padding_page: page that is never read.
         pages_per_row: maximum number of pages of a grant.
         num_groups: groups of layers.
+        num_ranks: ranks whose tokens a step embeds, this one's among them; each has as many as there are grants.
         staging: pinned buffers for the plans during the capture.
         progress: called before each graph.
     """
@@ -153,7 +155,7 @@ def capture_graphs(
             last_page_len=torch.ones(size, **options),
             more_indices=tuple(more_indices),
         )
-        sources = torch.full((size,), padding_source, **options)
+        sources = torch.full((size * num_ranks,), padding_source, **options)
         kernels, planned = attention.of_graph(memory)
         kernels.plan(
             HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones, kv_lens=ones),

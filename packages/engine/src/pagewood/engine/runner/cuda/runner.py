@@ -8,6 +8,7 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
 )
 from pagewood.engine.runner.cuda.device import Device, Event
+from pagewood.engine.runner.cuda.division import DividedRows, RequestDivision
 from pagewood.engine.runner.cuda.drafts.masks import packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import (
     Drafter,
@@ -55,11 +57,15 @@ from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
+from pagewood.engine.runner.cuda.stage_relay import StageRelay
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool import LayerGroups
+
+WITNESS_WORDS = 8
+"""Words of what a rank says of a step beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +85,42 @@ class OneEach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """The layout of the result of a step whose tokens another stage draws."""
+
+    num: int
+    """S"""
+    size: int = 0
+    """Words here."""
+
+    def result(self, words: Int32) -> StepResult:
+        """Return a result without tokens."""
+        return StepResult(tokens=words, counts=np.zeros(self.num, np.int32))
+
+    def places(self, result: StepResult) -> NDArray[np.int64]:
+        """Return nothing: there are no tokens here."""
+        return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """The results of a step."""
 
-    tokens: OneEach | Yielded
+    tokens: OneEach | Yielded | Elsewhere
     drawn: PendingReport | None = None
     """Reports of drawn tokens, by row of logits; None: no reports."""
     scored: PendingReport | None = None
     """Reports of prompt tokens; None: no reports."""
     sums: PendingSums | None = None
     """Sums of hidden states; None: no prompt is pooled."""
+    witness: Tensor | None = None
+    """`[4] int64`, see `CUDARunner._witnessed`; it follows the tokens in the memory of the result. None: a model of one
+    rank needs none."""
+
+    @property
+    def size(self) -> int:
+        """Words of all that comes in the memory of the result."""
+        return self.tokens.size + (0 if self.witness is None else WITNESS_WORDS)
 
     def result(self, words: Int32) -> StepResult:
         """Return the result in `words`; the device has reached the end of the step."""
@@ -105,7 +137,9 @@ class Expected:
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_constrained", "_draw", "_drawn", "_error", "_pool", "_result", "_settle", "_slot", "_told")
+    __slots__ = (
+        "_constrained", "_draw", "_drawn", "_error", "_pool", "_result", "_settle", "_slot", "_told", "passed", "tables"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -136,6 +170,11 @@ class CUDAStepHandle:
         self._drawn: tuple[Event, Expected] | None = None  # written by: draw
         self._error: Exception | None = None  # written by: constrain
         self._result: StepResult | None = None  # written by: wait
+        self.tables = np.empty(0, np.int32)
+        """[4], sums of the pages and of the tokens that a step of a rank has read, 64 bits each; see `_witnessed`."""
+        # written by: wait
+        self.passed = np.zeros(2, np.int64)
+        """[2], sums of the bits of what a stage has sent, and of what it has received."""  # written by: wait
 
     def drafts(self) -> Sequence[Sequence[int]]:
         """Wait for the drafts of the grants that wait for masks, and return them."""
@@ -173,10 +212,24 @@ class CUDAStepHandle:
         if self._result is None:
             done, expected = self._drawn
             done.synchronize()
-            self._result = expected.result(read(self._slot.on_host_result, expected.tokens.size))
+            words = read(self._slot.on_host_result, expected.size)
+            self._result = expected.result(words[: expected.tokens.size])
+            if expected.witness is not None:
+                self.tables, passed = np.split(words[expected.tokens.size :], 2)
+                self.passed = np.array(passed, np.int32).view(np.int64)
             self._settle(self._result)
             self._pool.give_back(self._slot)
         return self._result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """What differs in a runner whose model is divided among ranks."""
+
+    witness_every: int
+    """Steps after which it says what it has read of the tables."""
+    num_in_flight: int
+    """The most steps that are in flight when another one is launched."""
 
 
 class StatesModel(Protocol):
@@ -221,9 +274,10 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
-        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_processors", "_reports",
-        "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features", "_filters",
+        "_graphs", "_head", "_inexact", "_learned", "_lengths", "_mask_windows", "_model", "_num_launched",
+        "_page_table", "_processors", "_ranked", "_relay", "_reports", "_rotations", "_shifts", "_staging",
+        "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -244,6 +298,9 @@ class CUDARunner:
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
         num_drafted_pages: int | None = None,
+        ranked: Ranked | None = None,
+        relay: StageRelay | None = None,
+        division: RequestDivision | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -267,6 +324,10 @@ class CUDARunner:
             groups: of the layers, which share `storage`; None: all layers are one group.
             num_drafted_pages: pages of the drafter's memory, if batches announce pages; the runner uses the last one
                 itself. None: it has the page ids of the first group, or no memory.
+            ranked: what differs if the model is divided among ranks; None: it is whole.
+            relay: of `model`, which is a stage of several; None: it has all layers.
+            division: of the requests among ranks, each of which has pages of its own; None: this one has all, or its
+                part of all.
             progress: gets a report of every graph.
 
         Raises:
@@ -321,7 +382,14 @@ class CUDARunner:
             )
             self._processors = RowProcessors(processors, max_rows=max_rows)
             self._reports = RowReports(device, max_rows=max_rows)
-            self._inexact = InexactRows(max_rows)
+            self._inexact = InexactRows(max_rows, num_in_flight=None if ranked is None else ranked.num_in_flight)
+            self._ranked = ranked
+            self._relay = relay
+            self._division = division
+            self._num_launched = 0  # written by: _launch
+            self._learned: deque[tuple[Int32, Int32]] = deque()
+            """Places in the token table, and tokens of the last stage for them, which the next launch writes there."""
+            # contents written by: learn, _with_learned
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
             self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
@@ -336,7 +404,7 @@ class CUDARunner:
             self._attention: AttentionPlanner = attention
             self._mask_windows = sorted({*attention.mask_windows, *(self._head.mask_windows if self._head else ())})
             self._staging = StagingPool(
-                device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts)
+                device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts) + WITNESS_WORDS
             )
             if planned is not None:
                 self._capture(planned, graph_sizes, (1 + max_drafts,) if drafter else (), progress)
@@ -362,6 +430,7 @@ class CUDARunner:
                 padding_page=self._storage.num_pages - 1,
                 pages_per_row=tables.pages_per_row,
                 num_groups=len(tables.windows),
+                num_ranks=1 if self._division is None else self._division.count,
                 staging=slot.plans,
                 progress=progress,
             )
@@ -409,8 +478,37 @@ class CUDARunner:
         self._device.finish()
         self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})
 
+    def learn(self, batch: Batch, result: StepResult) -> None:
+        """Take over the tokens of a step that the last stage has drawn, unless this is the last stage.
+
+        The next launch writes them. Called from one thread, while another one may launch steps without these rows.
+        """
+        if self._relay is None or self._relay.is_last:
+            return
+        sampled = batch.sampled[result.counts > 0]
+        ends = (batch.starts + batch.counts)[sampled]
+        self._learned.append((batch.rows[sampled] * np.int32(self._tables.tokens_per_row) + ends, result.tokens))
+
+    def _with_learned(self, batch: Batch) -> Batch:
+        """Return a batch that also writes the tokens that were learned; what it says itself of a place holds."""
+        width = np.int32(self._tables.tokens_per_row)
+        said = batch.token_rows * width + batch.token_positions
+        while self._learned:
+            places, tokens = self._learned.popleft()
+            is_new = ~np.isin(places, said)
+            batch = replace(
+                batch,
+                token_rows=np.concatenate([batch.token_rows, places[is_new] // width]),
+                token_positions=np.concatenate([batch.token_positions, places[is_new] % width]),
+                token_ids=np.concatenate([batch.token_ids, tokens[is_new]]),
+            )
+        return batch
+
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()
+        self._num_launched += 1
+        batch = self._with_learned(batch) if self._learned else batch
+        batch = batch if self._division is None else self._division.note(batch)
         self._inexact.admit(batch)
         self._adjustments.admit(batch)
         self._processors.admit(batch)
@@ -442,7 +540,9 @@ class CUDARunner:
         """Queue the draws of a step and the copy of its result; return an event after the copy, and the layout."""
         with torch.inference_mode(), self._device.computing():
             expected = draw(masks)
-            size = expected.tokens.size
+            size = expected.size
+            if expected.witness is not None:
+                slot.result[expected.tokens.size : size].copy_(expected.witness.view(torch.int32))
             return self._device.download(slot.result[:size], slot.on_host_result[:size]), expected
 
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
@@ -482,36 +582,105 @@ class CUDARunner:
 
     def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
         """Queue a step without drafts, of rows whose start the host knows."""
-        num_grants = len(batch.rows)
+        num_grants, division = len(batch.rows), self._division
         is_decode = batch.num_tokens == num_grants and not len(batch.scored) and not len(batch.pooled)
-        sums = None
-        size = self._graphs.size_for(num_grants) if is_decode else None
+        sums, rows = None, None
+        own = batch if division is None else division.own(batch)
+        if is_decode:
+            size = self._graphs.size_for(num_grants if division is None else division.most_grants(batch))
+        else:
+            size = None
         if size is None:
-            num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
-            host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
+            num_empty = self._attention.num_empty_grants(max(1, own.num_tokens), max(1, len(own.rows)))
+            if division is None:
+                arrays = step_arrays(batch, self._tables, num_empty=num_empty)
+            else:
+                arrays, rows = division.arrays(batch, self._tables, num_empty=num_empty)
+            host, step = _upload(slot, arrays)
             indices = self._update(host, step)
-            states = self._states(host, step, indices, slot, is_decode=is_decode)
+            states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows)
+            if not self._is_last:
+                return self._drawn_elsewhere(batch, self._witnessed(partial(self._rows_of, step), step.sources))
             logits, sums = self._logits(states, batch, step)
         else:
-            host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
+            if division is None:
+                arrays = step_arrays(batch, self._tables, num_padding=size - num_grants)
+            else:
+                arrays, _ = division.arrays(batch, self._tables, size=size)
+            host, step = _upload(slot, arrays)
             indices = self._update(host, step)
             graph = self._graphs.of(size)
             arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
+            if self._relay is not None:
+                self._relay.fill_graph(size)
             logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
-            logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
+            if self._relay is not None:
+                self._relay.send_graph(size)
+            if not self._is_last:
+                return self._drawn_elsewhere(batch, self._witnessed(partial(self._rows_of, step), step.sources))
+            if division is not None:
+                logits = logits.index_select(0, step.gathered)
+            elif num_grants == len(batch.sampled):
+                logits = logits[:num_grants]
+            else:
+                logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[:size]
         scored = self._report_prompts(batch, step.scored, step.sources, logits)
+        witness = self._witnessed(partial(self._rows_of, step), step.sources)
 
         def draw(masks: Int32 | None) -> Expected:
             drawn = None
             if len(batch.sampled):
                 target = slot.result[: len(batch.sampled)]
-                drawn = self._sample(batch, step, logits[: len(step.wanted)], masks, target)
+                drawn = self._sample(batch, step, logits[: len(batch.sampled)], masks, target)
             if self._head is not None:
                 self._extend_plain(host, step, indices, slot, is_decode=is_decode)
-            return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored, sums=sums)
+            tokens = OneEach(size=len(batch.sampled))
+            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness)
 
         return draw
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this has the output projection."""
+        return self._relay is None or self._relay.is_last
+
+    def _rows_of(self, step: StepArrays[Tensor]) -> Tensor:
+        """Return the rows of the sampled grants, `[S] int64`."""
+        return step.targets.view(torch.int64) // self._tables.tokens_per_row
+
+    def _drawn_elsewhere(self, batch: Batch, witness: Tensor | None) -> Callable[[Int32 | None], Expected]:
+        """Return what queues nothing, and expects nothing but what this stage has read and passed on."""
+
+        def draw(masks: Int32 | None) -> Expected:
+            return Expected(tokens=Elsewhere(num=len(batch.sampled)), witness=witness)
+
+        return draw
+
+    def _witnessed(self, rows: Callable[[], Tensor], sources: Tensor) -> Tensor | None:
+        """Queue what the other ranks compare; None: there are none, or they compare nothing of this step.
+
+        Args:
+            rows: returns the rows of the sampled grants, `[S]`.
+            sources: of the step.
+
+        Returns:
+            `[4] int64`, sums of the page tables of these rows and of the tokens that the step reads, both 0 but in each
+            step whose number `Ranked.witness_every` divides; and of the bits of what a stage has sent and received.
+        """
+        if self._ranked is None:
+            return None
+        says_tables = self._num_launched % self._ranked.witness_every == 0
+        if self._relay is None and not says_tables:
+            return None
+        where = self._device.torch_device
+        read = torch.zeros(2, dtype=torch.int64, device=where)
+        if says_tables:
+            tokens = self._tokens.index_select(0, sources).long() * (sources + 1)
+            tables = self._page_table.view(self._tables.num_tables, -1, self._tables.pages_per_row)
+            read = torch.stack([tables.index_select(1, rows()).sum(dtype=torch.int64), tokens.sum()])
+        passed = torch.zeros_like(read) if self._relay is None else self._relay.take_sums(where)
+        return torch.cat([read, passed])
 
     def _queue_verify(
         self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot
@@ -558,6 +727,9 @@ class CUDARunner:
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
         scored = self._report_prompts(batch, step.scored, where.sources, logits)
+        witness = self._witnessed(
+            lambda: step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)), where.sources
+        )
 
         def draw(allowed: Int32 | None) -> Expected:
             last, rows, drawn = step.wanted, where.positions[:0].long(), None
@@ -578,7 +750,7 @@ class CUDARunner:
                 )  # fmt: skip
             stamps.append(self._device.stamp())
             tokens = Yielded(promised=batch.num_promised, stamps=stamps)
-            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums)
+            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness)
 
         return draw, told
 
@@ -763,11 +935,15 @@ class CUDARunner:
         slot: StagingSlot,
         *,
         is_decode: bool,
+        division: DividedRows | None = None,
     ) -> Tensor:
         """Queue a step without a graph; return the last states of the tokens of `_wanted`."""
         places = _places(step, indices[: len(self._tables.windows)])
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
-        return self._last_states(step.sources, step.positions, planned, _wanted(step))
+        if division is None:
+            return self._last_states(step.sources, step.positions, planned, _wanted(step))
+        states = self._last_states(step.sources, step.positions, planned, step.wanted, division)
+        return states.index_select(0, step.gathered)
 
     def _update(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> tuple[Tensor, ...]:
         """Queue the updates of a step without drafts, and return the page ids of all grants; see `_indices`."""
@@ -818,23 +994,45 @@ class CUDARunner:
             return places
         return replace(places, kv_indices=indices[-1], more_indices=())
 
-    def _last_states(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
-        """Queue the model; return the states of the wanted tokens after the last norm."""
+    def _last_states(
+        self,
+        sources: Tensor,
+        positions: Tensor,
+        attention: Any,
+        wanted: Tensor,
+        division: DividedRows | None = None,
+    ) -> Tensor:
+        """Queue the model; return the states of the wanted tokens after the last norm, or what a stage has sent.
+
+        With `division`, `sources` are those of all ranks, and so is the result; all other arguments are of this one.
+        """
         captured = () if self._head is None else self._head.captured
         places = positions
         if self._shifts is not None:
-            rows = torch.div(sources, self._tables.tokens_per_row, rounding_mode="floor")
+            own = sources if division is None else division.own(sources)
+            rows = torch.div(own, self._tables.tokens_per_row, rounding_mode="floor")
             places = positions + self._shifts.index_select(0, rows)
         rotations = [(places, table) for table in self._rotations]
+        more: dict[str, Any] = {} if division is None else {"division": division}
         last, states = self._model.states(
-            self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured
+            self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured, **more
         )
         if self._head is not None:
             self._features = self._head.features(states)
         return last
 
     def _forward_in_graph(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
-        logits = self._model.head(self._last_states(sources, positions, attention, wanted))
+        if self._relay is None:
+            rows, size = None, len(positions)
+            if self._division is not None:
+                rows = self._division.rows(size, size, size, size)
+            states = self._last_states(sources, positions, attention, wanted, rows)
+        else:
+            with self._relay.in_graph():
+                states = self._last_states(sources, positions, attention, wanted)
+        if not self._is_last:
+            return states
+        logits = self._model.head(states)
         if self._features is not None:
             self._feature_memory[: len(self._features)].copy_(self._features)
         return logits

@@ -86,7 +86,11 @@ class StepArrays(Generic[X]):
     kv_lens: X
     """[G] positions that each grant attends to."""
     wanted: X
-    """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array."""
+    """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array. Where
+    tokens are divided among ranks by request, all that are needed of those of this rank."""
+    gathered: X
+    """[max(S, 1) + R + K] where the states of the sampled, scored and pooled tokens are among those of all ranks; [0]
+    where tokens are not divided."""
     scored: X
     """[R] prompt tokens before a reported token."""
     pooled: X
@@ -143,6 +147,7 @@ def step_arrays(
         last_page_len=extended(pages.last_page_len, num_empty, 1),
         kv_lens=extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
+        gathered=np.empty(0, np.int32),
         scored=scored_tokens(batch, offsets),
         pooled=pooled_tokens(batch, offsets),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),

@@ -144,8 +144,12 @@ class Group:
         divided = divided_cores(self.num_here) if port is None else [anywhere] * count
         self.cores: Sequence[int] = divided[0]
         """Logical processors of this rank; empty: any."""
-        self.kv_memory: list[int] = [shared_memory(0) for _ in range(1, count)] if shares_kv else []
-        """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it."""
+        self.kv_memory: list[int] = []
+        """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it; for ranks on devices, of one
+        memory of the host that all of them copy to and from."""
+        if shares_kv:
+            self.kv_memory = [shared_memory(0)]
+            self.kv_memory += [shared_memory(0) if port is None else os.dup(self.kv_memory[0]) for _ in range(2, count)]
         self._links: list[Link] = []
         self._processes: list[RankProcess] = []
         self._changed = threading.Condition()

@@ -107,6 +107,8 @@ class CanMeet(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     division: str
     """See `Loaded`."""
+    has_device: bool
+    """Whether each rank of its host has a device of its own."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

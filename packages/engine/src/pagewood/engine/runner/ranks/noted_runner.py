@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from pagewood.engine.core.loop import ConstrainedHandle, Runner, StepHandle
 from pagewood.engine.core.messages.arrays import Int32
@@ -12,13 +13,23 @@ from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.notes import StepNotes
 
 
+@runtime_checkable
+class WitnessedHandle(StepHandle, Protocol):
+    """A step that says which tables it has read."""
+
+    @property
+    def tables(self) -> Int32:
+        """`[n]`, sums of what the step has read of the tables, known after `wait`."""
+        ...
+
+
 class NotedRunner:
     """Notes the tokens of each step when it has been waited for. Invariant: the caller waits in the order of launches.
 
     One thread may launch while another one waits.
 
     Args:
-        runner: computes; its tables are not compared with those of other ranks.
+        runner: computes; its tables are compared with those of other ranks if its handles say what they have read.
         notes: of this rank.
         close: ends exchanges with the other ranks, after the runner.
     """
@@ -62,7 +73,9 @@ class _NotedHandle:
         finally:
             if not self._is_noted:
                 self._is_noted = True
-                self._notes.note(result, ())
+                handle = self._handle
+                tables = (handle.tables,) if result is not None and isinstance(handle, WitnessedHandle) else ()
+                self._notes.note(result, tables)
 
     def drafts(self) -> Sequence[Sequence[int]]:
         """Return the drafts of the step."""

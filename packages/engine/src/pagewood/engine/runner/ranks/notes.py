@@ -14,7 +14,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.ranks.segment import NUM_KEPT, Segment
 
-_TABLES_EVERY = 16
+TABLES_EVERY = 16
 """Steps after which the tables are compared; NUM_KEPT is a multiple of it."""
 
 
@@ -51,7 +51,7 @@ class StepNotes:
         found = 1 if result is None else zlib.crc32(result.counts.tobytes(), zlib.crc32(result.tokens.tobytes()))
         own = self._segment.digests[self._rank, self._number % NUM_KEPT]
         own[0] = (found << 31) ^ int(self.states[0] & 0x7FFF_FFFF_FFFF)
-        own[1] = _digest(tables) if self._number % _TABLES_EVERY == 0 else 0
+        own[1] = _digest(tables) if self._number % TABLES_EVERY == 0 else 0
         self.states[0] = 0
         self._segment.end_step(self._rank)
 

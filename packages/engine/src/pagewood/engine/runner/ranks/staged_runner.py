@@ -39,7 +39,7 @@ class StageWatch:
     def __init__(self) -> None:
         self.states: NDArray[np.int64] = np.zeros(2, np.int64)
         """[2], sums of the bits of what was sent, or of the last hidden states, and of what was received."""
-        # contents written by: the program, note
+        # contents written by: the program, note, cuda.stage_runner
         self._seen: deque[NDArray[np.int64]] = deque()  # contents written by: note, take
 
     def note(self, result: StepResult | None, tables: tuple[Int32, ...]) -> None:

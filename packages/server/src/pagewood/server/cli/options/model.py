@@ -120,7 +120,7 @@ def add_model_options(page: Page) -> None:
         default=DEFAULTS.nnodes,
         metavar="N",
         help="hosts with as many of these processes each (default: 1)",
-        more="On a CPU. Start the same command on each host, with its --node-rank. Host 0 has the server; the others "
+        more="Start the same command on each host, with its --node-rank. Host 0 has the server; the others "
         "compute, and wait for the next group when one has ended.",
     )
     model.add(
@@ -156,7 +156,7 @@ def add_model_options(page: Page) -> None:
         metavar="N",
         help="stages of layers that are computed one after the other (default: 1)",
         more="Each has --tensor-parallel-size processes of its own, and computes other requests at the same time. "
-        "On a CPU, for models that do not fit one memory node. Not with drafting models, --overlap or a decision log.",
+        "For models that do not fit one memory node or device. Not with drafting models, --overlap or a decision log.",
     )
     model.add(
         "--expert-parallel",
@@ -178,7 +178,7 @@ def add_model_options(page: Page) -> None:
         action="store_true",
         help="divide attention among these processes by request",
         more="Each then has all weights of attention, and the KV memory of its own requests, instead of a part of all "
-        "heads. For latent attention (DeepSeek), whose KV memory every process would otherwise hold. On a CPU only.",
+        "heads. For latent attention (DeepSeek), whose KV memory every process would otherwise hold.",
     )
     model.add(
         "--expert-load",

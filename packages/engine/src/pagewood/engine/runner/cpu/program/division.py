@@ -110,6 +110,11 @@ class DividedPass:
         """What `lay_out` fills."""
         return tuple(buffer for kind in self.kinds for buffer in (kind.owners, kind.places))
 
+    @property
+    def kept(self) -> DividedPass:
+        """This: a matrix says whether its rows are tokens or kept ones."""
+        return self
+
     def own(self, x: Buffer) -> Buffer:
         """Return the rows of this rank."""
         kind = self._kind(x)

@@ -172,12 +172,19 @@ class InexactRows:
     """Tracks on the host the rows that may have fewer tokens than steps in flight have promised.
 
     Invariant: a row is inexact from a launch that promises several of its tokens until that launch is waited for, or
-    until the row is given to another request.
+    until the row is given to another request. Ranks wait at times of their own, and must compute a step in the same
+    way: there, a row is inexact for a number of launches. More inexact rows than necessary change no result.
+
+    Args:
+        num_rows: R.
+        num_in_flight: the most steps that are in flight when another one is launched, if the model is divided among
+            ranks; None: it is whole.
     """
 
-    __slots__ = ("_latest", "_num_launched")
+    __slots__ = ("_latest", "_num_in_flight", "_num_launched")
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, num_in_flight: int | None = None) -> None:
+        self._num_in_flight = num_in_flight
         self._latest = np.zeros(num_rows, np.int64)  # contents written by: InexactRows
         """[R], number of the latest launch that made each row inexact; 0: the row is exact."""
         self._num_launched = 0  # written by: mark
@@ -188,7 +195,8 @@ class InexactRows:
 
     def of(self, batch: Batch) -> NDArray[np.bool_]:
         """Return `[G]`: whether the row of each grant is inexact."""
-        return self._latest[batch.rows] > 0
+        settled = 0 if self._num_in_flight is None else max(0, self._num_launched - self._num_in_flight)
+        return self._latest[batch.rows] > settled
 
     def mark(self, batch: Batch) -> int:
         """Mark the rows as inexact for which the batch promises several tokens; return the number of the launch."""
@@ -198,7 +206,8 @@ class InexactRows:
 
     def settle(self, launch: int) -> None:
         """Mark the rows as exact that no launch after `launch` made inexact; the host knows the result of `launch`."""
-        self._latest[self._latest == launch] = 0
+        if self._num_in_flight is None:
+            self._latest[self._latest == launch] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,11 +205,11 @@ def _joined(identity: Identity, has_stopped: Callable[[], bool]) -> Meeting | No
     """Meet the others once; see `join`, and what else `dial` raises."""
     if identity.node == identity.num_nodes - 1:
         return _met(identity, None, has_stopped)
-    with Door(_own_host(identity.address), 0, identity.secret) as door:
+    with Door(own_host(identity.address), 0, identity.secret) as door:
         return _met(identity, door, has_stopped)
 
 
-def _own_host(address: Address) -> str:
+def own_host(address: Address) -> str:
     """Return the address of this host that others reach it by, if node 0 does; nothing is sent."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as one:

@@ -164,7 +164,7 @@ class NodeGroup:
                     config=self._config,
                     segment=self._descriptor,
                     search_path=[one for one in sys.path if one],
-                    cores=self._cores[begin.rank - self._own.start],
+                    cores=[] if begin.port is not None else self._cores[begin.rank - self._own.start],
                 )
             )
         )
