@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pagewood.engine.models.stored.mapped_memory import give_back
+from pagewood.engine.models.stored.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.products.quantise_weights import quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight, pack
@@ -70,6 +71,29 @@ def test_int4(shape: tuple[int, int]) -> None:
     codes, known = (block[:, 64:].reshape(-1, 4, 16, 4).transpose(0, 2, 1, 3) for block in blocks)
     different = (codes != known)[alike].mean()
     assert different < 1e-3
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_part_of_the_inputs_has_the_codes_and_scales_of_the_whole(form: str) -> None:
+    """Of four bits if it begins with a group of 32; the largest number of most rows is in one of the parts."""
+    values = numbers(70, 256)
+    values[40:] *= 0.01  # rows that the first part alone would give other scales
+    values[40:, 200] = 1
+    whole = packed(values, form)
+    parts = [
+        Packer(form, num_threads=2).pack(StackedRows([torch.from_numpy(values)], columns=columns))  # pyright: ignore[reportArgumentType]
+        for columns in (range(96), range(96, 256))
+    ]
+    width = whole.shape.panel_bytes // (256 // 32)  # panels hold groups of inputs one after the other
+    if form == "int4":
+        width //= 2  # of half a panel
+    blocks = whole.panels.reshape(-1, 8, width)
+    for part, groups in zip(parts, (slice(3), slice(3, 8)), strict=True):
+        assert isinstance(part, PackedWeight)
+        assert np.array_equal(part.panels.reshape(-1, groups.stop - (groups.start or 0), width), blocks[:, groups])
+        if whole.scales is not None:
+            assert part.scales is not None
+            assert np.array_equal(part.scales, whole.scales, equal_nan=True)
 
 
 def test_bfloat16_checkpoints_are_quantised_like_their_numbers() -> None:

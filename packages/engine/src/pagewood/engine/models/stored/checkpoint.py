@@ -229,9 +229,9 @@ class Checkpoint:
         return tensor.to(self._device)
 
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
-        tensors = [part for one in found for part in self._rows(one)]
+        tensors = [part for one in found for part in rows_in(self._mapped(one.name), one.order)]
         self._report(len(found))
-        return StackedRows(tensors)
+        return StackedRows(tensors, columns=found[0].inputs)
 
     def forms(self, parts: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
         """Return the named matrices, each `[rows, columns]`, in their stored forms, not widened.

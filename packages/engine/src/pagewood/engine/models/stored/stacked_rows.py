@@ -20,20 +20,28 @@ from pagewood.engine.models.stored.mapped_memory import give_back
 class StackedRows:
     """A matrix `[N, K]` whose parts stay where they are, such as in a mapped file. Invariant: nothing is written."""
 
-    __slots__ = ("_parts", "dtype", "shape")
+    __slots__ = ("_columns", "_parts", "dtype", "shape")
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        """Stack `parts`, each `[n, K]`; `dtype` holds the numbers of all of them exactly."""
+    def __init__(self, parts: Sequence[Tensor], *, columns: range | None = None) -> None:
+        """Stack `columns` (None: all) of `parts`, each `[n, >= K]`; `dtype` holds the numbers of all exactly."""
         self._parts = tuple(parts)
-        self.shape = (sum(len(part) for part in parts), parts[0].shape[1])
+        self._columns = columns
+        self.shape = (sum(len(part) for part in parts), parts[0].shape[1] if columns is None else len(columns))
         self.dtype: torch.dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
 
     def write_to(self, out: Tensor, first: int) -> None:
         """Write rows [first, first + n) to `out` `[n, K]`, converted to its dtype."""
         start = 0
         for rows in self._between(first, first + len(out)):
-            out[start : start + len(rows)] = rows
+            own = rows if self._columns is None else rows[:, self._columns.start : self._columns.stop]
+            out[start : start + len(rows)] = own
             start += len(rows)
+
+    def largest(self, first: int, last: int) -> Tensor | None:
+        """Return the largest magnitudes `[last - first] float32` of whole rows; None: it has all of their columns."""
+        if self._columns is None:
+            return None
+        return torch.cat([rows.float().abs().amax(dim=1) for rows in self._between(first, last)])
 
     def forget(self, first: int, last: int) -> None:
         """Give the memory of rows [first, last) back to the system where a file holds it; see `give_back`."""

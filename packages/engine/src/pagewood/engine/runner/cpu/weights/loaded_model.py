@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 _LAYOUT = b"3"
 """Change it with the layout: files of earlier layouts are then not used."""
 _CACHED = ("int8", "int4")
+_OF_WHOLE_ROWS = " of whole rows"
+"""Marks ranks whose scales are those of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class LoadedModel:
         shard = self.model.shard
         form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if not shard.is_whole:
-            form += f" {shard}{division_mark(self.model.whole)}"
+            form += f" {shard}{division_mark(self.model.whole)}{_OF_WHOLE_ROWS * (self.form == 'int8')}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
         is_widened = any(kind.has_codes and isinstance(level, WideLevel) for kind, level in self.variants)
@@ -165,7 +167,7 @@ def _part_of(
     if shard.is_whole:
         return layers
     own = str(shard) if change is None else f"{shard}{division_mark(change(ModelConfig.from_folder(folder)))}"
-    return layers + own
+    return layers + own + _OF_WHOLE_ROWS
 
 
 def _kept_file(digest: ModelDigest, form: WeightFormat, part: str) -> Path | None:

@@ -104,14 +104,17 @@ class Packer:
         if kind.has_codes:
             for quantise in (quantise_int4_panels, quantise_int8_panels):
                 quantise.compile()
+        source = _stacked(weight)
 
         def write(first: int, rows: Tensor) -> None:
-            if kind.has_codes:
+            if kind == WeightKind.INT8:  # a part of a matrix has the codes of the whole
+                _quantise(rows, packed, first, source.largest(first, first + len(rows)))
+            elif kind.has_codes:
                 _quantise(rows, packed, first)
             else:
                 packed.write(first, _form(rows, kind))
 
-        self._write_rows(_stacked(weight), weight.dtype if weight.dtype == _HALVES.get(kind) else torch.float32, write)
+        self._write_rows(source, weight.dtype if weight.dtype == _HALVES.get(kind) else torch.float32, write)
         return packed
 
     def panels(self, weight: Matrix) -> F32:
@@ -265,11 +268,15 @@ def _form(rows: Tensor, kind: WeightKind) -> Weight:
     return to_bfloat16(rows.float().numpy())
 
 
-def _quantise(rows: Tensor, packed: PackedWeight, first: int) -> None:
-    """Write some rows `[n, K] float32` of a matrix, the first of which is a multiple of 32, as codes."""
+def _quantise(rows: Tensor, packed: PackedWeight, first: int, largest: Tensor | None = None) -> None:
+    """Write some rows `[n, K] float32` of a matrix, the first of which is a multiple of 32, as codes.
+
+    For `largest` `[n] float32` see `quantise_int8_panels`.
+    """
     values = rows.numpy()
     at = packed.panels.ctypes.data + first // WIDTH * packed.shape.panel_bytes
     if packed.scales is None:
         quantise_int4_panels(values.ctypes.data, *values.shape, at)
     else:
-        quantise_int8_panels(values.ctypes.data, *values.shape, at, packed.scales[first:].ctypes.data)
+        scales_at, largest_at = packed.scales[first:].ctypes.data, 0 if largest is None else largest.data_ptr()
+        quantise_int8_panels(values.ctypes.data, *values.shape, at, scales_at, largest_at)

@@ -112,9 +112,11 @@ def quantise_int4_panels(values: Any, num_rows: Any, inputs: Any, panels: Any) -
 
 
 @strict
-def _quantise_row(x: Any, bits: Any, line: Any, inputs: Any) -> Any:
-    """Write the codes 1 to 255 of an output `[K]` to `line` `[D]` and return their scale; without inputs, 1."""
-    most = _I(0)
+def _quantise_row(x: Any, bits: Any, line: Any, inputs: Any, most: Any) -> Any:
+    """Write the codes 1 to 255 of an output `[K]` to `line` `[D]` and return their scale; without inputs, 1.
+
+    `most` has the bits of the largest magnitude elsewhere in the row, which the scale counts too.
+    """
     for k in range(_U(inputs)):
         most = max(most, bits[k] & _MAGNITUDE)
     is_bad = most >= _INFINITY
@@ -127,8 +129,8 @@ def _quantise_row(x: Any, bits: Any, line: Any, inputs: Any) -> Any:
     return _F(1) if inputs == 0 else _F(np.nan) if is_bad else scale
 
 
-@kernel("void(i8, i8, i8, i8, i8)", variant=1, is_long=True)
-def quantise_int8_panels(values: Any, num_rows: Any, inputs: Any, panels: Any, scales_at: Any) -> None:
+@kernel("void(i8, i8, i8, i8, i8, i8)", variant=1, is_long=True)
+def quantise_int8_panels(values: Any, num_rows: Any, inputs: Any, panels: Any, scales_at: Any, largest_at: Any) -> None:
     """Write panels of INT8.
 
     Args:
@@ -137,6 +139,8 @@ def quantise_int8_panels(values: Any, num_rows: Any, inputs: Any, panels: Any, s
         inputs: K; filled up in the same way.
         panels: address of the first panel, written.
         scales_at: address of the first scale, written.
+        largest_at: address of `[N] float32`, the largest magnitude of the row of which each output is a part; 0: it is
+            whole.
     """
     depth = (inputs + GROUP - 1) // GROUP * GROUP
     scales = vector(scales_at, 0)
@@ -144,7 +148,10 @@ def quantise_int8_panels(values: Any, num_rows: Any, inputs: Any, panels: Any, s
     words = integers(line.ctypes.data, 0)
     for row in range((num_rows + WIDTH - 1) // WIDTH * WIDTH):
         at = values + 4 * row * inputs
-        scales[row] = _quantise_row(vector(at, 0), integers(at, 0), line, inputs if row < num_rows else 0)
+        most = _I(0)
+        if largest_at != 0 and row < num_rows:
+            most = integers(largest_at, 0)[row] & _MAGNITUDE
+        scales[row] = _quantise_row(vector(at, 0), integers(at, 0), line, inputs if row < num_rows else 0, most)
         panel = integers(panels + row // WIDTH * WIDTH * depth, 0)
         for quad in range(_U(depth // 4)):
             panel[quad * _U(WIDTH) + _U(row % WIDTH)] = words[quad]
