@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +24,7 @@ from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
+from ranked_engines import generate_for, group_of, is_alive
 from seeded_faults import Edit, seed_fault
 
 PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
@@ -219,3 +223,14 @@ def test_everything_else_works(options: dict[str, Any]) -> None:
                 found = llm.generate(prompts, mixed_sampling(len(prompts), 20 + num))
                 outputs[-1] += [one.tokens for one in found]
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -> None:
+    with LLM(**RANKS) as llm:
+        (pid,) = group_of(llm).pids()
+        threading.Timer(0.5, os.kill, (pid, number)).start()
+        with pytest.raises(RunnerLostError, match="rank 1"):
+            generate_for(llm, 60)
+    assert not is_alive(pid)

@@ -1,4 +1,4 @@
-"""Every family on ranks of two and three hosts: the same tokens as on one host, to the bit, with the same ranks."""
+"""Every family on ranks and stages of two and three hosts: the tokens of one host, to the bit, with the same ranks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,21 @@ def answered(config: EngineConfig) -> list[list[int]]:
 
 
 def compared(
-    folder: Path, num_nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch, **options: Any
+    folder: Path,
+    num_nodes: int,
+    per_node: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_stages: int = 1,
+    **options: Any,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return what a model answers on one host, and on several, with as many ranks."""
     ranks_are_threads(monkeypatch)
     count = num_nodes * per_node
     whole: dict[str, Any] = {"chunked_prefill_size": 16, **options}
     config = EngineConfig(
-        model=str(folder), num_threads=count, tensor_parallel_size=count, max_running=4, page_size=4,
+        model=str(folder), num_threads=count, tensor_parallel_size=count // num_stages,
+        pipeline_parallel_size=num_stages, max_running=4, page_size=4,
         max_total_tokens=1024, **whole,
     )  # fmt: skip
     expected = answered(config)
@@ -64,6 +71,23 @@ def test_more_ranks_and_more_hosts(
     assert found == expected
 
 
+@pytest.mark.parametrize(("name", "num_nodes", "per_node", "num_stages"), [
+    ("olmo2", 2, 1, 2),
+    pytest.param("olmo2", 2, 2, 2, marks=pytest.mark.slow),  # stages of two ranks, each on a host
+    pytest.param("olmo2", 4, 1, 2, marks=pytest.mark.slow),  # stages that are on two hosts
+    pytest.param("qwen3", 2, 3, 3, marks=pytest.mark.slow),  # the second stage is on both hosts
+    pytest.param("qwen3-moe", 2, 2, 2, marks=pytest.mark.slow),
+    pytest.param("gemma4-small", 2, 1, 2, marks=pytest.mark.slow),
+    pytest.param("deepseek3", 2, 1, 2, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_stages_over_hosts(
+    name: str, num_nodes: int, per_node: int, num_stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(DIVIDED[name], tmp_path)
+    expected, found = compared(tmp_path, num_nodes, per_node, monkeypatch, num_stages=num_stages)
+    assert found == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -74,15 +98,16 @@ def test_more_ranks_and_more_hosts(
         ("llama", {"speculative": "suffix", "overlap": False}),
         ("llama", {"weights": "int8"}),
         ("llama", {"kv_cache_dtype": "int8", "chunked_prefill_size": 7}),
+        ("llama", {"num_stages": 2, "speculative": "ngram", "speculative_control": "fixed"}),
+        ("llama", {"num_stages": 2, "kv_cache_dtype": "int8", "chunked_prefill_size": 7}),
     ],
 )
 def test_everything_else_works_on_several_hosts(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(DIVIDED[name], tmp_path)
-    others: dict[str, Any] = {
-        key: value for key, value in options.items() if key not in ("expert_parallel", "enable_dp_attention")
-    }
+    of_ranks = ("expert_parallel", "enable_dp_attention", "num_stages")
+    others: dict[str, Any] = {key: value for key, value in options.items() if key not in of_ranks}
     answered(
         EngineConfig(model=str(tmp_path), num_threads=1, max_total_tokens=1024, **others)
     )  # compiles by one thread

@@ -42,7 +42,7 @@ def sending(relay: ChannelRelay) -> Callable[[Buffer], Buffer]:
 
 
 def relays(memory: StageMemory) -> tuple[ChannelRelay, ChannelRelay]:
-    return memory.relay(0, np.zeros(2, np.int64)), memory.relay(1, np.zeros(2, np.int64))
+    return memory.relay(0, np.zeros(3, np.int64)), memory.relay(1, np.zeros(3, np.int64))
 
 
 @pytest.mark.parametrize("threads", [(1, 1), (2, 1), (1, 2)])
@@ -94,7 +94,7 @@ def test_nothing_waits_for_a_group_that_has_ended() -> None:
             calls[1].result(PATIENCE_S)
     memory = stage_memory(2, 2)
     take = write_down(
-        lambda x: memory.relay(1, np.zeros(2, np.int64)).receive(x, 10), np.zeros((3, 1), np.int32), kernel=other,
+        lambda x: memory.relay(1, np.zeros(3, np.int64)).receive(x, 10), np.zeros((3, 1), np.int32), kernel=other,
         num_threads=1,
     )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
@@ -150,13 +150,14 @@ def test_a_result_that_is_missing_ends_the_group() -> None:
 
 def test_witnesses_of_ranks_and_stages_are_compared() -> None:
     for rank, column, message in (
-        (3, 2, "rank 3 has computed another batch than rank 0 in step 5"),
+        (3, 3, "rank 3 has computed another batch than rank 0 in step 5"),
+        (2, 2, "rank 2 has other tokens or drafts than rank 0 in step 5"),
         (1, 0, "rank 1 has other hidden states than rank 0 after step 5"),
         (2, 1, "rank 2 has received other hidden states than rank 0 sent in step 5"),
         (3, 0, "rank 3 has other hidden states than rank 2 after step 5"),
     ):
         memory = stage_memory(4, 2)
-        memory.witnesses[:, 5] = [[7, 0, 1], [7, 0, 1], [8, 7, 1], [8, 7, 1]]
+        memory.witnesses[:, 5] = [[7, 0, 5, 1], [7, 0, 5, 1], [8, 7, 5, 1], [8, 7, 5, 1]]
         memory.agree(5)
         assert memory.segment.end_reason is None
         memory.witnesses[rank, 5, column] += 1

@@ -131,10 +131,14 @@ def test_a_lost_rank_of_another_host_ends_the_group_with_a_typed_error(start: St
     assert node.process.poll() is None
 
 
+STAGES = {"pipeline_parallel_size": 2, "tensor_parallel_size": 1}
+
+
 @pytest.mark.slow
-def test_groups_follow_each_other(start: StartNode) -> None:
+@pytest.mark.parametrize("others", [{}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}])
+def test_groups_follow_each_other(others: dict[str, Any], start: StartNode) -> None:
     """With the tokens of the same four ranks on one host; a rank, another node and then nobody is lost."""
-    options = options_of(2, 2)
+    options = options_of(2, 2, **others)
     whole: dict[str, Any] = {name: value for name, value in options.items() if name not in ("nnodes", "master_addr")}
     whole["num_threads"] = 4
     with LLM(**whole) as llm:
@@ -175,9 +179,12 @@ def test_three_hosts(start: StartNode, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "node", "node 0"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_whoever_is_lost_ends_the_group_on_all_hosts(victim: str, number: signal.Signals, start: StartNode) -> None:
+@pytest.mark.parametrize("others", [{}, STAGES], ids=["parts", "stages"])
+def test_whoever_is_lost_ends_the_group_on_all_hosts(
+    victim: str, number: signal.Signals, others: dict[str, Any], start: StartNode
+) -> None:
     """Within a heartbeat and the time to notice it; ranks that are stopped end when they may go on."""
-    options = options_of()
+    options = options_of(**others)
     node = start(options)
     command = [sys.executable, str(PROGRAM), json.dumps(options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
@@ -213,9 +220,11 @@ def test_whoever_is_lost_ends_the_group_on_all_hosts(victim: str, number: signal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_a_network_that_stops_to_forward_ends_the_group_on_both_sides(is_idle: bool, start: StartNode) -> None:
-    options = options_of()
+@pytest.mark.parametrize(("is_idle", "others"), [(True, {}), (False, {}), (False, STAGES)])
+def test_a_network_that_stops_to_forward_ends_the_group_on_both_sides(
+    is_idle: bool, others: dict[str, Any], start: StartNode
+) -> None:
+    options = options_of(**others)
     proxy = Proxy(int(options["master_addr"].rpartition(":")[2]))
     node = start(options, master_addr=f"127.0.0.1:{proxy.port}")
     with LLM(**options) as llm:
@@ -277,6 +286,10 @@ def test_a_node_that_differs_is_refused_by_name(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"nnodes": 0}, "nnodes must be >= 1, got 0"),
     ({"nnodes": 3}, "tensor_parallel_size must be a multiple of nnodes 3, got 2"),
+    (
+        {"nnodes": 3, "pipeline_parallel_size": 2},
+        "tensor_parallel_size times pipeline_parallel_size must be a multiple of nnodes 3, got 4",
+    ),
     ({"node_rank": 2}, r"node_rank must be in \[0, 2\) with nnodes 2, got 2"),
     ({"node_rank": -1}, r"node_rank must be in \[0, 2\) with nnodes 2, got -1"),
     ({"master_addr": None}, "master_addr must be HOST:PORT with nnodes 2, got None"),

@@ -3,27 +3,19 @@
 The ranks are threads here, with the real programs, exchanges and messages.
 """
 
-# pyright: basic
-# numba's kernels have no types.
-
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from backwards import seed_backwards
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assembly.cpu_rank import CPURank
 from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.runner.cpu.compiled.exchange import NUM_LANES, PIECE, _add, _meet, lanes, place_of
-from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction
-from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
-from pagewood.engine.runner.cpu.program.exchange import Exchange
-from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.ranks import following
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
@@ -35,58 +27,20 @@ from thread_ranks import ThreadRanks
 NUM_PAGES, PAGE_SIZE, MAX_LENGTH = 64, 4, 200
 
 
-@instruction(lanes)
-@inlined
-def sum_backwards(
-    x_at: Any, size: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any,
-    num_rows: NumRows, part: Part,
-) -> None:  # fmt: skip
-    """Like `sum_ranks`, but the last rank is the first one that is added."""
-    start, end = part * PIECE, num_rows * size
-    while start < end:
-        num, own_at = min(PIECE, end - start), x_at + 4 * start
-        number = _meet(own_at, num, rank, count, places_at, arrivals_at, ended_at, part)
-        if number < 0:
-            break
-        last = count - 1
-        _add(place_of(places_at, last, part, number), place_of(places_at, last - 1, part, number), own_at, num)
-        for other in range(last - 2, -1, -1):
-            _add(own_at, place_of(places_at, other, part, number), own_at, num)
-        start += NUM_LANES * PIECE
-
-
-BACKWARDS = Unit("backwards", sum_backwards)
-
-
-class Backwards:
-    """An exchange that adds in another order."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        self.gather_ranks = exchange.gather_ranks
-
-    def sum_ranks(self, x: Buffer) -> Buffer:
-        own = self.exchange
-        x.tape.write(
-            sum_backwards, x.rows, x=x, size=x.size, rank=own.rank, count=own.count, places=own.places,
-            arrivals=own.arrivals, ended=own.ended,
-        )  # fmt: skip
-        return x
-
-
-def ranked(count: int, *, backwards: int | None = None) -> RankedRunner:
-    """Return the embedded model on ranks in threads, one of which adds backwards."""
+def ranked(count: int) -> RankedRunner:
+    """Return the embedded model on ranks in threads."""
     folder = model_folder(None)
     config = EngineConfig(max_running=4, page_size=PAGE_SIZE, max_total_tokens=NUM_PAGES * PAGE_SIZE).resolved()
 
     def make(segment: Segment, number: int) -> Runner:
-        exchange: Any = segment.exchange(number)
-        if number == backwards:
-            exchange = Backwards(exchange)
         rank = CPURank(
-            config, folder, ModelDigest(folder), num_threads=1, shard=Shard(number, count), exchange=exchange
+            config,
+            folder,
+            ModelDigest(folder),
+            num_threads=1,
+            shard=Shard(number, count),
+            exchange=segment.exchange(number),
         )
-        rank._units[BACKWARDS] = None  # pyright: ignore[reportPrivateUsage]
         rank.compile()
         rank.allocate(NUM_PAGES)
         return rank.make_runner(max_length=MAX_LENGTH, processors=None, watch=StepNotes(segment, number))
@@ -111,8 +65,9 @@ def test_ranks_that_compute_the_same_agree(count: int) -> None:
     runner.close()
 
 
-def test_another_order_of_additions_is_found() -> None:
-    runner = ranked(4, backwards=2)
+def test_another_order_of_additions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_backwards(2, monkeypatch)
+    runner = ranked(4)
     with pytest.raises(RunnerLostError, match="rank 2 has other tokens or hidden states than rank 0 after step"):
         generated(runner, 40)
     runner.close()

@@ -15,14 +15,19 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE, NUM_LANES, PIECE
+from pagewood.engine.runner.cpu.compiled.hand_over import DEPTH, HAND_OVER
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.ranks.hosts.frames import ALIVE, END, PIECE_OF_LANE, SIGNS, STEP
+from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.ranks.hosts.frames import ALIVE, COUNT, END, PIECE_OF_LANE, RESULTS, STEP
 from pagewood.engine.runner.ranks.hosts.relay import Relay
+from pagewood.engine.runner.ranks.result_stream import ResultStream
 from pagewood.engine.runner.ranks.segment import NUM_KEPT, Segment, segment_bytes
+from pagewood.engine.runner.ranks.stage_memory import RESULT_BYTES, StageMemory, stage_bytes
 from stand_ins.tapes import write_down
 
-Connected = Callable[..., tuple[list[Segment], list[Relay]]]
+Connected = Callable[..., tuple[list[Segment], list[StageMemory]]]
 
 
 def streams() -> tuple[socket.socket, socket.socket]:
@@ -34,19 +39,27 @@ def streams() -> tuple[socket.socket, socket.socket]:
 
 @pytest.fixture
 def connected() -> Generator[Connected]:
-    """Return a function that connects segments of several nodes with each other; all is closed in the end."""
+    """Return a function that connects segments of several nodes with each other; all is closed in the end.
+
+    With stages, it also returns what these share on each node.
+    """
     segments: list[Segment] = []
     relays: list[Relay] = []
 
-    def connect(num_nodes: int, per_node: int) -> tuple[list[Segment], list[Relay]]:
+    def connect(num_nodes: int, per_node: int, num_stages: int = 1) -> tuple[list[Segment], list[StageMemory]]:
         count = num_nodes * per_node
         segments.extend(Segment.in_memory(np.zeros(segment_bytes(count), np.uint8), count) for _ in range(num_nodes))
+        stages: list[StageMemory] = []
+        if num_stages > 1:
+            size = stage_bytes(count, num_stages)
+            stages += [StageMemory.in_memory(np.zeros(size, np.uint8), one, num_stages) for one in segments]
         ranks = [range(node * per_node, (node + 1) * per_node) for node in range(num_nodes)]
         for one, other in combinations(range(num_nodes), 2):
             for here, there, stream in zip((one, other), (other, one), streams(), strict=True):
                 name = f"node {there}"
-                relays.append(Relay(segments[here], ranks[here], ranks[there], name, stream, heartbeat_s=5.0))
-        return segments, relays
+                own = stages[here] if stages else None
+                relays.append(Relay(segments[here], own, ranks[here], ranks[there], name, stream, heartbeat_s=5.0))
+        return segments, stages
 
     yield connect
     for segment in segments:
@@ -119,12 +132,115 @@ def test_beats_are_those_of_the_rank(connected: Connected) -> None:
     assert segments[0].beats[:, 0].tolist() == [0, 0, 0, 7]
 
 
+@pytest.mark.parametrize("shape", [(3, 100), (2 * NUM_LANES * DEPTH, PIECE)])
+def test_rows_of_a_stage_arrive_on_the_next_host(shape: tuple[int, int], connected: Connected) -> None:
+    """The second shape does not fit the places of a channel, so what was read is told to the sender's host."""
+    segments, stages = connected(2, 1, 2)
+    relays = [stages[rank].relay(rank, np.zeros(3, np.int64)) for rank in range(2)]
+    kernel, other = (warm_up(16, others=[EXCHANGE, HAND_OVER]) for _ in range(2))
+    own = np.empty(shape, np.float32)
+
+    def sending(x: Buffer) -> Buffer:
+        relays[0].send(x)
+        return x
+
+    send = write_down(sending, own, kernel=kernel, num_threads=1)
+    tokens = np.zeros((shape[0], 1), np.int32)
+    take = write_down(lambda x: relays[1].receive(x, shape[1]), tokens, kernel=other, num_threads=1)
+    parts = [np.random.default_rng(i).standard_normal(shape, np.float32) for i in range(3)]
+
+    def give() -> None:
+        for part in parts:
+            own[:] = part
+            send()
+
+    thread = threading.Thread(target=give, daemon=True)
+    thread.start()
+    for part in parts:
+        np.testing.assert_array_equal(take(), part)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [one.end_reason for one in segments] == [None, None]
+    assert not segments[1].arrivals.any()
+
+
+def test_a_stage_that_sends_does_not_wait_for_the_other_host(connected: Connected) -> None:
+    """Several steps of a few rows are on their way before the other host reads the first."""
+    _, stages = connected(2, 1, 2)
+    relays = [stages[rank].relay(rank, np.zeros(3, np.int64)) for rank in range(2)]
+    kernel, other = (warm_up(16, others=[EXCHANGE, HAND_OVER]) for _ in range(2))
+    own = np.empty((4, 100), np.float32)
+
+    def sending(x: Buffer) -> Buffer:
+        relays[0].send(x)
+        return x
+
+    send = write_down(sending, own, kernel=kernel, num_threads=1)
+    take = write_down(lambda x: relays[1].receive(x, 100), np.zeros((4, 1), np.int32), kernel=other, num_threads=1)
+    for number in range(DEPTH):
+        own[:] = number
+        send()
+    for number in range(DEPTH):
+        assert (take() == number).all()
+
+
+@pytest.mark.parametrize(("num_nodes", "per_node", "num_stages"), [(2, 1, 2), (3, 2, 3), (2, 3, 3)])
+def test_results_reach_the_stages_of_all_hosts(
+    num_nodes: int, per_node: int, num_stages: int, connected: Connected
+) -> None:
+    """Long ones go in parts; the last case has a stage that is on two hosts."""
+    count = num_nodes * per_node
+    _, stages = connected(num_nodes, per_node, num_stages)
+    streams = [ResultStream(stages[rank // per_node], rank) for rank in range(count)]
+    sizes = [3, 0, RESULT_BYTES // 4, 17, RESULT_BYTES // 4 + 1, 5]
+    wrong: list[int] = []
+
+    def tokens_of(number: int) -> np.ndarray:
+        return np.random.default_rng(number).integers(0, 1000, sizes[number - 1], np.int32)
+
+    def read(rank: int) -> None:
+        for number in range(1, 1 + len(sizes)):
+            found = streams[rank].take(number)
+            if found is None or not np.array_equal(found.tokens, tokens_of(number)):
+                wrong.append(rank)
+
+    readers = [rank for rank in range(count) if streams[rank].reads]
+    assert readers == list(range(count - count // num_stages))
+    threads = [threading.Thread(target=read, args=(rank,), daemon=True) for rank in readers]
+    for thread in threads:
+        thread.start()
+    for number, size in enumerate(sizes, 1):
+        streams[len(readers)].write(number, StepResult(tokens=tokens_of(number), counts=np.ones(size, np.int32)))
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+
+
+def test_witnesses_come_with_the_steps(connected: Connected) -> None:
+    segments, stages = connected(2, 1, 2)
+    for number in range(1, 2 * NUM_KEPT):
+        for rank in range(2):
+            stages[rank].witnesses[rank, number % NUM_KEPT] = (10 * number, 10 * number * rank, 3, 7)
+            segments[rank].end_step(rank)
+        segments[0].agree(number)
+        stages[0].agree(number)
+        assert segments[0].end_reason is None
+    number = 2 * NUM_KEPT
+    stages[1].witnesses[1, number % NUM_KEPT] = (1, 5, 3, 7)
+    for rank in range(2):
+        segments[rank].end_step(rank)
+    segments[0].agree(number)
+    stages[0].agree(number)
+    assert "rank 1 has received other hidden states than rank 0 sent" in (segments[1].wait_for_end(10) or "")
+
+
 @pytest.fixture
 def alone() -> Generator[tuple[Segment, socket.socket]]:
     """Return the segment of node 0 of two, with two ranks each, and the stream to it that node 1 would have."""
     segment = Segment.in_memory(np.zeros(segment_bytes(4), np.uint8), 4)
     own, other = streams()
-    relay = Relay(segment, range(2), range(2, 4), "node 1 (10.0.0.2)", own, heartbeat_s=0.5)
+    relay = Relay(segment, None, range(2), range(2, 4), "node 1 (10.0.0.2)", own, heartbeat_s=0.5)
     yield segment, other
     segment.end(0, "the test is over")
     relay.close()
@@ -138,7 +254,7 @@ def frame(kind: int, rank: int, first: int = 0, second: int = 0, rest: bytes = b
 def test_a_silent_host_ends_the_group(alone: tuple[Segment, socket.socket]) -> None:
     segment, other = alone
     for _ in range(8):  # it is not, as long as something comes
-        other.sendall(frame(ALIVE, 2))
+        other.sendall(frame(ALIVE, 0))
         assert segment.wait_for_end(0.1) is None
     assert segment.wait_for_end(10) == "node 1 (10.0.0.2) has given no sign of life for 0.5 s"
     assert segment.ended[0] == 3
@@ -154,22 +270,25 @@ def test_a_host_that_is_gone_ends_the_group(alone: tuple[Segment, socket.socket]
 def test_a_host_tells_why_its_group_has_ended(alone: tuple[Segment, socket.socket]) -> None:
     segment, other = alone
     text = b"rank 3 has stumbled"
-    other.sendall(frame(ALIVE, 2) + frame(END, 2, len(text), 3, text + bytes(-len(text) % 8)))
+    other.sendall(frame(ALIVE, 0) + frame(END, 0, len(text), 3, text + bytes(-len(text) % 8)))
     assert segment.wait_for_end(10) == text.decode()
     assert segment.ended[0] == 4
 
 
 WRONG = {
     "a kind that there is not": frame(17, 2),
-    "a rank of the other host": frame(SIGNS, 1, 5, 5),
+    "a counter that there is not": frame(COUNT, 4, 5),
+    "a negative counter": frame(COUNT, -1, 5),
+    "a rank of the other host": frame(STEP, 1, 5, 5),
+    "results without stages": frame(RESULTS, 0, 8, 0, bytes(8)),
     "a rank that there is not": frame(STEP, 4, 5, 5),
     "a negative rank": frame(STEP, -1, 5, 5),
-    "a lane that there is not": frame(PIECE_OF_LANE, 2, NUM_LANES, 1),
-    "a negative lane": frame(PIECE_OF_LANE, 2, -1, 1),
-    "too many elements": frame(PIECE_OF_LANE, 2, 0, PIECE + 1),
-    "less than no elements": frame(PIECE_OF_LANE, 2, 0, -1),
-    "a long text": frame(END, 2, 513),
-    "a text of a negative length": frame(END, 2, -8),
+    "a lane that there is not": frame(PIECE_OF_LANE, 2 * NUM_LANES, 1),
+    "a negative lane": frame(PIECE_OF_LANE, -1, 1),
+    "too many elements": frame(PIECE_OF_LANE, 0, PIECE + 1),
+    "less than no elements": frame(PIECE_OF_LANE, 0, -1),
+    "a long text": frame(END, 0, 513),
+    "a text of a negative length": frame(END, 0, -8),
     "anything": bytes(range(1, 256)) * 3,
 }
 

@@ -28,6 +28,7 @@ from pagewood.engine.runner.cpu.compiled.hand_over import _copy, _place
 from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import fetch_add, longs, read_shared, wait_for_rank
+from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.program import relay
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights import loaded_model
@@ -139,8 +140,25 @@ def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:
         pytest.param({"num_threads": 4}, id="two threads each"),
         pytest.param({"pipeline_parallel_size": 3, "num_threads": 3}, id="three stages"),
         pytest.param({"tensor_parallel_size": 2, "num_threads": 4}, id="two ranks each"),
+        pytest.param({"overlap": True}, id="overlap"),
+        pytest.param({"overlap": True, "tensor_parallel_size": 2, "num_threads": 4}, id="overlap, two ranks each"),
         pytest.param({"speculative": "ngram"}, id="ngram"),
         pytest.param({"speculative": "ngram", "speculative_control": "fixed"}, id="always ngram"),
+        pytest.param({"speculative": "draft", "speculative_control": "fixed"}, id="draft"),
+        pytest.param(
+            {"speculative": "draft", "speculative_control": "fixed", "tensor_parallel_size": 2, "num_threads": 4},
+            id="draft, two ranks each",
+        ),
+        pytest.param(
+            {
+                "speculative": "draft",
+                "speculative_control": "fixed",
+                "max_total_tokens": 256,
+                "host_cache_gb": 0.01,
+                "max_length": 120,
+            },
+            id="draft, host cache",
+        ),
         pytest.param({"weights": "int8"}, id="int8"),
         pytest.param({"kv_cache_dtype": "int8", "chunked_prefill_size": 7}, id="int8 KV, chunks"),
         pytest.param({"max_total_tokens": 256, "host_cache_gb": 0.01, "max_length": 120}, id="host cache"),
@@ -162,11 +180,12 @@ def test_everything_else_works_with_stages(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_drafts_of_grammars_are_verified_by_the_last_stage() -> None:
+@pytest.mark.parametrize("speculative", ["ngram", "draft"])
+def test_drafts_of_grammars_are_verified_by_the_last_stage(speculative: str) -> None:
     sampling = SamplingParams(max_tokens=40, temperature=0.0, grammar=Grammar(kind="regex", text="[ab ]{60}"))
     found: list[list[Any]] = []
     for make in (one_process, in_stages):
-        with make(speculative="ngram", speculative_control="fixed") as llm:
+        with make(speculative=speculative, speculative_control="fixed") as llm:
             found.append([one.tokens for one in llm.generate(PROMPTS, sampling)])
             counts = llm.counters().speculation
             assert counts is not None
@@ -211,11 +230,9 @@ def test_pages_of_all_stages_come_back_from_host_and_disk(tmp_path: Path) -> Non
             "num_threads must be at least tensor_parallel_size 2 times pipeline_parallel_size 2, got 3",
         ),
         ({"model_impl": "transformers"}, "model_impl must be auto or native with pipeline_parallel_size 2, got"),
-        ({"speculative": "draft"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'draft'"),
-        ({"speculative": "eagle"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'eagle'"),
-        ({"speculative": "suffix"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'suffix'"),
-        ({"speculative": "auto"}, "speculative must be off or ngram with pipeline_parallel_size 2, got 'auto'"),
-        ({"overlap": True}, "overlap must be None or False with pipeline_parallel_size 2, got True"),
+        ({"speculative": "eagle"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'eag"),
+        ({"speculative": "suffix"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'suf"),
+        ({"speculative": "auto"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'auto'"),
         ({"num_continuous_decode_steps": 2}, "num_continuous_decode_steps must be 1 with pipeline_parallel_size 2"),
         ({"expert_load": "ranks"}, "expert_load must be off with pipeline_parallel_size 2, got 'ranks'"),
         (
@@ -243,6 +260,7 @@ def test_ranks_are_named_with_their_stages() -> None:
     assert names.joined([2, 3]) == "ranks 2, 3 (stage 1)"
     assert names.joined([1, 2]) == "ranks 1, 2 (stages 0, 1)"
     assert [names.label(rank) for rank in (1, 2)] == ["1-stage-0", "2-stage-1"]
+    assert RankNames(4, 2, 2).joined([1, 2, 3]) == "node 0 rank 1 (stage 0), node 1 ranks 2, 3 (stage 1)"
     assert [RankNames(2).label(1), RankNames(2)[1], RankNames(2).joined([0, 1])] == ["1", "rank 1", "ranks 0, 1"]
 
 
@@ -315,6 +333,20 @@ def test_a_layer_that_two_stages_compute_is_found_at_start(monkeypatch: pytest.M
     seed_fault([fault], monkeypatch)
     with pytest.raises(ValueError, match=r"rank 1 must have layers \d+ to \d+ of \d+, got layers"):
         in_stages()
+
+
+@pytest.mark.slow
+def test_another_draft_in_the_last_stage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be compared with the tokens that the target draws behind the drafts of the first stage."""
+    ranks_are_threads(monkeypatch)
+    noted = "tape.write(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=0)"
+    edit: Edit = (DraftModel, "record_drafts", noted, f"self._target.stage.is_last or {noted}")
+    seed_fault([edit], monkeypatch)
+    with (
+        in_stages(speculative="draft", speculative_control="fixed", max_total_tokens=1024) as llm,
+        pytest.raises(RunnerLostError, match="rank 1 has other tokens or drafts than rank 0 in step"),
+    ):
+        llm.generate(PROMPTS, mixed_sampling(len(PROMPTS), 40))
 
 
 @pytest.mark.slow

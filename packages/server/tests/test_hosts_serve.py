@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lost_requests import SHORT, text_of
+from profiles import recorded
 from serving import LIMIT_S, Server, children, command, is_alive, until
 
 SECRET = "a secret of some length"
@@ -44,15 +46,15 @@ class Node:
         return code
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> tuple[str, ...]:
+@pytest.fixture(params=["--tensor-parallel-size", "--pipeline-parallel-size"])
+def options(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, ...]:
     with socket.create_server(("127.0.0.1", 0)) as one:
         address = f"127.0.0.1:{one.getsockname()[1]}"
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
     return (
-        *("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", address, "--node-secret-file", str(secret)),
+        *(request.param, "2", "--nnodes", "2", "--master-addr", address, "--node-secret-file", str(secret)),
         *("--threads", "1", "--max-running-requests", "4", "--max-total-tokens", "16384"),
     )
 
@@ -77,12 +79,16 @@ def test_two_hosts_serve_one_model(tmp_path: Path, options: tuple[str, ...], nod
         assert "nodes have met: node 1 at 127.0.0.1" in server.stderr()
         assert "follows 127.0.0.1:" in node.stderr()
         assert "node 1 of 2 has no HTTP" in node.stderr()
+        spans = recorded(server)
+        assert "step" in spans["device"]
+        assert {"draw", "step"} <= spans["device, rank 1"]
         (rank,) = node.ranks()
         os.kill(rank, signal.SIGKILL)
         until(lambda: node.ranks() not in ([], [rank]))
         until(lambda: server.ready()["status"] == "ready")
         assert text_of(server.http.post("/v1/completions", json=SHORT).text) == expected
-        assert "the process of rank 1 has ended with code -9 [rank 1 on node 1 (127.0.0.1)]" in server.stderr()
+        lost = r"the process of rank 1( \(stage 1\))? has ended with code -9 \[rank 1 on node 1 \(127\.0\.0\.1\)\]"
+        assert re.search(lost, server.stderr())
         (rank,) = node.ranks()
     finally:
         server.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from lost_requests import LONG, SHORT, Reader, text_of
 from pagewood.server.metrics.rank_processes import rank_processes
+from profiles import recorded
 from serving import Server, is_alive, until
 
 STAGES = ("--pipeline-parallel-size", "2", "--threads", "2", "--max-running-requests", "4")
@@ -39,7 +41,17 @@ def test_metrics_and_dashboard_name_the_stages(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_requests_get_a_typed_error_or_continue_when_a_stage_is_lost(server: Server) -> None:
+def test_a_profile_has_all_stages_in_one_trace(server: Server) -> None:
+    names = recorded(server)
+    assert "send_rows" in names["device"] - names["device, rank 1"]
+    assert {"receive_rows", "draw"} <= names["device, rank 1"] - names["device"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "number"), [(NAME, signal.SIGKILL), (NAME, signal.SIGSTOP), ("engine_process", signal.SIGKILL)]
+)
+def test_requests_go_on_when_a_stage_is_lost(server: Server, name: str, number: signal.Signals) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
     server.admin.post("/pause", json={}).raise_for_status()
     streams = [Reader(server, LONG) for _ in range(4)]  # all rows
@@ -50,12 +62,13 @@ def test_requests_get_a_typed_error_or_continue_when_a_stage_is_lost(server: Ser
     until(lambda: all(len(stream.lines) > 3 for stream in streams))
     pids = processes_of(server)
     both = pids["engine_process"], pids[NAME]
-    os.kill(pids[NAME], signal.SIGKILL)
+    os.kill(pids[name], number)
     for stream in streams:
-        assert '"code":"engine_lost"' in stream.end()
+        assert stream.end() == "data: [DONE]"
     for one in waiting:
         assert (text_of(one.end()), one.status) == (expected, 200)
     until(lambda: not any(map(is_alive, both)))
     assert server.http.get("/health/generate").json()["status"] == "ok"
     counters = server.until_idle()
     assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+    assert not [one for one in Path("/dev/shm").iterdir() if "pagewood" in one.name]

@@ -13,6 +13,7 @@ from group_in_threads import ThreadOfRank
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.nodes import follow_node_0
 from pagewood.engine.runner.cpu.compiled.exchange import count_step, wait_for_all
+from pagewood.engine.runner.cpu.compiled.hand_over import count, wait_for_count
 from pagewood.engine.runner.ranks.group import RankProcess
 from pagewood.engine.runner.ranks.hosts.relay import compile_frames
 
@@ -48,7 +49,7 @@ def following(config: EngineConfig) -> Generator[list[BaseException]]:
         config: of node 0.
     """
     compile_frames()  # kernels are compiled by one thread at a time
-    for kernel in (count_step, wait_for_all):
+    for kernel in (count_step, wait_for_all, count, wait_for_count):
         kernel.compile()
     is_over = threading.Event()
     errors: list[BaseException] = []

@@ -830,8 +830,8 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     """Stages of consecutive layers, each computed by `tensor_parallel_size` processes that have no others.
     Steps of different requests are in all stages at the same time, and chunks of a long prompt follow each other
-    through them. Layers are divided by the bytes of their weights. It is for models that do not fit the memory of one
-    node, or of one process; a single request gets no faster."""
+    through them. With `nnodes` they may be on different hosts. Layers are divided by the bytes of their weights. It is
+    for models that do not fit the memory of one node, or of one process; a single request gets no faster."""
     expert_parallel: bool = False
     """Whether these processes divide the experts of a model as wholes, some on each, instead of the inner size of all.
     Then the inner size of experts need not be divisible, and weights are read and rounded as those of one process. A
@@ -986,7 +986,9 @@ class EngineConfig:
     At most seven eighths of the prompt tokens of a step, and not with `target_step_s`."""
     overlap: bool | None = None
     """Whether step N+1 is planned while step N computes; None: yes, unless
-    `num_continuous_decode_steps` is above 1."""
+    `num_continuous_decode_steps` is above 1, or there are stages. With `pipeline_parallel_size`, one step more than
+    there are stages is then in flight, so that the first stage does not wait for the host; steps have fewer requests
+    each."""
     num_continuous_decode_steps: int = 1
     """Steps that are launched after one decision while the same requests decode. 1: one, in the loop that `overlap`
     chooses; more: all are launched before the first is retired, and `overlap` must not be true. The engine then looks
@@ -1176,10 +1178,9 @@ class EngineConfig:
                 if (value := getattr(self, name)) != off:
                     raise ValueError(f"{name} must be {off} with nnodes 1, got {value!r}")
             return
-        if self.tensor_parallel_size % self.nnodes:
-            raise ValueError(
-                f"tensor_parallel_size must be a multiple of nnodes {self.nnodes}, got {self.tensor_parallel_size}"
-            )
+        if self.num_ranks % self.nnodes:
+            sizes = "tensor_parallel_size" + " times pipeline_parallel_size" * (self.pipeline_parallel_size > 1)
+            raise ValueError(f"{sizes} must be a multiple of nnodes {self.nnodes}, got {self.num_ranks}")
         if not 0 <= self.node_rank < self.nnodes:
             raise ValueError(f"node_rank must be in [0, {self.nnodes}) with nnodes {self.nnodes}, got {self.node_rank}")
         if self.master_addr is None:
@@ -1216,11 +1217,9 @@ class EngineConfig:
         if self.pipeline_parallel_size == 1:
             return
         refused: list[tuple[str, bool, str, object]] = [
-            ("nnodes", self.nnodes > 1, "1", self.nnodes),
             ("speculative", self.device == "cuda" and self.speculative != "off", "off on CUDA", self.speculative),
             ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
-            ("speculative", self.speculative not in ("off", "ngram"), "off or ngram", self.speculative),
-            ("overlap", self.overlap is True, "None or False", self.overlap),
+            ("speculative", self.speculative not in ("off", "ngram", "draft"), "off, ngram or draft", self.speculative),
             (
                 "num_continuous_decode_steps", self.num_continuous_decode_steps > 1, "1",
                 self.num_continuous_decode_steps,

@@ -258,12 +258,13 @@ class CPURank:
     def shared_bytes(self, num_pages: int, stage: Stage | None = None) -> int:
         """Return the size of memory that holds what `allocate` allocates, or does on a rank of another stage."""
         num_pages_beside, num_frames = self._sizes(num_pages)
+        layout = self._layout_in(stage)
         if self._drafter is None:
-            return shared_size(self._layout_in(stage), num_frames)
+            return shared_size(layout, num_frames)
         if not self.has_frames:
-            return shared_size(self._drafter.layout(self.layout), num_pages)
-        beside = shared_size(self._drafter.layout_beside(self.layout), num_pages_beside)
-        return shared_size(self.layout, num_frames) + beside
+            return shared_size(self._drafter.layout(layout), num_pages)
+        beside = shared_size(self._drafter.layout_beside(layout), num_pages_beside)
+        return shared_size(layout, num_frames) + beside
 
     def joined_memory(
         self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]
@@ -309,7 +310,7 @@ class CPURank:
             memory = allocate(layout, num_frames, shared=cut)
             return _Made(memory=memory, storage=storage_for(layout, num_frames, memory=memory))
         joint = self._drafter.allocate(
-            self.layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
+            layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
         )
         return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint)
 

@@ -89,7 +89,8 @@ def follow_node_0(config: EngineConfig, *, has_stopped: Callable[[], bool], spaw
     if not config.node_rank:
         raise ValueError("node_rank must be at least 1 for a node that follows, got 0")
     folder = model_folder(config.model)
-    shard = Shard(config.node_rank, config.tensor_parallel_size, by_request=config.enable_dp_attention)
+    first, num_in_stage = config.node_rank * config.ranks_per_node, config.tensor_parallel_size
+    shard = Shard(first % num_in_stage, num_in_stage, by_request=config.enable_dp_attention)
     expert_change(config)(ModelConfig.from_folder(folder)).for_shard(shard)  # what cannot be divided is refused now
     if config.device != "cuda":
         config = replace(config, num_threads=threads_of_node(config))

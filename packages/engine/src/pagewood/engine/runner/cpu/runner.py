@@ -307,6 +307,7 @@ class CPURunner:
             clock=self._clock,
             division=self._division,
             witness=None if watch is None else watch.states,
+            token_witness=watch.states[2:] if watch is not None and self._is_stage else None,
         )
         self._watch = watch
         drafter = self._drafter

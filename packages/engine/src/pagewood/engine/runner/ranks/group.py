@@ -160,7 +160,7 @@ class Group:
         self._at_end: Callable[[], None] | None = None  # written by: at_end
         try:
             if hosts is not None:
-                hosts.begin(self.segment, self._hear)
+                hosts.begin(self.segment, self.stages, self._hear)
             for rank in range(1, count):
                 kv_memory = self.kv_memory[rank - 1] if shares_kv else None
                 if rank < self.num_here:

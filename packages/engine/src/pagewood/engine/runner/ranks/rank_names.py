@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankNames:
-    """The names of the ranks of a group. Ranks of one stage, or of one host, have consecutive numbers.
-
-    There are not both several stages and several hosts.
-    """
+    """The names of the ranks of a group. Ranks of one stage, or of one host, have consecutive numbers."""
 
     count: int
     num_stages: int = 1
@@ -30,11 +27,14 @@ class RankNames:
 
     def joined(self, ranks: Sequence[int]) -> str:
         """Return as in "rank 1", "ranks 0, 2", "ranks 2, 3 (stage 1)", or "node 0 rank 1, node 1 ranks 2, 3"."""
-        if self.per_node not in (None, self.count):
-            nodes: dict[int, list[int]] = {}
-            for rank in ranks:
-                nodes.setdefault(rank // self.per_node, []).append(rank)
-            return ", ".join(f"node {node} {_numbered(own)}" for node, own in nodes.items())
+        if self.per_node in (None, self.count):
+            return self._in_stages(ranks)
+        nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank // self.per_node, []).append(rank)
+        return ", ".join(f"node {node} {self._in_stages(own)}" for node, own in nodes.items())
+
+    def _in_stages(self, ranks: Sequence[int]) -> str:
         name = _numbered(ranks)
         if self.num_stages == 1:
             return name

@@ -126,6 +126,7 @@ class _RankedHandle:
         try:
             result = self._handle.wait()
         except RunnerLostError:
+            self._group.check()  # it knows on which host
             raise
         except Exception:
             self._group.agree(self._number)  # it has failed on all of them, or on this one only

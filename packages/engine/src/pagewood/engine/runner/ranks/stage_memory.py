@@ -38,8 +38,8 @@ class StageMemory:
     taken: Int64
     """[R - N, L, LINE]"""
     witnesses: Int64
-    """[R, NUM_KEPT, 3], of each of the latest steps: sums of the bits of what a rank has sent and of what it has
-    received, and a digest of its batch."""  # contents written by: staged_runner
+    """[R, NUM_KEPT, 4], of each of the latest steps: sums of the bits of what a rank has sent, of what it has received
+    and of its tokens (0 where no model drafts), and a digest of its batch."""  # contents written by: staged_runner
     result_bytes: NDArray[np.uint8]
     """[RESULT_BYTES], see `ResultStream`."""  # contents written by: result_stream
     written: Int64
@@ -78,7 +78,7 @@ class StageMemory:
         )
 
     def relay(self, rank: int, states: Int64) -> ChannelRelay:
-        """Return what the program of a rank needs to pass hidden states; `states` `[2]` gets their witnesses."""
+        """Return what the program of a rank needs to pass hidden states; `states` `[3]` gets their witnesses."""
         before = rank - self.num_in_stage
         return ChannelRelay(
             incoming=self._channel(before) if before >= 0 else None,
@@ -96,8 +96,10 @@ class StageMemory:
         num, found = self.num_in_stage, self.witnesses[:, number % NUM_KEPT]
         for rank in range(self.segment.count):
             first = rank // num * num
-            if found[rank, 2] != found[0, 2]:
+            if found[rank, 3] != found[0, 3]:
                 self.segment.end(rank, f"rank {rank} has computed another batch than rank 0 in step {number}")
+            if found[rank, 2] != found[0, 2]:
+                self.segment.end(rank, f"rank {rank} has other tokens or drafts than rank 0 in step {number}")
             if found[rank, 0] != found[first, 0]:
                 self.segment.end(rank, f"rank {rank} has other hidden states than rank {first} after step {number}")
             if first and found[rank, 1] != found[rank - num, 0]:
@@ -126,7 +128,7 @@ def _shapes(num_ranks: int, num_stages: int) -> dict[str, tuple[tuple[int, ...],
         "places": ((num_senders, NUM_LANES, DEPTH, PIECE), np.float32),
         "sent": ((num_senders, NUM_LANES, LINE), np.int64),
         "taken": ((num_senders, NUM_LANES, LINE), np.int64),
-        "witnesses": ((num_ranks, NUM_KEPT, 3), np.int64),
+        "witnesses": ((num_ranks, NUM_KEPT, 4), np.int64),
         "result_bytes": ((RESULT_BYTES,), np.uint8),
         "written": ((LINE,), np.int64),
         "read": ((num_ranks, LINE), np.int64),

@@ -37,8 +37,9 @@ class StageWatch:
     __slots__ = ("_seen", "states")
 
     def __init__(self) -> None:
-        self.states: NDArray[np.int64] = np.zeros(2, np.int64)
-        """[2], sums of the bits of what was sent, or of the last hidden states, and of what was received."""
+        self.states: NDArray[np.int64] = np.zeros(3, np.int64)
+        """[3], sums of the bits of what was sent, or of the last hidden states, of what was received, and of the tokens
+        where a model drafts."""
         # contents written by: the program, note, cuda.stage_runner
         self._seen: deque[NDArray[np.int64]] = deque()  # contents written by: note, take
 
@@ -132,8 +133,8 @@ class StagedRunner:
 
     def _note(self, number: int, batch: Batch, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
         own = self._memory.witnesses[self._rank, number % NUM_KEPT]
-        own[:2] = self._watch.take()
-        own[2] = zlib.crc32(np.concatenate([batch.rows, batch.starts, batch.counts]).tobytes())
+        own[:3] = self._watch.take()
+        own[3] = zlib.crc32(np.concatenate([batch.rows, batch.starts, batch.counts]).tobytes())
         self._notes.note(result, tables)
 
 

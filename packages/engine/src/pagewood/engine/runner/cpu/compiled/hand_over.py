@@ -34,6 +34,12 @@ def _place(places_at: Any, lane: Any, number: Any) -> Any:
 
 
 @inlined
+def size_at(number: Any) -> Any:
+    """Return the place in a line of pieces that has the number of elements of a piece, for those who carry it on."""
+    return 1 + number % DEPTH
+
+
+@inlined
 def _copy(source_at: Any, target_at: Any, num: Any) -> None:
     """Copy `num` elements."""
     source, target = vector(source_at, num), vector(target_at, num)
@@ -52,7 +58,8 @@ def send_rows(
         x_at: of this stage.
         size: of a row.
         places_at: `[L, D, PIECE]`.
-        sent_at: `[L, LINE] int64`, how many pieces were sent in a lane, in the first of each line.
+        sent_at: `[L, LINE] int64`, how many pieces were sent in a lane, in the first of each line; then the elements
+            of the last D of them.
         taken_at: `[L, LINE] int64`, how many were read.
         ended_at: `[1] int64`, other than 0 when the group has ended.
         num_rows: T.
@@ -65,6 +72,7 @@ def send_rows(
         if not wait_for_rank(taken, own, number + 1 - DEPTH, longs(ended_at, 1)):
             break
         _copy(x_at + 4 * start, _place(places_at, part, number), num)
+        sent[_U(own + size_at(number))] = num
         fetch_add(sent, own, 1)
         start += NUM_LANES * PIECE
 

@@ -34,7 +34,7 @@ class ChannelRelay:
     ended: NDArray[np.int64]
     """[>= 1], the first other than 0 when the group has ended: nothing is waited for any more."""
     states: NDArray[np.int64]
-    """[2], where programs write the sums of the bits of what was sent, and of what was received."""
+    """[>= 2], where programs write the sums of the bits of what was sent, and of what was received."""
 
     def receive(self, tokens: Buffer, size: int) -> Buffer:
         """Write the instruction that waits for the rows of the stage before."""

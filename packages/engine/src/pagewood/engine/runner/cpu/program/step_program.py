@@ -71,6 +71,9 @@ class StepWriter:
     """Division of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
     witness: Int64 | None = None
     """[1], where programs write the sum of the bits of the last hidden states; None: they do not."""
+    token_witness: Int64 | None = None
+    """[1], where programs with a drafter write the sum of their tokens, because other stages draft too; None: they do
+    not."""
 
     def write(self, sizes: Sequence[int], *, drafter: ProgramDrafter | None = None) -> StepProgram:
         """Write a program.
@@ -92,11 +95,15 @@ class StepWriter:
                 tape, one, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size
             )
         mark(0)
-        held = None if drafter is None else drafter.record_drafts(tape, one)
+        held = None
+        if drafter is not None:
+            held = drafter.record_drafts(tape, one)
+            if self.token_witness is not None:
+                tape.write(exchange.witness, one.tokens.rows, x=one.tokens, size=1, out=self.token_witness)
         mark(1)
         first = tape.num_lines
         if not self.model.stage.is_last:
-            return self._written_for_stage(tape, one, sizes)
+            return self._written_for_stage(tape, one, sizes, drafter)
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
@@ -135,14 +142,16 @@ class StepWriter:
             sums=program.outputs[4],
         )
 
-    def _written_for_stage(self, tape: Tape, one: Pass, sizes: Sequence[int]) -> StepProgram:
-        """Return the program of a stage that sends hidden states; it yields nothing."""
+    def _written_for_stage(
+        self, tape: Tape, one: Pass, sizes: Sequence[int], drafter: ProgramDrafter | None
+    ) -> StepProgram:
+        """Return the program of a stage that sends hidden states, of drafts too; it yields nothing."""
         first = tape.num_lines
         self.model.states(one.tokens, one.rotated(), self.attention, one.kept)
         lines = slice(first, tape.num_lines)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=())
         return StepProgram(
-            drafter=None,
+            drafter=drafter,
             main=one,
             divided=None,
             program=program,

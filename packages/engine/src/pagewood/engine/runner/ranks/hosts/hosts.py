@@ -12,6 +12,7 @@ from pagewood.engine.runner.ranks.hosts.messages import Exited, OfRank, Started,
 from pagewood.engine.runner.ranks.hosts.relay import LAST_WORDS_S, Relay
 from pagewood.engine.runner.ranks.link import Link, WrongMessageError
 from pagewood.engine.runner.ranks.segment import Segment
+from pagewood.engine.runner.ranks.stage_memory import StageMemory
 
 _LOST_CODE = -1
 """Exit code of a rank whose node cannot be asked any more."""
@@ -108,18 +109,19 @@ class Hosts:
         self._readers: list[threading.Thread] = []  # written by: begin
         self._is_closing = False  # written by: close
 
-    def begin(self, segment: Segment, hear: Callable[[int, bytes], None]) -> None:
+    def begin(self, segment: Segment, stages: StageMemory | None, hear: Callable[[int, bytes], None]) -> None:
         """Let the ranks of all nodes share a segment.
 
         Args:
             segment: of node 0.
+            stages: what stages share there; None: the model has one.
             hear: gets (rank, message) of ranks of other nodes, each node on a thread.
         """
         own = range(self.per_node)
         for node in self._nodes:
             stream = self._meeting.streams[node.number]
             theirs = self._ranks(node.number)
-            self._relays.append(Relay(segment, own, theirs, node.name, stream, heartbeat_s=self._heartbeat_s))
+            self._relays.append(Relay(segment, stages, own, theirs, node.name, stream, heartbeat_s=self._heartbeat_s))
             thread = threading.Thread(target=self._read, args=(node, segment, hear), name="node", daemon=True)
             self._readers.append(thread)
             thread.start()

@@ -20,7 +20,9 @@ from pagewood.engine.runner.ranks.hosts.relay import LAST_WORDS_S, Relay
 from pagewood.engine.runner.ranks.link import Link, WrongMessageError
 from pagewood.engine.runner.ranks.messages import Begin, to_rank
 from pagewood.engine.runner.ranks.messages import encode as encode_to_rank
+from pagewood.engine.runner.ranks.rank_names import RankNames
 from pagewood.engine.runner.ranks.segment import Segment, mapped, segment_bytes, shared_memory
+from pagewood.engine.runner.ranks.stage_memory import StageMemory, stage_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +42,23 @@ class NodeGroup:
     """
 
     __slots__ = (
-        "_config", "_cores", "_descriptor", "_links", "_meeting", "_own", "_processes", "_reader", "_relays",
+        "_config", "_cores", "_descriptor", "_links", "_meeting", "_names", "_own", "_processes", "_reader", "_relays",
         "_segment", "_spawn", "_speakers", "_turn",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig, meeting: Meeting, *, heartbeat_s: float, spawn: Spawn) -> None:
-        count, per_node = config.tensor_parallel_size, config.ranks_per_node
+        count, per_node, num_stages = config.num_ranks, config.ranks_per_node, config.pipeline_parallel_size
         self._config = config
         self._meeting = meeting
         self._spawn = spawn
         self._own = range(config.node_rank * per_node, (config.node_rank + 1) * per_node)
         self._cores = divided_cores(per_node)
-        self._descriptor = shared_memory(segment_bytes(count))
-        self._segment = Segment.in_memory(mapped(self._descriptor), count)
+        self._names = RankNames(count, num_stages)
+        size = segment_bytes(count)
+        self._descriptor = shared_memory(size + stage_bytes(count, num_stages))
+        memory = mapped(self._descriptor)
+        self._segment = Segment.in_memory(memory, count)
+        stages = None if num_stages == 1 else StageMemory.in_memory(memory[size:], self._segment, num_stages)
         self._links: dict[int, Link] = {}
         """Links of the ranks that have been started, by rank."""  # contents written by: _start
         self._processes: dict[int, RankProcess] = {}
@@ -63,6 +69,7 @@ class NodeGroup:
         self._relays = [
             Relay(
                 self._segment,
+                stages,
                 self._own,
                 range(node * per_node, (node + 1) * per_node),
                 f"node {node} ({meeting.hosts[node]})",
@@ -155,7 +162,7 @@ class NodeGroup:
         """Start a rank, with what belongs to this host in place of what belongs to that of rank 0."""
         link, other = Link.pair()
         with other:
-            process = self._spawn(str(begin.rank), other.fileno(), [self._descriptor])
+            process = self._spawn(self._names.label(begin.rank), other.fileno(), [self._descriptor])
         self._links[begin.rank], self._processes[begin.rank] = link, process
         link.send(
             encode_to_rank(
@@ -169,7 +176,7 @@ class NodeGroup:
             )
         )
         self._tell(Started(rank=begin.rank, pid=process.pid))
-        _log.info("rank %d: process %d", begin.rank, process.pid)
+        _log.info("%s: process %d", self._names[begin.rank], process.pid)
         speaker = threading.Thread(target=self._speak, args=(begin.rank, link), name="rank-reader", daemon=True)
         self._speakers.append(speaker)
         speaker.start()

@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from pagewood.engine.runner.ranks.early_beats import BEAT_S
+from pagewood.engine.runner.ranks.hosts.carried import Carried
 from pagewood.engine.runner.ranks.hosts.frames import (
     BUFFER,
     CLOSED,
@@ -22,7 +23,6 @@ from pagewood.engine.runner.ranks.hosts.frames import (
     HEADER,
     LOST,
     MOST_TEXT,
-    NUM_SENT,
     SILENT,
     TOLD,
     WRONG,
@@ -30,6 +30,7 @@ from pagewood.engine.runner.ranks.hosts.frames import (
     send_ranks,
 )
 from pagewood.engine.runner.ranks.segment import Segment
+from pagewood.engine.runner.ranks.stage_memory import StageMemory
 
 _PR_SET_TIMERSLACK = 29
 LAST_WORDS_S = 1.0
@@ -55,6 +56,7 @@ class Relay:
 
     Args:
         segment: of this host.
+        stages: what stages share there; None: the model has one.
         own: ranks of this host.
         theirs: ranks of the other one.
         name: of the other one, for errors.
@@ -62,14 +64,26 @@ class Relay:
         heartbeat_s: how long it may be silent.
     """
 
-    __slots__ = ("_connection", "_limit", "_name", "_own", "_receiver", "_segment", "_sender", "_theirs")
+    __slots__ = (
+        "_connection", "_limit", "_name", "_received", "_receiver", "_segment", "_sender", "_sent", "_stages",
+    )  # fmt: skip
 
     def __init__(
-        self, segment: Segment, own: range, theirs: range, name: str, connection: socket.socket, *, heartbeat_s: float
+        self,
+        segment: Segment,
+        stages: StageMemory | None,
+        own: range,
+        theirs: range,
+        name: str,
+        connection: socket.socket,
+        *,
+        heartbeat_s: float,
     ) -> None:
         self._segment = segment
-        self._own = own
-        self._theirs = theirs
+        self._stages = stages
+        """Kept because the loops have addresses in it."""
+        self._sent = Carried.between(segment, stages, own, theirs)
+        self._received = Carried.between(segment, stages, theirs, own)
         self._name = name
         self._connection = connection
         self._limit = max(2, round(heartbeat_s / BEAT_S))
@@ -99,33 +113,29 @@ class Relay:
     def _send(self) -> None:
         with suppress(AttributeError, OSError):  # a sleep of 20 us takes 70 otherwise
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)
-        segment = self._segment
-        sent = np.zeros((segment.count, NUM_SENT), np.int64)
+        one = self._sent
         buffer, time = np.zeros(BUFFER // 8, np.int64), np.zeros(2, np.int64)
         how = send_ranks(
-            self._connection.fileno(), self._own.start, self._own.stop, segment.places.ctypes.data,
-            segment.arrivals.reshape(-1), segment.beats.reshape(-1), segment.launched.reshape(-1),
-            segment.steps.reshape(-1), segment.digests, segment.ended, sent, buffer.ctypes.data, time.ctypes.data,
+            self._connection.fileno(), one.writers.start, one.writers.stop, one.lanes, one.counters, one.results,
+            one.steps, one.digests, one.witnesses, one.ended, buffer.ctypes.data, time.ctypes.data,
         )  # fmt: skip
         if how != HAS_ENDED:
             return  # the receiver knows too
-        text = (segment.end_reason or "").encode()[:MOST_TEXT]
-        head = _FRAME.pack(END, self._own.start, len(text), int(segment.ended[0]) - 1)
+        text = (self._segment.end_reason or "").encode()[:MOST_TEXT]
+        head = _FRAME.pack(END, 0, len(text), int(one.ended[0]) - 1)
         with suppress(OSError):
             self._connection.sendall(head + text + bytes(-len(text) % 8))
 
     def _receive(self) -> None:
-        segment = self._segment
+        one, segment = self._received, self._segment
         buffer, polled = np.zeros(BUFFER // 8, np.int64), np.zeros(1, np.int64)
         how = receive_ranks(
-            self._connection.fileno(), self._theirs.start, self._theirs.stop, segment.places.ctypes.data,
-            segment.arrivals.reshape(-1), segment.beats.reshape(-1), segment.launched.reshape(-1),
-            segment.steps.reshape(-1), segment.digests, segment.ended, self._limit, buffer.ctypes.data,
-            polled.ctypes.data,
+            self._connection.fileno(), one.writers.start, one.writers.stop, one.lanes, one.counters, one.results,
+            one.steps, one.digests, one.witnesses, one.ended, self._limit, buffer.ctypes.data, polled.ctypes.data,
         )  # fmt: skip
         if how == HAS_ENDED:
             return
-        rank, reason = self._theirs.start, f"{self._name} {_HOW.get(how)}"
+        rank, reason = one.writers.start, f"{self._name} {_HOW.get(how)}"
         if how == TOLD:
             _, _, length, rank = (int(word) for word in buffer[:4])
             rank = min(max(rank, 0), segment.count - 1)
