@@ -13,16 +13,20 @@ from pagewood.engine.testing.simulated_device import DeviceTimes, VirtualClock
 class SimulatedStages:
     """Computes the steps of another runner in launch order, stage by stage; a `core.loop.Runner`.
 
-    A stage begins a step when the stage before has ended it, and it has ended the step before. The host takes no time,
-    so idle time is what the order of launches and waits costs.
+    A stage begins a step when the stage before has ended it, and it has ended the step before. The host takes no time
+    unless `host_s` says so, so idle time is what the order of launches and waits costs.
 
     Args:
         runner: computes tokens, when its handles are waited for.
         stage_s: seconds that a stage takes for a batch, by stage.
         clock: passes while a step is waited for.
+        host_s: seconds that pass before a launch.
     """
 
-    def __init__(self, runner: Runner, *, stage_s: Sequence[Callable[[Batch], float]], clock: VirtualClock) -> None:
+    def __init__(
+        self, runner: Runner, *, stage_s: Sequence[Callable[[Batch], float]], clock: VirtualClock, host_s: float = 0.0
+    ) -> None:
+        self._host_s = host_s
         self.clock = clock
         self._runner = runner
         self._stage_s = stage_s
@@ -34,6 +38,7 @@ class SimulatedStages:
 
     def launch(self, batch: Batch) -> StepHandle:
         """Queue a step."""
+        self.clock.wait_until(self.clock.now() + self._host_s)
         there_s = self.clock.now()
         for stage, step_s in enumerate(self._stage_s):
             free_s, duration_s = self._free_s[stage], step_s(batch)

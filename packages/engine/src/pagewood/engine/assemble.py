@@ -182,7 +182,7 @@ def assemble(
     stages = None
     if config.pipeline_parallel_size > 1:
         count = config.pipeline_parallel_size
-        stages = Stages(turns=StageTurns(count), chunks=EqualChunks(count))
+        stages = Stages(turns=StageTurns(count + bool(config.overlap)), chunks=EqualChunks(count))
     planner = Planner(
         kv=kv,
         budget=policy.budget,

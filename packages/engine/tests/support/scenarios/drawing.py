@@ -21,7 +21,7 @@ from scenarios.scenario import VOCAB_SIZE, AdapterLoad, Arrival, Scenario
 def with_stages(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return a scenario whose model is cut into stages, with some of its traffic in several steps at once."""
     config = replace(
-        scenario.config, pipeline_parallel_size=rng.choice((2, 2, 3, 4)), overlap=None, num_continuous_decode_steps=1,
+        scenario.config, pipeline_parallel_size=rng.choice((2, 2, 3, 4)), num_continuous_decode_steps=1,
         target_step_s=None, refuse_late=False, chunked_prefill_size=rng.choice((4, 16, 24, None)), chunk_align=1,
     )  # fmt: skip
     return replace(scenario, config=config, long_step_tokens=0)

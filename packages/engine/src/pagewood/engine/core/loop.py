@@ -203,7 +203,7 @@ class Stages:
     turns: StageTurns
     chunks: EqualChunks
     in_flight: deque[Pending] = field(default_factory=deque[Pending])
-    """The oldest first; at most as many as there are stages."""  # contents written by: loop
+    """The oldest first; at most `turns.most_in_flight`."""  # contents written by: loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class Engine:
     """Takes commands, runs steps, sends answers.
 
     Invariant: at most one step is in flight between calls of `advance`; or, if the model is cut into stages, as many as
-    there are stages.
+    there are stages, less one without overlap.
 
     Use it from one thread. A server calls `run`; a caller with a loop of its own calls `advance`.
 
@@ -406,7 +406,7 @@ class Engine:
         return pending
 
     def step_staged(self, stages: Stages) -> Pending | None:
-        """Launch one step beside those in flight; retire the oldest if no stage is left for another one.
+        """Launch one step beside those in flight; retire the oldest if there may be no further one.
 
         The step that is launched next has requests of the one that has just been retired, or chunks of prompts.
         """
@@ -419,7 +419,7 @@ class Engine:
                 pending.num_beside = len(in_flight)
                 in_flight.append(pending)
                 self._constrain(pending)
-            if in_flight and (pending is None or len(in_flight) == stages.turns.num_stages):
+            if in_flight and (pending is None or len(in_flight) == stages.turns.most_in_flight):
                 self._finish_oldest(stages)
         except RunnerLostError:
             raise

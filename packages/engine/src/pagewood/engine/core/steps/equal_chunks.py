@@ -31,7 +31,7 @@ class EqualChunks:
     `p / t` is needed: chunks of equal `tokens * t + pairs * p` take equal time.
 
     Args:
-        num_stages: of the model; the most steps in flight.
+        num_stages: of the model.
     """
 
     __slots__ = ("_ended_s", "_num_new", "_num_stages", "_samples", "pair_tokens")
@@ -68,7 +68,7 @@ class EqualChunks:
             now_s: when its end was noticed.
         """
         last_s, self._ended_s = self._ended_s, now_s
-        if num_beside == self._num_stages - 1:  # all stages were busy: a step ends after each time of a stage
+        if num_beside >= self._num_stages - 1:  # all stages were busy: a step ends after each time of a stage
             seconds = now_s - max(launched_s, last_s)
         elif not num_beside:
             seconds = (now_s - launched_s) / self._num_stages

@@ -9,19 +9,20 @@ from pagewood.engine.core.request import Request
 
 
 class StageTurns:
-    """Divides the decoding requests among as many steps as there are stages.
+    """Divides the decoding requests among the steps in flight.
 
     Invariant: a request with tokens that a step in flight yields is in no other step. So the steps in flight have
     different requests, but for chunks of a prompt, which yield nothing: they follow each other through the stages.
 
     Args:
-        num_stages: stages of the model, and the most steps in flight.
+        most_in_flight: the most steps in flight: one for each stage of the model, or one more, which is there when the
+            first stage has ended a step.
     """
 
-    __slots__ = ("_num_in_flight", "_passed_over", "num_stages")
+    __slots__ = ("_num_in_flight", "_passed_over", "most_in_flight")
 
-    def __init__(self, num_stages: int) -> None:
-        self.num_stages = num_stages
+    def __init__(self, most_in_flight: int) -> None:
+        self.most_in_flight = most_in_flight
         self._num_in_flight = 0
         """Steps that were launched and not retired."""  # written by: stage_turns
         self._passed_over: frozenset[Request] = frozenset()
@@ -31,7 +32,7 @@ class StageTurns:
     def sitting_out(self, state: EngineState) -> Set[Request]:
         """Return the running requests that get no grant in the next step.
 
-        These wait for a token, are left for the stages that have no step yet, or would make the step larger than its
+        These wait for a token, are left for steps that are not in flight yet, or would make the step larger than its
         part of all decoding requests.
         """
         waiting: set[Request] = set()
@@ -41,8 +42,8 @@ class StageTurns:
                 waiting.add(request)
             elif request.num_known - request.num_launched == 1 and request.pool is None:
                 ready.append(request)
-        num_free = max(1, self.num_stages - self._num_in_flight)
-        num = min(-(-len(ready) // num_free), -(-(len(waiting) + len(ready)) // self.num_stages))
+        num_free = max(1, self.most_in_flight - self._num_in_flight)
+        num = min(-(-len(ready) // num_free), -(-(len(waiting) + len(ready)) // self.most_in_flight))
         if len(ready) > num:
             if self._passed_over:
                 ready.sort(key=lambda request: request not in self._passed_over)

@@ -154,6 +154,15 @@ def _add_steps(steps: Group) -> None:
         more="To find out whether overlap causes a fault; it costs speed on CUDA.",
     )
     steps.add(
+        "--enable-overlap",
+        action="store_const",
+        const=True,
+        dest="overlap",
+        help="with --pipeline-parallel-size, launch one step more than there are stages",
+        more="The first stage then does not wait for the host between two steps; each step has fewer requests. Without "
+        "stages it is the default.",
+    )
+    steps.add(
         "--num-continuous-decode-steps",
         type=int,
         default=DEFAULTS.num_continuous_decode_steps,
