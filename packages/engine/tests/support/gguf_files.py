@@ -52,6 +52,7 @@ def write_gguf(
     part: tuple[int, int] = (0, 1),
     holds_all: bool = False,
     splits_latents: bool = True,
+    fuses_heads: bool = False,
 ) -> dict[str, Tensor]:
     """Write the model of a Hugging Face folder as a GGUF file.
 
@@ -61,13 +62,14 @@ def write_gguf(
         architecture: as llama.cpp calls it.
         kinds: of matrices, in turn. The package rounds to those that it can; of the others, random blocks are stored.
         tokenizer: values of `tokenizer.ggml.*`; None: one byte-level token for each row of the embedding table.
-        keys: more values, or others.
+        keys: more values, or others; None: a key is left out.
         rope_factors: the tensor `rope_freqs.weight`.
         tensors: further ones, under llama.cpp's names.
         seed: of random blocks.
         part: which part of how many to write: the first has all keys, and each has one of that many tensors in turn.
         holds_all: whether a part has all tensors.
         splits_latents: see `converted`.
+        fuses_heads: see `converted`.
 
     Returns:
         All weights in float32, under their names in Hugging Face's folder, as the package reads them.
@@ -78,7 +80,8 @@ def write_gguf(
     config |= {name: config[other] for name, other in _OTHER_NAMES.items() if other in config}
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    loaded = converted(architecture, load_file(folder / "model.safetensors"), config, splits_latents=splits_latents)
+    stored = load_file(folder / "model.safetensors")
+    loaded = converted(architecture, stored, config, splits_latents=splits_latents, fuses_heads=fuses_heads)
     weights, parameters = _arranged(_separated(loaded, has_experts=bool(config.get("num_local_experts"))))
     writer = gguf.GGUFWriter(file, architecture)
     values: dict[str, Any] = {
@@ -103,7 +106,8 @@ def write_gguf(
     if part[1] > 1:
         values |= {"split.no": part[0], "split.count": part[1]}
     for key, value in values.items():
-        _add(writer, key, value)
+        if value is not None:
+            _add(writer, key, value)
     read: dict[str, Tensor] = {}
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     num_layers = config["num_hidden_layers"] + (keys or {}).get(f"{architecture}.nextn_predict_layers", 0)
@@ -288,6 +292,8 @@ def _is_fused(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _number_of(architecture: str) -> gguf.MODEL_ARCH:
+    if architecture == "deepseek32":  # newer than the package, with the tensors of another one
+        return gguf.MODEL_ARCH.GLM_DSA
     return next(
         (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), gguf.MODEL_ARCH.LLAMA
     )

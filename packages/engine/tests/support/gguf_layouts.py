@@ -21,11 +21,17 @@ _GEMMA4_NAMES = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
     "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
+_HEADS = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
 _FUSED = re.compile(r".*\.attention\.query_key_value\.(weight|bias)")
 
 
 def converted(
-    architecture: str, weights: Mapping[str, Tensor], config: Mapping[str, Any], *, splits_latents: bool = True
+    architecture: str,
+    weights: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    splits_latents: bool = True,
+    fuses_heads: bool = False,
 ) -> dict[str, Tensor]:
     """Return the tensors as the converter arranges them, under the names that it maps to GGUF's.
 
@@ -34,6 +40,7 @@ def converted(
         weights: of a Hugging Face folder.
         config: its configuration.
         splits_latents: whether keys and values of latents are stored apart, as since April 2025.
+        fuses_heads: whether queries, keys and values are one tensor, as ChatGLM's own checkpoints have them.
     """
     found: dict[str, Tensor] = {}
     if any(_IMAGES.match(name) for name in weights):
@@ -51,6 +58,14 @@ def converted(
             halves = tensor.chunk(2, dim=1) if match[2] == "gate_up" else (tensor,)
             for part, numbers in zip(match[2].split("_"), halves, strict=True):
                 found |= {f"{match[1]}.{i}.{part}_proj.weight": one.contiguous() for i, one in enumerate(numbers)}
+        elif architecture == "llama4" and (match := _EXPERTS.fullmatch(name)):
+            halves = tensor.transpose(1, 2).chunk(2, dim=1) if match[2] == "gate_up" else (tensor.transpose(1, 2),)
+            for part, numbers in zip(match[2].split("_"), halves, strict=True):
+                found |= {f"{match[1]}.{i}.{part}_proj.weight": one.contiguous() for i, one in enumerate(numbers)}
+        elif fuses_heads and (match := _HEADS.fullmatch(name)):
+            if match[2] == "q":
+                parts = [weights[f"{match[1]}{kind}_proj.{match[3]}"] for kind in "qkv"]
+                found[f"{match[1]}qkv_proj.{match[3]}"] = torch.cat(parts)
         elif name.endswith("kv_b_proj.weight") and splits_latents:
             heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
             keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)

@@ -801,7 +801,7 @@ def test_merges_of_unknown_tokens_are_an_error(folders: dict[str, Path], tmp_pat
 
 def test_another_architecture(folders: dict[str, Path], tmp_path: Path) -> None:
     gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="gemma3n")
-    with pytest.raises(ValueError, match=r"must be one of llama, qwen2moe, .* got 'gemma3n'"):
+    with pytest.raises(ValueError, match=r"must be one of llama, llama4, qwen2moe, .* got 'gemma3n'"):
         model_folder(tmp_path / "m.gguf")
 
 

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +23,7 @@ import gguf_files
 from families.case import build
 from families.registry import CASES
 from families.ropes import rope
-from pagewood.engine.model_folder.folder import model_folder
+from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import divided_by_expert
@@ -27,8 +31,9 @@ from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
-from pagewood.engine.weights.gguf import folder
+from pagewood.engine.weights.gguf import folder, mixtures
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
+from pagewood.engine.weights.gguf.tensors import GGUFTensors
 from rank_threads import ranks_logits
 
 LENGTH = 40
@@ -42,6 +47,8 @@ class File:
     case: str
     splits_latents: bool = True
     """Whether keys and values of latents are stored apart."""
+    fuses_heads: bool = False
+    """Whether queries, keys and values are one tensor."""
     keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keys that only this architecture has."""
     tensors: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
@@ -72,6 +79,16 @@ _GEMMA4 = {
     "rope.freq_base": 5e5, "rope.freq_base_swa": 2e4, "attention.sliding_window": 9,
     "attention.sliding_window_pattern": [True, True, False] * 2, "final_logit_softcapping": 4.0,
 }  # fmt: skip
+_LLAMA4 = {"feed_forward_length": 48, "expert_feed_forward_length": 80, "interleave_moe_layer_step": 2}
+_LLAMA4_NUMBERS = {
+    "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+}  # fmt: skip
+_LLAMA4_ROPE = {
+    "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+    "rope_theta": 5e5,
+}  # fmt: skip
+_LLAMA4_FACTORS = [1.0 if 8192 / (2 * math.pi) >= 5e5 ** (i / 8) else 16.0 for i in range(8)]
+"""Each frequency of a head of 16 turns in 8,192 positions at least once, or is divided: Llama 4 has none in between."""
 _GEMMA4_FACTORS = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
 FILES = {
     "llama": File(architecture="llama", case="llama-biases"),
@@ -82,6 +99,18 @@ FILES = {
     "mistral": File(architecture="llama", case="mistral-window", keys={"attention.sliding_window": 9}),
     "qwen2": File(architecture="qwen2", case="qwen2"),
     "qwen3": File(architecture="qwen3", case="qwen3"),
+    "llama4": File(architecture="llama4", case="llama4", keys=_LLAMA4, extra=_LLAMA4_NUMBERS),
+    "llama4 with llama 3's rope": File(
+        architecture="llama4", case="llama4", keys=_LLAMA4, tensors={"rope_freqs.weight": _LLAMA4_FACTORS},
+        extra={**_LLAMA4_NUMBERS, **rope("llama3", **_LLAMA4_ROPE)},
+    ),
+    "llama4 without chunks": File(
+        architecture="llama4", case="llama4", keys={**_LLAMA4, "attention.sliding_window": 0},
+        extra={**_LLAMA4_NUMBERS, "no_rope_layers": [1] * 4, "attention_chunk_size": 64},
+    ),
+    "qwen3 with large heads": File(
+        architecture="qwen3", case="qwen3", extra={"head_dim": 32}, keys={"rope.dimension_count": None}
+    ),
     "qwen2moe": File(architecture="qwen2moe", case="qwen2-moe", extra={**_MOE, "norm_topk_prob": False}),
     "qwen2moe with other weights": File(
         architecture="qwen2moe", case="qwen2-moe", keys={"expert_weights_norm": True},
@@ -216,6 +245,14 @@ FILES = {
             **rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.7),
         },
     ),
+    "deepseek32": File(
+        architecture="deepseek32", case="deepseek32",
+        keys={
+            **_LATENTS, "attention.q_lora_rank": 20, "expert_gating_func": 2, "expert_weights_norm": True,
+            "attention.indexer.top_k": 40, "attention.indexer.head_count": 2, "attention.indexer.key_length": 16,
+        },
+        extra={"index_topk": 40},
+    ),
     "deepseek2 of GLM": File(
         architecture="deepseek2", case="glm4-lite",
         keys={**_LATENTS, "attention.q_lora_rank": 20, "expert_gating_func": 2},
@@ -239,6 +276,11 @@ FILES = {
     "ernie4_5": File(architecture="ernie4_5", case="ernie4.5", extra={"use_bias": False}),
     "hunyuan-dense": File(architecture="hunyuan-dense", case="hunyuan", extra=rope("default")),
     "glm4": File(architecture="glm4", case="glm4", keys={"rope.dimension_count": 4}),
+    "chatglm": File(architecture="chatglm", case="glm", keys={"rope.dimension_count": 8}),
+    "chatglm of its own checkpoints": File(
+        architecture="chatglm", case="glm", fuses_heads=True, keys={"rope.dimension_count": 8},
+        extra={"attention_bias": True},
+    ),
     "phi3": File(architecture="phi3", case="phi3-window", keys={"attention.sliding_window": 9}),
     "phi3 with longrope": File(
         architecture="phi3", case="phi4-both",
@@ -283,6 +325,7 @@ def write(file: File, path: Path, **options: Any) -> tuple[Any, dict[str, torch.
         keys=keys,
         tensors=file.tensors,
         splits_latents=file.splits_latents,
+        fuses_heads=file.fuses_heads,
         **options,
     )
     return reference, weights
@@ -330,6 +373,90 @@ def test_factors_that_are_not_a_longrope(
     write(replace(file, keys={**file.keys, **keys}, tensors=tensors or file.tensors), tmp_path)
     with pytest.raises(ValueError, match=message):
         load_model(model_folder(tmp_path / "m.gguf"), TorchOps())
+
+
+def test_chunks_and_temperature_of_llama4_are_those_of_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixtures, "_LLAMA4_CHUNK", 13)  # 8192 would need long texts
+    file = FILES["llama4"]
+    reference, _ = write(replace(file, extra={**file.extra, "attention_chunk_size": 13, "floor_scale": 13}), tmp_path)
+    tokens, found = logits(model_folder(tmp_path / "m.gguf"))
+    with torch.inference_mode():
+        torch.testing.assert_close(found, reference(tokens[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("count", "has_norms"), [(16, True), (128, False)])
+def test_llama4_with_128_experts_has_no_norms_of_queries(count: int, has_norms: bool, tmp_path: Path) -> None:
+    file = FILES["llama4"]
+    write(replace(file, keys={**file.keys, "expert_count": count}), tmp_path)
+    config = json.loads((model_folder(tmp_path / "m.gguf") / "config.json").read_text())
+    assert config["use_qk_norm"] == has_norms
+
+
+def rewrite(source: Path, file: Path, parts: Sequence[str], whole: str, *, axis: int = 0) -> None:
+    """Write a file again with some tensors of a layer as one.
+
+    Args:
+        source: a file of the architecture that its keys name.
+        file: to write.
+        parts: of the names of these tensors, one below the other.
+        whole: the same of the new one.
+        axis: on which their rows are.
+    """
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(file, str(reader.fields["general.architecture"].contents()))
+    for one in reader.fields.values():
+        if not one.name.startswith("GGUF.") and one.name != "general.architecture":
+            writer.add_key_value(one.name, one.contents(), one.types[0], one.types[1] if len(one.types) > 1 else None)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for name, tensor in tensors.items():
+        if any(part in name for part in parts[1:]):
+            continue
+        joined = [tensors[name.replace(parts[0], part)] for part in parts] if parts[0] in name else [tensor]
+        data = np.concatenate([np.array(one.data) for one in joined], axis=axis if len(joined) > 1 else 0)
+        writer.add_tensor(name.replace(parts[0], whole), data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Check that two files have the same tensors, by Hugging Face's names, bit for bit."""
+    expected, found = GGUFTensors(first), GGUFTensors(second)
+    assert set(found.names()) == set(expected.names())
+    for name in expected.names():
+        assert found.header(name) == expected.header(name)
+        assert np.array_equal(found.array(name), expected.array(name)), name
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_one_tensor_for_queries_keys_and_values_is_the_same_as_three(kind: str, tmp_path: Path) -> None:
+    """As newer converters may write them for every architecture; rows of Llama's queries and keys are reordered too."""
+    write(replace(FILES["llama"], extra={"intermediate_size": 96}), tmp_path, kinds=[kind])
+    apart, together = tmp_path / "m.gguf", tmp_path / "together.gguf"
+    rewrite(apart, together, ("attn_q.", "attn_k.", "attn_v."), "attn_qkv.")
+    assert_same(apart, together)
+
+
+def test_gates_and_the_others_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+    """As newer converters may write them for every mixture: of each expert, the gate above the other."""
+    write(FILES["qwen3moe"], tmp_path)
+    apart, together = tmp_path / "m.gguf", tmp_path / "together.gguf"
+    rewrite(apart, together, ("ffn_gate_exps.", "ffn_up_exps."), "ffn_gate_up_exps.", axis=1)
+    assert_same(apart, together)
+
+
+def test_tokens_that_a_file_suppresses_are_said_not_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = FILES["gemma4"]
+    write(file, tmp_path)
+    keys = {f"gemma4.{key}": value for key, value in file.keys.items()} | {"tokenizer.ggml.suppress_tokens": [3, 4]}
+    gguf_files.write_gguf(
+        tmp_path / "model", tmp_path / "m.gguf", architecture="gemma4", keys=keys, tensors=file.tensors
+    )
+    default_sampling(model_folder(tmp_path / "m.gguf"))
+    assert "not followed: suppress_tokens" in caplog.text
 
 
 def test_every_architecture_has_a_file() -> None:

@@ -45,13 +45,21 @@ class Architecture:
     has_growth: bool = False
     """Whether `rope.scaling.yarn_log_multiplier` is `mscale_all_dim`, beside an `mscale` of 1."""
     modules: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict[str, str | tuple[str, ...]])
-    """Modules of a layer by llama.cpp's name, where they differ from `MODULES`; "{}" is the number of an expert.
-    Several modules are of one size, and one below the other in the stored tensor. A name with ".scale" is that of a
+    """Modules of a layer by llama.cpp's name, where they differ from `MODULES`. A name with ".scale" is that of a
     vector beside the module."""
 
+    @property
+    def all_modules(self) -> Mapping[str, str | tuple[str, ...]]:
+        """All modules of a layer by llama.cpp's name, also that in which gates and the others of experts are one."""
+        found = {**MODULES, **self.modules}
+        return {**found, "ffn_gate_up_exps": tuple(str(found[f"ffn_{one}_exps"]) for one in ("gate", "up"))}
 
-MODULES: Mapping[str, str] = MappingProxyType(
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+"""Modules whose rows are those of query heads, of key heads, and of as many value heads."""
+MODULES: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
     {
+        "attn_qkv": QKV,
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
@@ -75,6 +83,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
     }
 )
-"""The modules of a layer by llama.cpp's name; "{}" is the number of an expert."""
-IN_ONE = {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
-"""Modules of architectures that store queries, keys and values, as many of each, in one tensor."""
+"""The modules of a layer by llama.cpp's name; "{}" is the number of an expert.
+
+Several modules are one below the other in the stored tensor, of one size unless they are `QKV`.
+"""

@@ -84,10 +84,11 @@ def _head_sizes(keys: Keys, own: Architecture, usual: int) -> tuple[int, int]:
     Raises:
         ValueError: values are of another size than keys, or a part alone is rotated where that is not supported.
     """
-    rotated = keys.size("rope.dimension_count", usual)
     if own.has_latents:
+        rotated = keys.size("rope.dimension_count", usual)
         return rotated, rotated
-    head_dim = keys.size("attention.key_length", usual if own.rotates_part else rotated)
+    head_dim = keys.size("attention.key_length", usual)
+    rotated = keys.size("rope.dimension_count", head_dim)
     for key, value in (
         ("rope.dimension_count", head_dim if own.rotates_part else rotated),
         ("attention.value_length", keys.size("attention.value_length", head_dim)),
@@ -106,6 +107,8 @@ def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, An
             values[name] = fields.number(f"general.sampling.{key}", low=0, high=high)
     if "general.sampling.top_k" in file.metadata:
         values["top_k"] = fields.integer("general.sampling.top_k", high=1 << 30)
+    if suppressed := fields.values.get("tokenizer.ggml.suppress_tokens"):  # as Gemma 4's converter writes them
+        values["suppress_tokens"] = suppressed
     return values
 
 

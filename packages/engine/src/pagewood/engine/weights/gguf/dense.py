@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pagewood.engine.weights.gguf.architecture import IN_ONE, Architecture, Config
+from pagewood.engine.weights.gguf.architecture import Architecture, Config
 from pagewood.engine.weights.gguf.keys import LARGEST, Keys, some_windows
 
 LARGEST_FACTOR = 1e6
@@ -213,6 +213,9 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
             model_type="hunyuan_v1_dense",
             modules={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
         ),
+        "chatglm": Architecture(
+            family="GlmForCausalLM", model_type="glm", rotates_part=True, modules={"ffn_up": "mlp.gate_up_proj"}
+        ),
         "glm4": Architecture(family="Glm4ForCausalLM", model_type="glm4", rotates_part=True, modules=_GLM4),
         "phi3": Architecture(
             family="Phi3ForCausalLM",
@@ -245,7 +248,6 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
             model_type="gpt2",
             more=_gpt2,
             epsilon="attention.layer_norm_epsilon",
-            modules=IN_ONE,
         ),
         "gptneox": Architecture(
             family="GPTNeoXForCausalLM",
@@ -253,7 +255,6 @@ DENSE: Mapping[str, Architecture] = MappingProxyType(
             more=_gpt_neox,
             epsilon="attention.layer_norm_epsilon",
             rotates_part=True,
-            modules=IN_ONE,
         ),
         "starcoder2": Architecture(
             family="Starcoder2ForCausalLM",

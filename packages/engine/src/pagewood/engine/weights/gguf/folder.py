@@ -20,7 +20,7 @@ from pagewood.engine.weights.gguf.tokenizer import tokenizer_of
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 """Version of the folder's content; other versions use other folders."""
 _UNFINISHED = "new-"
 _PIECE_BYTES, _HEADER_PIECES = 1 << 20, 32

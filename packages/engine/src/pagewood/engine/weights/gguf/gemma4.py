@@ -21,7 +21,6 @@ _MODULES = {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
-    "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
     "ffn_gate_exps": "experts.{}.gate_proj",
     "ffn_up_exps": "experts.{}.up_proj",
     "ffn_down_exps": "experts.{}.down_proj",

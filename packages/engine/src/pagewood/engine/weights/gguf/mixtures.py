@@ -15,6 +15,8 @@ from pagewood.engine.weights.gguf.keys import LARGEST, Keys, some_windows
 
 _SOFTMAX, _SIGMOID = 1, 2
 """Values of `expert_gating_func`."""
+_LLAMA4_CHUNK = 8192
+"""Positions of a chunk, in layers with a rope, and positions with the same temperature in the others."""
 _GLM_LITE = {(47, 154_880), (48, 154_880)}
 """Layers and tokens of GLM-4.7 Flash, whose first files do not say how its experts are weighted."""
 _SHARED_EXPERTS = {
@@ -52,6 +54,18 @@ _GRANITE_MOE = {
     "ffn_up_shexp": "block_sparse_moe.shared_mlp.up_proj",
     "ffn_down_shexp": "block_sparse_moe.shared_mlp.down_proj",
 }
+_LLAMA4 = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
+    "ffn_up_exps": "feed_forward.experts.{}.up_proj",
+    "ffn_down_exps": "feed_forward.experts.{}.down_proj",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -73,6 +87,32 @@ def _llama(keys: Keys, config: Config) -> dict[str, Any]:
     if window:
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     return {}
+
+
+def _llama4(keys: Keys, config: Config) -> dict[str, Any]:
+    """A file does not say which layers have chunks and ropes, nor the temperature of the others' queries.
+
+    llama.cpp has those of the published models, and none of them for a window of 0. It has norms of queries and keys
+    for all numbers of experts but 128.
+    """
+    found = _experts(keys, "num_local_experts", renormalises=False)
+    if found.pop("norm_topk_prob"):
+        raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or false, got True")
+    num_layers = config["num_hidden_layers"]
+    window = keys.integer("attention.sliding_window", _LLAMA4_CHUNK, high=LARGEST)
+    rotated = [int(window == 0 or (layer + 1) % 4 != 0) for layer in range(num_layers)]
+    return {
+        **found,
+        "intermediate_size": keys.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": keys.size("interleave_moe_layer_step"),
+        "use_qk_norm": found["num_local_experts"] != 128,
+        "no_rope_layers": rotated,
+        "attention_chunk_size": _LLAMA4_CHUNK if window else None,
+        "attn_temperature_tuning": window > 0,
+        "floor_scale": _LLAMA4_CHUNK,
+        "attn_scale": 0.1,
+    }
 
 
 def _qwen2_moe(keys: Keys, config: Config) -> dict[str, Any]:
@@ -187,6 +227,20 @@ def _deepseek2(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _deepseek32(keys: Keys, config: Config) -> dict[str, Any]:
+    """DeepSeek V3.2 sees all tokens of a text that is not longer than its indexer's choice."""
+    if _score(keys, usual=_SIGMOID) != _SIGMOID:
+        raise ValueError(f"{keys.source}: {keys.name}.expert_gating_func must be absent or {_SIGMOID}, got {_SOFTMAX}")
+    return {
+        **_deepseek2(keys, config),
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_topk": keys.size("attention.indexer.top_k"),
+        "index_n_heads": keys.size("attention.indexer.head_count"),
+        "index_head_dim": keys.size("attention.indexer.key_length"),
+    }
+
+
 def _score(keys: Keys, *, usual: int) -> int:
     """Return which function makes weights of the router's logits, `usual` if the file does not say it."""
     return keys.integer("expert_gating_func", usual, high=_SIGMOID) or usual
@@ -232,6 +286,13 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             has_pairs=True,
             modules=_MIXTRAL,
         ),
+        "llama4": Architecture(
+            family="Llama4ForCausalLM",
+            model_type="llama4_text",
+            others=("Llama4ForConditionalGeneration",),
+            more=_llama4,
+            modules=_LLAMA4,
+        ),
         "qwen2moe": Architecture(family="Qwen2MoeForCausalLM", model_type="qwen2_moe", more=_qwen2_moe),
         "qwen3moe": Architecture(family="Qwen3MoeForCausalLM", model_type="qwen3_moe", more=_qwen3_moe),
         "qwen3vlmoe": Architecture(
@@ -270,6 +331,13 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="deepseek_v2",
             others=("DeepseekV3ForCausalLM",),
             more=_deepseek2,
+            has_latents=True,
+            modules={**_SHARED_EXPERTS, **_LATENTS},
+        ),
+        "deepseek32": Architecture(
+            family="DeepseekV32ForCausalLM",
+            model_type="deepseek_v32",
+            more=_deepseek32,
             has_latents=True,
             modules={**_SHARED_EXPERTS, **_LATENTS},
         ),

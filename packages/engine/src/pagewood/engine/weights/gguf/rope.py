@@ -15,8 +15,9 @@ _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 TENSORS = frozenset({FACTORS, _LONG, _SHORT})
 """Tensors that `rope_scaling_of` reads."""
 _LARGEST = 1 << 28
-_LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
-"""The scaling of all models that store the factors of their rope as a tensor."""
+_LLAMA3_LENGTH, _LLAMA3_LOW = 8192, 1.0
+_LLAMA3_HIGH = (4.0, 1.0)
+"""The scalings of all models that store the factors of their rope as a tensor: that of Llama 3, and that of Llama 4."""
 
 
 def rope_scaling_of(
@@ -135,7 +136,7 @@ def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) ->
     """Return the parameters that produce the factors of the tensor rope_freqs.weight.
 
     Raises:
-        ValueError: the parameters of Llama 3 do not produce them.
+        ValueError: neither the parameters of Llama 3 nor those of Llama 4 produce them.
     """
     stored = file.tensors[FACTORS]
     if stored.kind != "F32" or stored.shape != (head_dim // 2,):
@@ -149,16 +150,18 @@ def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) ->
     base = fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12)
     factor = float(factors.max())
     wavelengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
-    share = (_LLAMA3_LENGTH / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    share = np.clip(share, 0, 1)
-    with np.errstate(all="ignore"):
-        expected = 1 / ((1 - share) / factor + share)
-    if not np.allclose(factors, expected, rtol=1e-3, atol=0):
-        raise ValueError(f"{file.path}: rope_freqs.weight must hold the factors of Llama 3's scaling, got others")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_LENGTH,
-    }
+    turns = _LLAMA3_LENGTH / wavelengths
+    for high in _LLAMA3_HIGH:
+        width = high - _LLAMA3_LOW
+        share = np.clip((turns - _LLAMA3_LOW) / width, 0, 1) if width else (turns >= _LLAMA3_LOW).astype(np.float64)
+        with np.errstate(all="ignore"):
+            expected = 1 / ((1 - share) / factor + share)
+        if np.allclose(factors, expected, rtol=1e-3, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": _LLAMA3_LENGTH,
+            }
+    raise ValueError(f"{file.path}: rope_freqs.weight must hold the factors of Llama 3's scaling or of 4's, got others")

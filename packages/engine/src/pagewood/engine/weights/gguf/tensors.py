@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.weights.checkpoint_formats import Array, Format
-from pagewood.engine.weights.gguf.architecture import MODULES
+from pagewood.engine.weights.gguf.architecture import QKV
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import architecture_of, config_of
 from pagewood.engine.weights.gguf.file import GGUFFile
@@ -51,9 +51,8 @@ class _Place:
     """Which part of the tensor of all experts; None: it is not of several experts."""
     is_row: bool = False
     """Whether it is stored as a vector, and is a matrix of one row."""
-    part: int = 0
-    """Which of the parts of equal size that lie below each other."""
-    num_parts: int = 1
+    rows: slice | None = None
+    """Which rows of the tensor, or of the expert's part; None: all."""
 
 
 class GGUFTensors:
@@ -71,20 +70,20 @@ class GGUFTensors:
         self._file = open_gguf(path)
         config, own = config_of(self._file), architecture_of(self._file)
         count = cast("int", self._file.metadata.get(f"{self._file.metadata['general.architecture']}.expert_count", 0))
-        modules = {**MODULES, **own.modules}
+        heads = (config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"])
         self._split = _split_projections(self._file) if own.has_latents else {}
         hidden = {name for one in self._split.values() for name in (one.keys, one.values)}
         self._places = {
             name: place
             for stored in self._file.tensors
             if stored not in hidden
-            for name, place in _places(self._file, stored, modules, count)
+            for name, place in _places(self._file, stored, own.all_modules, count, heads)
         }
         self._numbers = _parameters(self._file, config["num_hidden_layers"])
         self._adds_one = own.adds_one
         self._heads: dict[str, int] = {}
         if own.has_pairs:
-            self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+            self._heads = {"q_proj": heads[0], "k_proj": heads[1]}
 
     def names(self) -> Collection[str]:
         """Return all names."""
@@ -99,8 +98,8 @@ class GGUFTensors:
         place = self._places[name]
         stored = self._file.tensors[place.stored]
         shape = stored.shape if place.expert is None else stored.shape[1:]
-        if place.num_parts > 1:
-            shape = (shape[0] // place.num_parts, *shape[1:])
+        if place.rows is not None:
+            shape = (place.rows.stop - place.rows.start, *shape[1:])
         return ((1, *shape) if place.is_row else shape), stored.kind
 
     def array(self, name: str) -> Array:
@@ -115,9 +114,8 @@ class GGUFTensors:
             raw = raw.view(PLAIN[stored.kind]).reshape(stored.shape)
         if place.expert is not None:
             raw = raw[place.expert]
-        if place.num_parts > 1:
-            size = len(raw) // place.num_parts
-            raw = raw[place.part * size : (place.part + 1) * size]
+        if place.rows is not None:
+            raw = raw[place.rows]
         if place.is_row:
             raw = raw[None]
         if self._adds_one and name.endswith("norm.weight"):
@@ -150,9 +148,15 @@ def _split_projections(file: GGUFFile) -> dict[str, SplitProjection]:
 
 
 def _places(
-    file: GGUFFile, stored: str, modules: Mapping[str, str | tuple[str, ...]], num_experts: int
+    file: GGUFFile,
+    stored: str,
+    modules: Mapping[str, str | tuple[str, ...]],
+    num_experts: int,
+    num_heads: tuple[int, int, int],
 ) -> Iterator[tuple[str, _Place]]:
     """Yield the tensors in a stored one by their names in Hugging Face's decoders; an unknown name stays unchanged.
+
+    `num_heads` are those of queries, keys and values.
 
     Raises:
         ValueError: a tensor of all experts has not one part for each, or one of several modules cannot be divided.
@@ -166,14 +170,17 @@ def _places(
     layer = f"model.layers.{int(found[1])}."
     if isinstance(module, tuple):
         of_experts = "{}" in module[0]
-        if len(shape) < 1 + of_experts or shape[int(of_experts)] % len(module):
-            raise ValueError(f"{file.path}: {stored} must hold {len(module)} parts of one size, got shape {shape}")
+        shares = num_heads if module == QKV else (1,) * len(module)
+        if len(shape) < 1 + of_experts or shape[int(of_experts)] % sum(shares):
+            raise ValueError(f"{file.path}: {stored} must hold parts of {shares} times as many rows, got shape {shape}")
         if of_experts and shape[0] != num_experts:
             raise _wrong_count(file, stored, num_experts)
-        for part, one in enumerate(module):
+        size, start = shape[int(of_experts)] // sum(shares), 0
+        for one, share in zip(module, shares, strict=True):
+            rows = slice(start, start + share * size)
+            start = rows.stop
             for expert in range(num_experts) if of_experts else [None]:
-                place = _Place(stored, expert, part=part, num_parts=len(module))
-                yield f"{layer}{one}.{found[3]}".format(expert), place
+                yield f"{layer}{one}.{found[3]}".format(expert), _Place(stored, expert, rows=rows)
         return
     name = f"{layer}{module}" if own in _PARAMETERS else f"{layer}{module}.{found[3]}"
     if "{}" not in name:
