@@ -112,8 +112,14 @@ def test_every_form_of_weights_computes_close_to_its_numbers(form: str) -> None:
         assert error < limit, (activations, float(error))
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("size", [SIZE, 48])
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        *((form, size) for form in ("float32", "bfloat16", "int8", "int4") for size in (SIZE, 48)),
+        ("int8_group", SIZE),
+        *(pytest.param(form, SIZE, marks=pytest.mark.slow) for form in FORMS if form not in USUAL),
+    ],
+)
 def test_a_tokens_bits_do_not_depend_on_the_other_tokens(form: str, size: int) -> None:
     """Alone, in pairs and among 300, on one thread or three; experts of 48 share panels."""
     make = MAKERS[kind] if (kind := FORMS[form]) is not None else lambda x: Float32(x)

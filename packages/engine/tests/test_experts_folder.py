@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,52 @@ def test_a_mixture_that_does_not_fit_is_refused_before_anything_is_laid_out(
             inbox=MemoryInbox(),
             outbox=MemoryOutbox(),
         )
+
+
+def test_a_mixture_of_many_gigabytes_is_refused_with_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four layers of Qwen3 30B-A3B's sizes, in a file without its numbers, which takes no room."""
+    values: dict[str, Any] = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151_936,
+        "norm_topk_prob": True, "max_position_embeddings": 4096, "eos_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    sizes = {"model.embed_tokens": (151_936, 2048), "lm_head": (151_936, 2048), "model.norm": (2048,)}
+    for layer in (f"model.layers.{number}." for number in range(4)):
+        sizes |= {f"{layer}{name}_layernorm": (2048,) for name in ("input", "post_attention")}
+        sizes |= {f"{layer}self_attn.{name}_norm": (128,) for name in "qk"}
+        sizes |= {f"{layer}self_attn.{name}_proj": (rows, 2048) for name, rows in (("q", 4096), ("k", 512), ("v", 512))}
+        sizes |= {f"{layer}self_attn.o_proj": (2048, 4096), f"{layer}mlp.gate": (128, 2048)}
+        for expert in (f"{layer}mlp.experts.{number}." for number in range(128)):
+            sizes |= {f"{expert}{name}_proj": (768, 2048) for name in ("gate", "up")}
+            sizes[f"{expert}down_proj"] = (2048, 768)
+    header, end = dict[str, Any](), 0
+    for name, shape in sizes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+    def lays_out(*_: object, **__: object) -> None:
+        raise AssertionError("weights must not be read")
+
+    monkeypatch.setattr("pagewood.engine.assembly.build_cpu.available_memory_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(CPUOps, "embedding", lays_out)
+    monkeypatch.setattr(CPUOps, "experts", lays_out)
+    sizes_of: dict[WeightFormat, str] = {"auto": f"{end / 1e9:.1f}", "float32": f"{end / 1e9 * 2:.1f}"}
+    for weights, gigabytes in sizes_of.items():
+        message = rf"must fit into the 3\.0 GB of memory that are available, got {re.escape(gigabytes)} GB of weights"
+        with pytest.raises(ValueError, match=message):
+            build_engine(
+                EngineConfig(device="cpu", model=str(tmp_path), weights=weights, max_total_tokens=256),
+                inbox=MemoryInbox(),
+                outbox=MemoryOutbox(),
+            )
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])

@@ -1,11 +1,16 @@
 """`pagewood inspect` and `pagewood quantize`, on the embedded model."""
 
+# pyright: basic
+# transformers is typed in part only.
+
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import transformers
 
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.server.cli import main
@@ -31,6 +36,27 @@ def test_a_model_is_quantised_and_inspected(tmp_path: Path, capsys: pytest.Captu
     assert main(["inspect", out, "--weights", "bfloat16", "--activations", "bfloat16"]) == 0
     assert "relative errors with bfloat16 and bfloat16 activations, worst outputs first" in capsys.readouterr().out
     assert (tmp_path / "out" / "eagle" / "config.json").is_file()  # its drafters stay with it
+
+
+def test_latents_are_shown_beside_the_heads_that_they_stand_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The attention of DeepSeek V3 with an eighth of each size: its latents are a 71st of its keys and values."""
+    config = transformers.DeepseekV3Config(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, first_k_dense_replace=2,
+        num_attention_heads=128, num_key_value_heads=128, kv_lora_rank=64, q_lora_rank=None, qk_nope_head_dim=16,
+        qk_rope_head_dim=8, v_head_dim=16, max_position_embeddings=64, num_mtp_layers=0,
+    )  # fmt: skip
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    shown = re.search(r"128 heads over latents of (\d+) numbers \(their keys and values would be ([\d,]+)\)", text)
+    kept = re.search(r"memory of a token's keys and values: float32 ([\d,]+) bytes", text)
+    assert shown is not None
+    assert kept is not None
+    latents, heads, in_all = (int(number.replace(",", "")) for number in (*shown.groups(), *kept.groups()))
+    assert (heads, heads // latents) == (128 * (16 + 8 + 16), 71)
+    assert in_all == 2 * latents * 4
 
 
 def test_calibration_is_read_for_gptq_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
