@@ -18,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_its_checks_hold_on_the_stand_ins() -> None:
-    names = ["operations", "attention", "repeats", "invariance", "echo"]
+    names = ["operations", "attention", "repeats", "invariance", "echo", "fused"]
     done = run("--stand-in", "--here", "--only", *names)
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [(result["name"], result["word"]) for result in results] == [(name, "ok") for name in names], done.stdout

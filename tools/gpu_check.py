@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
-from gpu_checks.experts import check_experts
+from gpu_checks.experts import check_experts, check_fused_experts
 from gpu_checks.families import check_families
 from gpu_checks.features import check_drafts, check_ranks, check_reports, check_sampling
 from gpu_checks.host import Host, Skipped, open_host
@@ -34,7 +34,7 @@ from gpu_checks.scenarios import check_echo, check_tiers
 from gpu_checks.server import check_server
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
 
-LIMIT_S = {"compile": 540, "families": 540, "fp8": 540}
+LIMIT_S = {"compile": 540, "families": 540, "fp8": 540, "fused": 540}
 """Time limits of the checks that compile kernels."""
 OTHER_LIMIT_S = 240
 
@@ -82,8 +82,9 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "tiers": check_tiers,
     "server": check_server,
     "fp8": check_fp8,
+    "fused": check_fused_experts,
 }
-ON_REQUEST = ("fp8",)
+ON_REQUEST = ("fp8", "fused")
 """Checks that run only by name or with `--all`: their kernels take long to compile."""
 
 

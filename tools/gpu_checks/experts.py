@@ -1,4 +1,4 @@
-"""Checks of mixtures of experts: the kernels in Triton against plain torch."""
+"""Checks of mixtures of experts: the kernels in Triton, and FlashInfer's fused ones, against plain torch."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,8 @@ from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.torch_experts import TorchExperts
 from pagewood.engine.models.torch_experts import choose as choose_in_torch
 from pagewood.engine.models.torch_ops import TorchOps
+from pagewood.engine.runner.cuda.kernels.experts_flashinfer import FusedKernels
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_experts
 
 _SIZES = ((128, 768, 2048, 8), (64, 1408, 2048, 6), (8, 70, 104, 2))
 """Experts, size of one, hidden size, chosen ones: of Qwen3 30B-A3B, of DeepSeek V2 Lite, and some that fill no tile."""
@@ -59,45 +62,94 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
     for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs)) in product(
         sizes, zip((torch.float16, second, torch.float16), kinds, strict=True)
     ):
-
-        def randn(*shape: int, scale: float, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return (torch.randn(*shape, device=where) * scale).to(dtype)
-
-        matrices = ExpertMatrices(
-            count=num_experts,
-            gate_up=randn(num_experts * 2 * size, width, scale=width**-0.5),
-            down=randn(num_experts * width, size, scale=size**-0.5),
-            gate_up_bias=randn(num_experts * 2 * size, scale=0.3) if has_bias else None,
-            down_bias=randn(num_experts * width, scale=0.3) if has_bias else None,
-        )
+        matrices = _mixture(where, dtype, num_experts, size, width, has_bias=has_bias)
         mine = TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
         theirs = TorchExperts(_widened(matrices), activation, TorchOps(), weighs_inputs=weighs_inputs)
         for num_tokens in nums_tokens:
             count += 1
-            x = randn(num_tokens, width, scale=1.0)
-            scores = torch.rand(num_tokens, num_experts, device=where)
-            scores[:, 0] += 0.5  # one is chosen often
-            shares, chosen = scores.topk(num_chosen)
-            result = mine(x, chosen.int(), shares)
-            expected = theirs(x.float(), chosen.int(), shares)
+            x, chosen, shares = _step(where, dtype, num_tokens, num_experts, width, num_chosen)
+            result = mine(x, chosen, shares)
+            expected = theirs(x.float(), chosen, shares)
             what = f"{dtype} {activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
             worst = float((result.float() - expected).abs().max())
             if not worst <= TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
                 found.append(f"{what}: differs by {worst:.3g}")
             for row in (0, num_tokens // 2, num_tokens - 1):
                 one = slice(row, row + 1)
-                if not torch.equal(mine(x[one], chosen[one].int(), shares[one])[0], result[row]):
+                if not torch.equal(mine(x[one], chosen[one], shares[one])[0], result[row]):
                     found.append(f"{what}: token {row} has other bits alone")
             if num_tokens != nums_tokens[1]:
                 continue
             parts = [TritonExperts(one, activation, weighs_inputs=weighs_inputs) for one in _halves(matrices)]
-            total = sum(part(x, chosen.int(), shares).float() for part in parts)
+            total = sum(part(x, chosen, shares).float() for part in parts)
             worst = float((total - expected).abs().max())
             if not worst <= 2 * TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
                 found.append(f"{what}: on two ranks differs by {worst:.3g}")
     if found:
         raise Failed(f"{len(found)} differ: " + "; ".join(found[:6]))
     return f"{count} mixtures agree"
+
+
+def check_fused_experts(host: Host) -> str:
+    """FlashInfer's fused experts agree with plain torch, have the same bits again, and in a graph."""
+    if host.is_slow:
+        raise Skipped("its kernels are not compiled for an emulated GPU")
+    torch.manual_seed(2)
+    kernels = FusedKernels(host.flashinfer, partial(compile_experts, host.where))
+    sizes = _SIZES[:2] if host.is_gpu else ((6, 40, 24, 2),)
+    kinds: tuple[tuple[Activation, bool], ...] = (("silu", False), ("clamped", True))
+    count = 0
+    for (num_experts, size, width, num_chosen), (activation, has_bias) in product(sizes, kinds):
+        matrices = _mixture(host.where, torch.bfloat16, num_experts, size, width, has_bias=has_bias)
+        mine = kernels.experts(matrices, activation, weighs_inputs=False)
+        if mine is None:
+            raise Failed("FlashInfer does not take them; the log says why")
+        theirs = TorchExperts(_widened(matrices), activation, TorchOps())
+        for num_tokens in _NUM_TOKENS if host.is_gpu else (1, 9):
+            count += 1
+            x, chosen, shares = _step(host.where, torch.bfloat16, num_tokens, num_experts, width, num_chosen)
+            result, expected = mine(x, chosen, shares), theirs(x.float(), chosen, shares)
+            what = f"{activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
+            worst = float((result.float() - expected).abs().max())
+            if not worst <= TOLERANCE["bfloat16"] * max(1.0, float(expected.abs().max())):
+                raise Failed(f"{what}: differs by {worst:.3g}")
+            if not torch.equal(mine(x, chosen, shares), result):
+                raise Failed(f"{what}: other bits the second time")
+            if host.is_gpu:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = mine(x, chosen, shares)
+                graph.replay()
+                if not torch.equal(captured, result):
+                    raise Failed(f"{what}: other bits in a graph")
+    return f"{count} mixtures agree"
+
+
+def _mixture(
+    where: torch.device, dtype: torch.dtype, num_experts: int, size: int, width: int, *, has_bias: bool
+) -> ExpertMatrices:
+    """Return random experts."""
+
+    def randn(*shape: int, scale: float) -> torch.Tensor:
+        return (torch.randn(*shape, device=where) * scale).to(dtype)
+
+    return ExpertMatrices(
+        count=num_experts,
+        gate_up=randn(num_experts * 2 * size, width, scale=width**-0.5),
+        down=randn(num_experts * width, size, scale=size**-0.5),
+        gate_up_bias=randn(num_experts * 2 * size, scale=0.3) if has_bias else None,
+        down_bias=randn(num_experts * width, scale=0.3) if has_bias else None,
+    )
+
+
+def _step(
+    where: torch.device, dtype: torch.dtype, num_tokens: int, num_experts: int, width: int, num_chosen: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return random tokens, their experts, of which one is chosen often, and their shares."""
+    x, scores = torch.randn(num_tokens, width, device=where), torch.rand(num_tokens, num_experts, device=where)
+    scores[:, 0] += 0.5
+    shares, chosen = scores.topk(num_chosen)
+    return x.to(dtype), chosen.int(), shares
 
 
 def _halves(matrices: ExpertMatrices) -> list[ExpertMatrices]:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,29 @@ def test_quantised_weights_answer_as_transformers_do(
     assert tokens == expected[0, len(prompt) :].tolist()
 
 
+def talk(prompts: Sequence[np.ndarray], **options: Any) -> tuple[list[list[int]], int]:
+    """Return the answers of an engine, which waits for nothing but its steps, and how many of its drafts were right."""
+    device = RecordingDevice()
+    engine, inbox, outbox = build(device, max_total_tokens=1024, **options)
+    device.waits.clear()
+    sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        inbox.put(Submit(request_id=str(i), tokens=prompt.tobytes(), sampling=sampling))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    num_open, num_accepted, pending = len(prompts), 0, None
+    with device.watching():
+        while num_open or pending is not None:
+            pending = engine.advance(pending)
+            for delta in outbox.take():
+                tokens[int(delta.request_id)] += delta.tokens
+                num_open -= delta.finish is not None
+                num_accepted += delta.num_accepted_tokens if delta.finish else 0
+    engine.close()
+    assert set(device.waits) == {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # by close
+    return tokens, num_accepted
+
+
 @pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp", "experts"])
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> None:
@@ -141,32 +166,32 @@ def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> 
     size = 40 if model else 200
     prompts = [np.array([5 + (seed * 7919 + i * i * 31 + i) % size for i in range(30)] * 2, "<i4") for seed in range(3)]
 
-    def run(**options: Any) -> tuple[list[list[int]], int]:
-        device = RecordingDevice()
-        engine, inbox, outbox = build(device, max_total_tokens=1024, **options)
-        device.waits.clear()
-        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        for i, prompt in enumerate(prompts):
-            inbox.put(Submit(request_id=str(i), tokens=prompt.tobytes(), sampling=sampling))
-        tokens: list[list[int]] = [[] for _ in prompts]
-        num_open, num_accepted, pending = len(prompts), 0, None
-        with device.watching():
-            while num_open or pending is not None:
-                pending = engine.advance(pending)
-                for delta in outbox.take():
-                    tokens[int(delta.request_id)] += delta.tokens
-                    num_open -= delta.finish is not None
-                    num_accepted += delta.num_accepted_tokens if delta.finish else 0
-        engine.close()
-        assert set(device.waits) == {"event.synchronize", "device.finish"}
-        assert device.waits.count("device.finish") == 1  # by close
-        return tokens, num_accepted
-
-    plain, _ = run(**model)
-    drafted, num_accepted = run(**model, **drafting)
+    plain, _ = talk(prompts, **model)
+    drafted, num_accepted = talk(prompts, **model, **drafting)
     assert drafted == plain
     if control == "fixed" and not model:  # the random heads draft nothing of use
         assert num_accepted > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cuda_graph": False}, {"speculative": "eagle", "speculative_control": "fixed"}]
+)
+def test_flashinfers_experts_answer_alike(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [np.array([5 + (seed * 7919 + i * 31 + i * i) % 40 for i in range(30)], "<i4") for seed in range(3)]
+    model = str(tiny_heads.folders_of("experts")[0])
+    fused, calls = flashinfer_torch.cutlass_fused_moe, 0
+
+    @functools.wraps(fused)
+    def counted(*args: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return fused(*args, **keywords)
+
+    monkeypatch.setattr(flashinfer_torch, "cutlass_fused_moe", counted)
+    plain, _ = talk(prompts, model=model)
+    assert not calls
+    assert talk(prompts, model=model, expert_kernels="flashinfer", **options)[0] == plain
+    assert calls
 
 
 def test_what_cuda_does_not_draft_is_refused() -> None:

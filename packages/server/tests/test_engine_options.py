@@ -36,6 +36,8 @@ def test_options_of_cuda() -> None:
         "8",
         "--batch-invariant",
     ]
+    experts = parse("--device", "cuda", "--expert-kernels", "flashinfer")
+    assert experts == EngineConfig(device="cuda", expert_kernels="flashinfer")
     assert parse(*options) == EngineConfig(
         device="cuda",
         dtype="float16",

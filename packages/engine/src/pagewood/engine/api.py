@@ -729,6 +729,8 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 """What an engine of several with a shared cache does, see `EngineConfig.role`."""
 MAX_ADAPTER_RANK = 1024
 """The largest value of `EngineConfig.max_adapter_rank`."""
+ExpertKernels: TypeAlias = Literal["triton", "flashinfer"]
+"""What computes mixtures of experts on CUDA, see `EngineConfig.expert_kernels`."""
 ExpertLoadDetail: TypeAlias = Literal["off", "ranks", "experts"]
 """How rows of experts are counted, see `EngineConfig.expert_load`."""
 Progress = Callable[[str, int, int], None]
@@ -848,6 +850,11 @@ class EngineConfig:
     expert_load: ExpertLoadDetail = "off"
     """Whether rows of experts are counted, on a CPU, for the metrics. ranks: by process, with a measure of imbalance;
     experts: also by layer and expert, which are many."""
+    expert_kernels: ExpertKernels = "triton"
+    """What computes mixtures of experts on CUDA. triton: kernels of Pagewood, which were measured on an H100, and give
+    a token the same bits in every batch. flashinfer: its fused kernels (CUTLASS), which may be faster for long prompts,
+    were not run on a GPU yet, and take many minutes to compile the first time; mixtures that they do not take, and all
+    if they cannot be compiled, are computed as with triton, and the log says why."""
 
     # formats of numbers
     weights: WeightFormat = "auto"
@@ -1289,6 +1296,15 @@ class EngineConfig:
             raise ValueError("expert_parallel must be False with tensor_parallel_size 1, got True")
         if self.expert_map is not None and not self.expert_parallel:
             raise ValueError(f"expert_map must be None without expert_parallel, got {self.expert_map!r}")
+        if self.expert_kernels not in (known := get_args(ExpertKernels)):
+            raise ValueError(f"expert_kernels must be one of {', '.join(known)}, got {self.expert_kernels!r}")
+        if self.expert_kernels != "triton":
+            for reason, is_so in (
+                ("on a CPU, which has kernels of its own", self.device != "cuda"),
+                ("with batch_invariant, because tiles of the others depend on the batch", self.batch_invariant),
+            ):
+                if is_so:
+                    raise ValueError(f"expert_kernels must be triton {reason}, got {self.expert_kernels}")
         if self.expert_load != "off" and self.device == "cuda":
             raise ValueError(f"expert_load must be off on CUDA, where rows are not counted, got {self.expert_load}")
         if self.expert_load != "off" and self.model_impl == "transformers":

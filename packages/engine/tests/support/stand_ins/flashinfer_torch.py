@@ -485,6 +485,55 @@ def append_paged_mla_kv_cache(
         memory.index_put_((pages, (positions % page_size).long()), values)
 
 
+def cutlass_fused_moe(
+    input: Tensor,
+    token_selected_experts: Tensor,
+    token_final_scales: Tensor,
+    fc1_expert_weights: Tensor,
+    fc2_expert_weights: Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: list[Tensor] | None,
+    fc1_expert_biases: Tensor | None = None,
+    fc2_expert_biases: Tensor | None = None,
+    *,
+    swiglu_alpha: Tensor | None = None,
+    swiglu_beta: Tensor | None = None,
+    swiglu_limit: Tensor | None = None,
+    output: Tensor | None = None,
+    use_fused_finalize: bool = True,
+) -> list[Tensor]:
+    """Write a mixture of experts to `output`; nothing waits for the device, as in FlashInfer."""
+    (count, rows, width), size = fc1_expert_weights.shape, fc2_expert_weights.shape[2]
+    if token_selected_experts.dtype != torch.int32 or token_final_scales.dtype != torch.float32:
+        raise ValueError(
+            f"must be int32 and float32, got {token_selected_experts.dtype} and {token_final_scales.dtype}"
+        )
+    if (rows, width % 8, size % 8) != (2 * size, 0, 0) or fc2_expert_weights.shape != (count, width, size):
+        raise ValueError(f"must fit and be multiples of 8, got {fc1_expert_weights.shape}, {fc2_expert_weights.shape}")
+    if use_fused_finalize or quant_scales is not None or not input.is_contiguous():
+        raise ValueError("must be an ordered sum of plain contiguous numbers")
+    if (fc1_expert_biases is None) != (fc2_expert_biases is None):
+        raise ValueError("both biases must be given, or none")
+    assert output is not None
+    chosen = token_selected_experts.long()
+    both = (fc1_expert_weights.float()[chosen] @ input.float()[:, None, :, None])[..., 0]
+    if fc1_expert_biases is not None:
+        both = both + fc1_expert_biases.float()[chosen]
+    other, gate = both.chunk(2, dim=-1)
+    if swiglu_alpha is None or swiglu_beta is None or swiglu_limit is None:
+        activated = functional.silu(gate) * other
+    else:
+        limit = swiglu_limit[chosen][..., None]
+        gate, other = gate.minimum(limit), other.minimum(limit).maximum(-limit)
+        activated = gate * torch.sigmoid(swiglu_alpha[chosen][..., None] * gate)
+        activated = activated * (other + swiglu_beta[chosen][..., None])
+    results = (fc2_expert_weights.float()[chosen] @ activated.to(input.dtype).float()[..., None])[..., 0]
+    if fc2_expert_biases is not None:
+        results = results + fc2_expert_biases.float()[chosen]
+    output.copy_((results * token_final_scales[..., None]).sum(1).to(output_dtype))
+    return [output]
+
+
 def softmax(logits: Tensor, temperature: Tensor | None = None) -> Tensor:
     """Return probabilities."""
     scaled = logits.float() if temperature is None else logits.float() / temperature[:, None]

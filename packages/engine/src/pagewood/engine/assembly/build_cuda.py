@@ -45,8 +45,9 @@ from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.kernels.experts_flashinfer import FusedKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_HEAD_DIMS, LATENT_DIMS, FlashInfer
-from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_experts, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import heads_by_row, linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner, Ranked
@@ -220,11 +221,17 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
 
 
 def cuda_ops(
-    flashinfer: FlashInfer, device: torch.device, *, batch_invariant: bool = False, exchange: Exchange | None = None
+    flashinfer: FlashInfer,
+    device: torch.device,
+    *,
+    batch_invariant: bool = False,
+    exchange: Exchange | None = None,
+    fused_experts: FusedKernels | None = None,
 ) -> CUDAOps:
     """Return the arithmetic of an engine: FlashInfer's and torch's, and Triton's kernels on a device that has Triton.
 
-    With `exchange`, it is that of a rank of several.
+    With `exchange`, it is that of a rank of several. `fused_experts` compute the mixtures that they take; they are not
+    batch-invariant.
 
     Raises:
         ValueError: batch-invariant projections need Triton.
@@ -232,7 +239,7 @@ def cuda_ops(
     if device.type == "cpu":
         if batch_invariant:
             return CUDAOps(flashinfer, linear_by_row, exchange=exchange, multiply_heads=heads_by_row)
-        return CUDAOps(flashinfer, functional.linear, exchange=exchange)
+        return CUDAOps(flashinfer, functional.linear, exchange=exchange, fused_experts=fused_experts)
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
@@ -241,13 +248,13 @@ def cuda_ops(
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
-        return CUDAOps(flashinfer, exchange=exchange)
+        return CUDAOps(flashinfer, exchange=exchange, fused_experts=fused_experts)
     if batch_invariant:
         return CUDAOps(
             flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange, multiply_heads=kernels.heads_linear
         )
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
-    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange)
+    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange, fused_experts=fused_experts)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
@@ -379,7 +386,12 @@ def build_cuda_runner(
     """
     dtype = _dtype_of(config)
     exchange = None if rank is None else rank.exchange
-    ops = cuda_ops(flashinfer, device.torch_device, batch_invariant=config.batch_invariant, exchange=exchange)
+    where, fused_experts = device.torch_device, None
+    if config.expert_kernels == "flashinfer":
+        fused_experts = FusedKernels(flashinfer, partial(compile_experts, where, progress))
+    ops = cuda_ops(
+        flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange, fused_experts=fused_experts
+    )
     found = drafter_of(config, folder)
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None

@@ -165,6 +165,7 @@ def _check_options(config: EngineConfig) -> None:
         ("speculative", ("off", "ngram", "auto")),
         ("speculative_verify", ("exact",)),
         ("batch_invariant", (False,)),
+        ("expert_kernels", ("triton",)),
     ):
         value = getattr(config, name)
         if value not in allowed:

@@ -34,6 +34,7 @@ from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
+from pagewood.engine.runner.cuda.kernels.experts_flashinfer import FusedKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import CUDALatentHeads, MultiplyHeads, multiply_heads
 
@@ -91,7 +92,9 @@ class CUDAOps:
     cosines of place i, then its sines. A place is a position, or one of a long request, see `models.rope`.
     """
 
-    __slots__ = ("_exchange", "_expert_kernels", "_flashinfer", "_multiply", "_multiply_heads", "_silu_mul")
+    __slots__ = (
+        "_exchange", "_expert_kernels", "_flashinfer", "_fused_experts", "_multiply", "_multiply_heads", "_silu_mul",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class CUDAOps:
         expert_kernels: ExpertKernels | None = None,
         exchange: Exchange | None = None,
         multiply_heads: MultiplyHeads = multiply_heads,
+        fused_experts: FusedKernels | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -111,10 +115,12 @@ class CUDAOps:
             expert_kernels: compute mixtures of experts; None: torch does, slowly.
             exchange: with the other ranks of the model; None: the model is whole.
             multiply_heads: computes products of heads with matrices of their own.
+            fused_experts: compute the mixtures that they take instead of `expert_kernels`.
         """
         self._exchange = exchange
         self._flashinfer = flashinfer
         self._expert_kernels = expert_kernels
+        self._fused_experts = fused_experts
         self._multiply = multiply
         self._multiply_heads = multiply_heads
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
@@ -246,7 +252,11 @@ class CUDAOps:
     def experts(
         self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
-        """Return experts whose matrices stay where they are."""
+        """Return experts whose matrices stay where they are, unless FlashInfer takes them, which has others first."""
+        if self._fused_experts is not None:
+            fused = self._fused_experts.experts(matrices, activation, weighs_inputs=weighs_inputs)
+            if fused is not None:
+                return fused
         if self._expert_kernels is not None:
             return self._expert_kernels.TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
 

@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from pagewood.engine.api import ActivationFormat, EngineConfig, ExpertLoadDetail, ModelImpl, WeightFormat
+from pagewood.engine.api import (
+    ActivationFormat,
+    EngineConfig,
+    ExpertKernels,
+    ExpertLoadDetail,
+    ModelImpl,
+    WeightFormat,
+)
 from pagewood.server.cli.options.page import Page
 from pagewood.server.requests.adapters import NAME
 
@@ -189,6 +196,15 @@ def add_model_options(page: Page) -> None:
         help="count rows of experts: off, ranks, experts (default: off)",
         more="ranks: /metrics has them by process, and their imbalance. experts: also by layer and expert, which are "
         "many. On a CPU only.",
+    )
+    model.add(
+        "--expert-kernels",
+        choices=get_args(ExpertKernels),
+        default=DEFAULTS.expert_kernels,
+        metavar="WHAT",
+        help="kernels of experts on CUDA: triton, flashinfer (default: triton)",
+        more="flashinfer: its fused kernels, which were not run on a GPU yet and take many minutes to compile the "
+        "first time. Where they cannot be used the log says why, and triton is.",
     )
     _add_number_formats(page)
 

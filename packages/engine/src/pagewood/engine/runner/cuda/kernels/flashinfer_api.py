@@ -244,6 +244,44 @@ class FlashInfer(Protocol):
         """Like `append_paged_kv_cache`, for latents `[T, 512]` with rotated keys `[T, 64]`; rows may have strides."""
         ...
 
+    def cutlass_fused_moe(
+        self,
+        input: Tensor,
+        token_selected_experts: Tensor,
+        token_final_scales: Tensor,
+        fc1_expert_weights: Tensor,
+        fc2_expert_weights: Tensor,
+        output_dtype: torch.dtype,
+        quant_scales: list[Tensor] | None,
+        fc1_expert_biases: Tensor | None = None,
+        fc2_expert_biases: Tensor | None = None,
+        *,
+        swiglu_alpha: Tensor | None = None,
+        swiglu_beta: Tensor | None = None,
+        swiglu_limit: Tensor | None = None,
+        output: Tensor | None = None,
+        use_fused_finalize: bool = True,
+    ) -> list[Tensor] | Tensor:
+        """Compute a mixture of N experts of size I, K of which each token has chosen.
+
+        Args:
+            input: `[T, E]`.
+            token_selected_experts: `[T, K] int32`.
+            token_final_scales: `[T, K] float32`, their shares.
+            fc1_expert_weights: `[N, 2I, E]`, of each expert the gate behind the other projection.
+            fc2_expert_weights: `[N, E, I]`.
+            output_dtype: dtype of the result.
+            quant_scales: of weights in codes; None: there are none.
+            fc1_expert_biases: `[N, 2I]`, in the order of the weights.
+            fc2_expert_biases: `[N, E]`.
+            swiglu_alpha: `[N] float32`; with it, the gate is multiplied by the sigmoid of alpha times itself.
+            swiglu_beta: `[N] float32`, added to the other projection.
+            swiglu_limit: `[N] float32`, the largest value of the gate, and the largest size of the other projection.
+            output: `[T, E]`, gets the result.
+            use_fused_finalize: whether the results of a token are added in any order, which is faster.
+        """
+        ...
+
     def softmax(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
         """Return the probabilities `[S, V] float32` of logits divided by `temperature` `[S] float32`."""
         ...

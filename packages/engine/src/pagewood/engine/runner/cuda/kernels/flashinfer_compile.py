@@ -115,3 +115,20 @@ def compile_kernels(needs: Sequence[KernelNeeds], *, progress: Progress | None =
             job.result()
             if progress:
                 progress("compiling kernels", done + 1, len(jobs))
+
+
+def compile_experts(where: torch.device, progress: Progress | None = None) -> None:
+    """Compile the fused kernels of mixtures for the device `where`, which takes many minutes; on a CPU there are none.
+
+    Raises:
+        RuntimeError: the compiler is missing, or failed; the message contains its output.
+        ValueError: there are none for the compute capability of the device.
+    """
+    if where.type == "cpu":
+        return
+    if progress:
+        progress("compiling FlashInfer's kernels of experts", 0, 1)
+    major, minor = torch.cuda.get_device_capability(where)
+    importlib.import_module("flashinfer.fused_moe.core").get_cutlass_fused_moe_module(f"{major * 10 + minor}")
+    if progress:
+        progress("compiling FlashInfer's kernels of experts", 1, 1)
